@@ -1,0 +1,114 @@
+"""What can go wrong, sorted by what the caller does next rather than by where it arose.
+
+Every error raised on purpose is a ``BookmenderError``. Three questions decide the class: may the
+same call succeed later (``UnavailableError``), did the peer understand and refuse
+(``RejectedError``), or is the data itself wrong (``CorruptionError``)?
+"""
+
+
+class BookmenderError(Exception):
+    """Base of what we raise on purpose. ``context``: the ids a reader of the log needs."""
+
+    def __init__(self, message: str, **context: object) -> None:
+        super().__init__(message)
+        self.context = context
+        if context:
+            self.add_note(", ".join(f"{key}={value}" for key, value in context.items()))
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        if not self.context:
+            return message
+        return f"{message} ({', '.join(f'{key}={value}' for key, value in self.context.items())})"
+
+
+# --- It could not answer now: wait, try again, perhaps elsewhere -------------------------------
+
+
+class UnavailableError(BookmenderError):
+    """A bookie or ZooKeeper could not answer now. Says nothing about what is stored there."""
+
+
+class BusyError(UnavailableError):
+    """The bookie asked us to slow down (ETOOMANYREQUESTS)."""
+
+
+class UnknownOutcomeError(UnavailableError):
+    """The reply to a write was lost: it may or may not have happened. Read before going on."""
+
+
+class SessionLostError(UnavailableError):
+    """The ZooKeeper session is gone, and with it every ephemeral znode: unwind, hold nothing."""
+
+
+class NotEnoughBookiesError(UnavailableError):
+    """No bookie is left that the placement rules allow."""
+
+
+# --- The peer understood and said no: it will say the same again ------------------------------
+
+
+class RejectedError(BookmenderError):
+    """The peer understood and said no; it will say the same again."""
+
+
+class NoSuchEntryError(RejectedError):
+    """The bookie explicitly does not have it (ENOENTRY, ENOLEDGER): the only answer that is a "no"."""
+
+
+class FencedError(RejectedError):
+    """The ledger is fenced on this bookie, or its copy was deleted there (EFENCED)."""
+
+
+class UnauthorizedError(RejectedError):
+    """The master key is not the one the bookie knows, or ZooKeeper's ACLs shut us out."""
+
+
+class ReadOnlyError(RejectedError):
+    """The bookie takes no writes (EREADONLY)."""
+
+
+class NoSuchLedgerError(RejectedError):
+    """The metadata store has no such ledger: it was deleted, or never was."""
+
+
+class LedgerClosedError(RejectedError):
+    """The ledger was closed, or is being recovered, by somebody else: this writer's days are over."""
+
+
+class NoNodeError(RejectedError):
+    """There is no such znode."""
+
+
+class NodeExistsError(RejectedError):
+    """There is such a znode already."""
+
+
+class NotEmptyError(RejectedError):
+    """The znode has children and so cannot be deleted."""
+
+
+class ConflictError(RejectedError):
+    """The znode is at another version than the decision was made from: read again, decide again."""
+
+
+class LeadershipLostError(BookmenderError):
+    """The election can no longer be proven ours: unwind, touch nothing more."""
+
+
+# --- No correct peer produces this: leave the ledger alone, tell a person ----------------------
+
+
+class CorruptionError(BookmenderError):
+    """Bytes that no correct peer produces. Nothing is decided from them."""
+
+
+class DigestMismatchError(CorruptionError):
+    """The entry is not what its digest says, or is another entry than was asked for (rule S7)."""
+
+
+# --- We were called wrongly --------------------------------------------------------------------
+
+
+class SettingsError(BookmenderError):
+    """A setting, argument or URI is not what is allowed. The message names it and what is."""

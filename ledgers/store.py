@@ -1,0 +1,176 @@
+"""The metadata store as the rest of the code sees it: a tree of versioned znodes.
+
+``zookeeper`` is the real one, ``memory_store`` the one for tests and simulation; both pass
+``tests/contract/test_metadata_store.py``. A store lives as long as one session: when that is lost
+every call raises ``SessionLostError`` for good, and whoever owned the store opens a new one.
+"""
+
+import enum
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+ANY_VERSION = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """What the store knows of a znode. ``version`` counts data changes from 0."""
+
+    version: int
+    czxid: int = 0
+    mzxid: int = 0
+    ctime_ms: int = 0
+    mtime_ms: int = 0
+    ephemeral_owner: int = 0
+    """Session id of the owner, 0 for a persistent znode."""
+    child_count: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    path: str
+    data: bytes = b""
+    is_ephemeral: bool = False
+    is_sequential: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetData:
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """Holds only if the znode exists (and, given a version, is at it)."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+Operation = Create | SetData | Delete | Check
+
+
+class MultiFailed(Exception):
+    """A transaction was not applied. ``index``: the operation at fault; ``cause``: what was wrong."""
+
+    def __init__(self, index: int, cause: Exception) -> None:
+        super().__init__(f"operation {index} failed: {cause}")
+        self.index = index
+        self.cause = cause
+
+
+class SessionState(enum.Enum):
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    """The connection is down; the session may still be alive. Reads and writes wait."""
+    LOST = "lost"
+    """Final for this store."""
+
+
+class EventKind(enum.Enum):
+    CREATED = "created"
+    DELETED = "deleted"
+    CHANGED = "changed"
+    CHILDREN = "children"
+    RESET = "reset"
+    """Events may have been missed (reconnected): read again whatever the view rests on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    kind: EventKind
+    path: str
+
+
+class MetadataStore(Protocol):
+    """Asynchronous, pipelined access. One loop owns a store; calls come from that loop only.
+
+    Every call may raise ``UnavailableError`` (timed out, connection lost), ``UnknownOutcomeError``
+    (a write whose reply was lost), ``SessionLostError`` or ``UnauthorizedError`` (ACLs); the further
+    errors stand with each. Reads and writes issued while SUSPENDED wait for the session.
+    """
+
+    @property
+    def state(self) -> SessionState: ...
+
+    @property
+    def session_id(self) -> int: ...
+
+    @property
+    def request_count(self) -> int:
+        """Requests sent so far; a multi counts as one."""
+        ...
+
+    async def wait_lost(self) -> None:
+        """Return when the session is lost."""
+        ...
+
+    async def wait_connected(self) -> None:
+        """Return when CONNECTED; raises SessionLostError when it never will be again."""
+        ...
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        """Raises NoNodeError."""
+        ...
+
+    async def exists(self, path: str) -> Stat | None: ...
+
+    async def children(self, path: str) -> list[str]:
+        """Names, unordered and complete: a listing that cannot be had whole raises (rule S8).
+
+        Raises NoNodeError.
+        """
+        ...
+
+    async def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        is_ephemeral: bool = False,
+        is_sequential: bool = False,
+        with_parents: bool = False,
+    ) -> str:
+        """Return the path made. Parents are persistent and empty. Raises NodeExistsError, NoNodeError."""
+        ...
+
+    async def set(self, path: str, data: bytes, *, version: int) -> Stat:
+        """Raises NoNodeError, ConflictError (at another version)."""
+        ...
+
+    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
+        """Raises NoNodeError, ConflictError, NotEmptyError."""
+        ...
+
+    async def multi(self, operations: Sequence[Operation]) -> list[Stat | str | None]:
+        """All or nothing. Results in order: a path for Create, a Stat for SetData, else None.
+
+        Raises MultiFailed, whose cause is the error that the single call would have raised.
+        """
+        ...
+
+    async def sync(self, path: str) -> None:
+        """Later reads see all that was written anywhere before this call."""
+        ...
+
+    def watch(self, path: str, *, is_recursive: bool = False) -> AsyncIterator[Event]:
+        """Events of a znode (its data, its children; recursive: of all below too) from now on.
+
+        A persistent watch (ZooKeeper 3.6+). The first event is a RESET, sent once the watch stands,
+        so that a reader who lists after it misses nothing; another follows each reconnection.
+        Ends with SessionLostError. Closing the iterator (``aclosing``) removes the watch.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the session: its ephemeral znodes go at once. Any number of times."""
+        ...
