@@ -1,0 +1,1 @@
+"""The process: settings, threads, signals, logs, commands, and a local cluster to try things on."""

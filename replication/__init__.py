@@ -1,0 +1,1 @@
+"""The under-replication queue, and the worker that takes ledgers from it and repairs them."""
