@@ -1,0 +1,90 @@
+# Every target sets up what it needs by itself and says what it is doing while that takes time.
+# A fresh machine needs Python 3.11 or newer and Java 17 or newer, found on PATH or in JAVA_HOME.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+
+# Passed on to the command behind a target: make test ARGS='-m "not cluster" -x'
+ARGS ?=
+
+# The first of these that is new enough and can make an environment (Debian splits that off).
+PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
+		2>/dev/null && echo $$python && break; done),$(error \
+	Python 3.11 or newer, with its venv module, is needed: install python3 and python3-venv))
+
+JAVA_VERSION = $(shell "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 \
+	| sed -n 's/.* version "\([0-9]*\).*/\1/p')
+
+# Looked for before anything is installed, so that the answer comes in the first second.
+ifneq ($(filter demo test judge bench,$(MAKECMDGOALS)),)
+ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
+$(error Java 17 or newer is needed: install a JRE (Debian: openjdk-17-jre-headless), or set JAVA_HOME)
+endif
+endif
+ifneq ($(filter judge,$(MAKECMDGOALS)),)
+ifndef URI
+$(error The cluster to judge is needed: make judge URI=zk+hierarchical://127.0.0.1:2181/ledgers)
+endif
+endif
+
+.PHONY: help demo test judge bench lint proto lock venv clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: venv ## a cluster here, a bookie killed, and its ledgers made whole again
+	@$(BIN)/bookmender demo $(ARGS)
+
+test: venv ## the whole suite, with real ZooKeeper and real bookies
+	@$(BIN)/python -m pytest $(ARGS)
+
+judge: venv ## BookKeeper's own checker reads every copy: make judge URI=zk+hierarchical://…
+	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
+
+bench: venv ## measurements against Java's AutoRecovery
+	@$(BIN)/python -m bench $(ARGS)
+
+lint: venv ## format, lint, types, import direction, and the house rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest --quiet tests/test_house.py
+
+proto: venv ## the *_pb2 modules again, from the .proto files beside them
+	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --mypy_out=. \
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(shell find ledgers -name '*.proto')
+
+# Neither index nor registry is named in what this writes: pip takes its own, and the hashes decide.
+LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
+	--generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	--custom-compile-command 'make lock'
+
+lock: | $(BIN)/uv ## the newest versions that pyproject.toml allows, pinned with hashes
+	$(LOCK) --output-file requirements.lock
+	$(LOCK) --constraint requirements.lock --extra local --group dev \
+		--output-file requirements-dev.lock
+
+venv: $(READY)
+
+# Made anew only when it is missing or broken; otherwise pip changes just what the lock changed.
+# The package itself is installed in place, built with the setuptools that the lock pins.
+$(READY): requirements-dev.lock pyproject.toml
+	@echo "Setting up Python in $(VENV), once. PySpark brings ZooKeeper's jars: 450 MB, about a minute."
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip --disable-pip-version-check install --require-hashes \
+		--requirement requirements-dev.lock
+	@$(BIN)/python -m pip --disable-pip-version-check install --no-deps --no-build-isolation \
+		--editable .
+	@touch $@
+
+$(BIN)/uv:
+	@$(MAKE) venv
+
+clean: ## back to a fresh checkout: removes the environment, caches and builds
+	rm -rf $(VENV) *.egg-info build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
+		.import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
