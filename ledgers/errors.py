@@ -41,6 +41,10 @@ class SessionLostError(UnavailableError):
     """The ZooKeeper session is gone, and with it every ephemeral znode: unwind, hold nothing."""
 
 
+class LockLostError(UnavailableError):
+    """The lock on a ledger is not ours any more: drop what was done under it, touch nothing."""
+
+
 class NotEnoughBookiesError(UnavailableError):
     """No bookie is left that the placement rules allow."""
 
