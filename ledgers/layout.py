@@ -1,0 +1,187 @@
+"""Where ledgers' metadata lies in ZooKeeper: layouts, their paths, LAYOUT's content, the service URI.
+
+Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a
+ledger manager. ``root`` is always the ledgers root path, ``/ledgers`` unless configured otherwise.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+
+from ledgers.errors import CorruptionError, SettingsError
+
+SHORT_ID_STOP = 2**31 - 1
+"""Ledger ids from here on lie in the long subtree, and in flat and legacy layouts nowhere."""
+LONG_ID_STOP = 2**63
+
+
+class Layout(enum.Enum):
+    """A way to spread ledgers over znodes. The value is the end of Java's factory class name."""
+
+    FLAT = "FlatLedgerManagerFactory"
+    LEGACY_HIERARCHICAL = "LegacyHierarchicalLedgerManagerFactory"
+    HIERARCHICAL = "HierarchicalLedgerManagerFactory"
+    """The default: ids below 2^31 - 1 as in the legacy one, the others as in the long one."""
+    LONG_HIERARCHICAL = "LongHierarchicalLedgerManagerFactory"
+
+    def path(self, root: str, ledger_id: int) -> str:
+        """The ledger's znode. Raises SettingsError when the layout cannot hold such an id."""
+        if not 0 <= ledger_id < self.ledger_id_stop:
+            raise SettingsError(
+                f"ledger ids of this layout are 0 to {self.ledger_id_stop - 1}",
+                ledger_id=ledger_id,
+                layout=self.name,
+            )
+        if self is Layout.FLAT:
+            return f"{root}/L{ledger_id:010d}"
+        if self is Layout.LONG_HIERARCHICAL or ledger_id >= SHORT_ID_STOP:
+            return f"{root}/{_split(f'{ledger_id:019d}')}"
+        return f"{root}/{_split(f'{ledger_id:010d}')}"
+
+    def ledger_id(self, root: str, path: str) -> int | None:
+        """The ledger whose znode this is, or None when it is no ledger's in this layout."""
+        if not path.startswith(f"{root}/") or not _LEAF.fullmatch(path, len(root) + 1):
+            return None
+        ledger_id = int(path[len(root) + 1 :].replace("/", "").replace("L", ""))
+        # The pattern lets through digits that the layout would put elsewhere: a strayed znode.
+        if ledger_id < self.ledger_id_stop and self.path(root, ledger_id) == path:
+            return ledger_id
+        return None
+
+    def is_parent(self, root: str, path: str) -> bool:
+        """Whether ledgers lie somewhere below this znode (``root`` itself included)."""
+        if path == root:
+            return True
+        return path.startswith(f"{root}/") and any(
+            parent.fullmatch(path, len(root) + 1) for parent in _PARENTS[self]
+        )
+
+    @property
+    def ledger_id_stop(self) -> int:
+        """The first ledger id that it cannot hold."""
+        is_long = self in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL)
+        return LONG_ID_STOP if is_long else SHORT_ID_STOP
+
+
+def _split(digits: str) -> str:
+    """Groups of four digits from the right, the last one marked as a ledger."""
+    head = len(digits) % 4
+    groups = [digits[:head], *(digits[start : start + 4] for start in range(head, len(digits), 4))]
+    return f"{'/'.join(groups[:-1])}/L{groups[-1]}"
+
+
+_LEAF = re.compile(r"L[0-9]{10}|[0-9]{2}/[0-9]{4}/L[0-9]{4}|[0-9]{3}(/[0-9]{4}){3}/L[0-9]{4}")
+_SHORT_PARENT = re.compile(r"[0-9]{2}(/[0-9]{4})?")
+_LONG_PARENT = re.compile(r"[0-9]{3}(/[0-9]{4}){0,3}")
+_PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {
+    Layout.FLAT: (),
+    Layout.LEGACY_HIERARCHICAL: (_SHORT_PARENT,),
+    Layout.HIERARCHICAL: (_SHORT_PARENT, _LONG_PARENT),
+    Layout.LONG_HIERARCHICAL: (_LONG_PARENT,),
+}
+
+# --- The znode LAYOUT ------------------------------------------------------------------------------
+
+_LAYOUT_CONTENT = re.compile(rb"([0-9]{1,9})\n([!-9;-~]{1,1000}):([0-9]{1,9})")
+_FIRST_FORMAT_NAMES = {"flat": Layout.FLAT, "hierarchical": Layout.HIERARCHICAL}
+
+
+def parse_layout(data: bytes) -> Layout:
+    """The layout that LAYOUT's content names.
+
+    Raises CorruptionError when it is not such content, SettingsError when it is of a kind that we
+    do not support. An application that relocates BookKeeper's classes puts a prefix before their
+    names, so only the end is compared.
+    """
+    match = _LAYOUT_CONTENT.fullmatch(data)
+    if match is None:
+        raise CorruptionError(
+            "LAYOUT is not 'format, line feed, name, colon, version'", data=data[:80]
+        )
+    layout_format, name, version = int(match[1]), match[2].decode("ascii"), int(match[3])
+    found = None
+    if layout_format == 1:
+        found = _FIRST_FORMAT_NAMES.get(name)
+    elif layout_format == 2:
+        found = next((each for each in Layout if name.endswith(_class_name(each))), None)
+    if found is None or version != 1:
+        raise SettingsError(
+            "LAYOUT names a ledger manager that is not supported; those of ZooKeeper are, version 1",
+            layout_format=layout_format,
+            name=name,
+            version=version,
+        )
+    return found
+
+
+def serialize_layout(layout: Layout) -> bytes:
+    """LAYOUT's content as Java writes it."""
+    return f"2\n{_class_name(layout)}:1".encode("ascii")
+
+
+def _class_name(layout: Layout) -> str:
+    return f"org.apache.bookkeeper.meta.{layout.value}"
+
+
+# --- The metadata service URI ----------------------------------------------------------------------
+
+_URI_LAYOUTS = {
+    "flat": Layout.FLAT,
+    "hierarchical": Layout.HIERARCHICAL,
+    "longhierarchical": Layout.LONG_HIERARCHICAL,
+    "null": None,
+}
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::([0-9]{1,5}))?")
+_ROOT = re.compile(r"(?:/[A-Za-z0-9._:@=+~-]+)+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataUri:
+    """Where a cluster's metadata is kept.
+
+    ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None when
+    only LAYOUT says it; otherwise both must agree (rule S8), which whoever reads LAYOUT checks.
+    """
+
+    hosts: str
+    root: str
+    layout: Layout | None = None
+
+    @classmethod
+    def parse(cls, uri: str) -> "MetadataUri":
+        """Raises SettingsError, which names what is wrong and what is allowed."""
+        scheme, has_scheme, _ = uri.partition("://")
+        kind, _, layout_name = scheme.lower().partition("+")
+        if not has_scheme or kind != "zk":
+            raise _bad_uri(uri, "it must begin with zk:// or zk+<layout>://")
+        if scheme.endswith("+") or layout_name not in ("", *_URI_LAYOUTS):
+            raise _bad_uri(
+                uri, f"its layout must be one of {', '.join(_URI_LAYOUTS)} (null: read LAYOUT)"
+            )
+        return cls(hosts=_hosts(uri), root=_root(uri), layout=_URI_LAYOUTS[layout_name or "null"])
+
+
+def _hosts(uri: str) -> str:
+    authority = uri.partition("://")[2].partition("/")[0]
+    hosts = authority.replace(";", ",").split(",")
+    for host in hosts:
+        match = _HOST.fullmatch(host)
+        if match is None or (match[1] is not None and not 0 < int(match[1]) < 65536):
+            raise _bad_uri(uri, f"{host!r} is not a host with an optional port")
+    return ",".join(hosts)
+
+
+def _root(uri: str) -> str:
+    _, slash, path = uri.partition("://")[2].partition("/")
+    root = f"{slash}{path}".rstrip("/")
+    if not _ROOT.fullmatch(root) or {".", ".."} & set(root.split("/")[1:]):
+        raise _bad_uri(uri, "its path must be that of the ledgers root")
+    return root
+
+
+def _bad_uri(uri: str, what: str) -> SettingsError:
+    return SettingsError(
+        f"wrong metadata service URI: {what}; an example: "
+        "zk+hierarchical://host1:2181;host2:2181/ledgers",
+        uri=uri,
+    )
