@@ -1,0 +1,114 @@
+"""One bookie, and a Java AutoRecovery daemon: their settings files and command lines."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from daemon.local.java import Java
+from daemon.local.ports import LOOPBACK
+from daemon.local.spec import ClusterSpec, Storage
+
+BOOKIE_CLASS = "org.apache.bookkeeper.server.Main"
+AUTORECOVERY_CLASS = "org.apache.bookkeeper.replication.AutoRecoveryMain"
+HEAP_MIB, DIRECT_MIB = 96, 64
+
+NETTY_PROPERTIES = {
+    "io.netty.allocator.numDirectArenas": "1",
+    "io.netty.allocator.numHeapArenas": "1",
+    "io.netty.leakDetection.level": "disabled",
+}
+
+COMMON_SETTINGS = {
+    "httpServerEnabled": "false",
+    "enableStatistics": "false",
+    "allowLoopback": "true",
+    "advertisedAddress": LOOPBACK,
+}
+
+# Real bookies in every respect but size: the journal is synced, compaction runs.
+BOOKIE_SETTINGS = {
+    **COMMON_SETTINGS,
+    "journalPreAllocSizeMB": "1",
+    "journalMaxSizeMB": "64",
+    "journalMaxBackups": "0",
+    "logSizeLimit": str(64 << 20),
+    "entryLogFilePreallocationEnabled": "false",
+    "serverNumIOThreads": "1",
+    "numAddWorkerThreads": "1",
+    "numReadWorkerThreads": "1",
+    "numLongPollWorkerThreads": "1",
+    "numHighPriorityWorkerThreads": "1",
+    "numJournalCallbackThreads": "1",
+    "allocatorPoolingConcurrency": "1",
+    # A laptop's disk is often nearly full; that shall not make bookies read-only.
+    "diskUsageThreshold": "0.99",
+    "diskUsageWarnThreshold": "0.98",
+    "diskUsageLwmThreshold": "0.98",
+    "minUsableSizeForIndexFileCreation": "0",
+    "minUsableSizeForEntryLogCreation": "0",
+}
+
+STORAGE_SETTINGS: Mapping[Storage, Mapping[str, str]] = {
+    Storage.SORTED: {"skipListSizeLimit": str(8 << 20), "pageLimit": "1024"},
+    Storage.INTERLEAVED: {"pageLimit": "1024"},
+    Storage.DB: {
+        "dbStorage_writeCacheMaxSizeMb": "16",
+        "dbStorage_readAheadCacheMaxSizeMb": "8",
+        "dbStorage_rocksDB_blockCacheSize": str(8 << 20),
+        "dbStorage_rocksDB_writeBufferSizeMB": "4",
+    },
+}
+
+
+def bookie_settings(spec: ClusterSpec, *, port: int, folder: Path) -> dict[str, str]:
+    """All of a bookie's settings. The user's own come last and win."""
+    return {
+        **BOOKIE_SETTINGS,
+        **STORAGE_SETTINGS[spec.storage],
+        **_place_in_cluster(spec, port),
+        "ledgerStorageClass": spec.storage.java_class,
+        "journalDirectories": str(folder / "journal"),
+        "ledgerDirectories": str(folder / "ledgers"),
+        **spec.bookie_settings,
+    }
+
+
+def autorecovery_settings(
+    spec: ClusterSpec, *, port: int, settings: Mapping[str, str]
+) -> dict[str, str]:
+    """``port``: only names the daemon in elections and locks; it does not listen on it."""
+    return {**COMMON_SETTINGS, **_place_in_cluster(spec, port), **settings}
+
+
+def _place_in_cluster(spec: ClusterSpec, port: int) -> dict[str, str]:
+    return {
+        "metadataServiceUri": spec.metadata_service_uri,
+        "zkTimeout": str(int(spec.session_timeout_s * 1000)),
+        "bookiePort": str(port),
+    }
+
+
+def bookkeeper_command(
+    main_class: str,
+    settings: Mapping[str, str],
+    *,
+    folder: Path,
+    java: Java,
+    classpath: str,
+    logging: Path,
+    archive: Path | None = None,
+) -> list[str]:
+    """Writes the settings file into ``folder`` and returns the command line that uses it."""
+    temporary = folder / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    settings_file = folder / "settings.conf"
+    settings_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+    return java.command(
+        main_class,
+        ["--conf", str(settings_file)],
+        classpath=classpath,
+        heap_mib=HEAP_MIB,
+        direct_mib=DIRECT_MIB,
+        temporary=temporary,
+        properties={**NETTY_PROPERTIES, "log4j2.configurationFile": str(logging)},
+        archive=archive,
+    )

@@ -1,0 +1,348 @@
+"""A local cluster as one object: started, stopped, and broken on purpose.
+
+Whoever holds the object owns the processes: they end with it, at the latest with this Python
+process (``processes``). Everything lies in one data folder:
+
+    lock            held while the cluster runs: one owner at a time
+    cluster.json    what it is made of (``spec``), so that it comes back the same
+    logs/           what each process printed
+    zookeeper/      its settings and data
+    bookies/PORT/   settings, journal and ledgers of each bookie
+"""
+
+import fcntl
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from daemon.local import bookie as bookie_server
+from daemon.local import jars, ports, znodes, zookeeper
+from daemon.local.java import LOG4J_SETTINGS, Java
+from daemon.local.processes import Child, stop_all
+from daemon.local.spec import ClusterSpec, Layout, Storage, bookie_id, port_of, settle
+from ledgers.errors import SettingsError, UnavailableError
+from ledgers.metadata import BookieId
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.02
+
+OnEvent = Callable[[str], None]
+"""Told in a few words what has just become ready."""
+
+
+class LocalCluster:
+    """A running cluster. A context manager that stops it; not for several threads at once."""
+
+    def __init__(
+        self, data: Path, spec: ClusterSpec, java: Java, lock: IO[str], on_event: OnEvent
+    ) -> None:
+        """Use ``start``."""
+        self._data, self._spec, self._java = data, spec, java
+        self._lock, self._on_event = lock, on_event
+        self._zookeeper: Child | None = None
+        self._bookies: dict[BookieId, Child] = {}
+        self._autorecoveries: list[Child] = []
+
+    @classmethod
+    def start(
+        cls,
+        data: Path,
+        *,
+        bookies: int | None = None,
+        bookkeeper: str | None = None,
+        storage: Storage | None = None,
+        layout: Layout | None = None,
+        session_timeout_s: float | None = None,
+        bookie_settings: Mapping[str, str] | None = None,
+        zookeeper_port: int | None = None,
+        on_event: OnEvent = lambda event: None,
+        on_fetch: jars.OnProgress = lambda done, total: None,
+    ) -> "LocalCluster":
+        """Start the cluster in ``data``, made there if need be, and return when all of it is ready.
+
+        What is None is as it was there, else as ClusterSpec has it. ``session_timeout_s``: the
+        bookies' with ZooKeeper, at least 1. ``bookie_settings``: over our own, e.g. ``gcWaitTime``.
+        Raises SettingsError when this cannot be started, UnavailableError when it does not come up;
+        then nothing is left running.
+        """
+        java = Java.find()
+        jars.spark_jars_folder()
+        data = data.resolve()
+        data.mkdir(parents=True, exist_ok=True)
+        lock = _lock(data)
+        try:
+            asked = {
+                "bookkeeper": bookkeeper,
+                "storage": storage,
+                "layout": layout,
+                "session_timeout_s": session_timeout_s,
+                "bookie_settings": bookie_settings,
+                "zookeeper_port": zookeeper_port,
+            }
+            spec = settle(
+                ClusterSpec.load(data),
+                bookie_count=bookies,
+                asked={name: value for name, value in asked.items() if value is not None},
+            )
+            _check_ports(spec)
+            jars.fetch(spec.bookkeeper, java, on_progress=on_fetch)
+            spec.save(data)
+            cluster = cls(data, spec, java, lock, on_event)
+        except BaseException:
+            lock.close()
+            raise
+        try:
+            cluster._start_all()
+        except BaseException:  # Ctrl-C too: nothing half-started stays behind
+            cluster.stop()
+            raise
+        return cluster
+
+    @property
+    def spec(self) -> ClusterSpec:
+        return self._spec
+
+    @property
+    def data(self) -> Path:
+        return self._data
+
+    @property
+    def logs(self) -> Path:
+        return self._data / "logs"
+
+    @property
+    def metadata_service_uri(self) -> str:
+        return self._spec.metadata_service_uri
+
+    @property
+    def zookeeper_address(self) -> str:
+        """``host:port``, as ZooKeeper clients take it."""
+        return f"{ports.LOOPBACK}:{self._spec.zookeeper_port}"
+
+    @property
+    def bookies(self) -> tuple[BookieId, ...]:
+        """All of them, running or not."""
+        return self._spec.bookies
+
+    def pid(self, bookie: BookieId) -> int | None:
+        """None while it is down."""
+        child = self._bookies.get(self._known(bookie))
+        return child.pid if child is not None and child.is_running else None
+
+    @property
+    def zookeeper_pid(self) -> int | None:
+        child = self._zookeeper
+        return child.pid if child is not None and child.is_running else None
+
+    def zookeeper_monitor(self) -> dict[str, str]:
+        """What its ``mntr`` says, e.g. ``zk_packets_received``."""
+        return zookeeper.monitor(self._spec.zookeeper_port)
+
+    def writable(self) -> frozenset[BookieId]:
+        """As registered in ZooKeeper: a killed bookie stays until its session has expired."""
+        with znodes.session(self._spec.zookeeper_port) as tree:
+            return tree.writable()
+
+    def read_only(self) -> frozenset[BookieId]:
+        with znodes.session(self._spec.zookeeper_port) as tree:
+            return tree.read_only()
+
+    def java_classpath(self) -> str:
+        """BookKeeper's, for Java programs that shall run against this cluster."""
+        return jars.bookkeeper_classpath(self._spec.bookkeeper)
+
+    def kill(self, bookie: BookieId) -> None:
+        """As a crash would (SIGKILL). It stays registered until its session expires."""
+        self._running(bookie).kill()
+
+    def terminate(self, bookie: BookieId, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """As an operator would (SIGTERM). Raises UnavailableError when it does not end in time."""
+        child = self._running(bookie)
+        child.terminate()
+        if not child.wait(timeout_s=timeout_s):
+            raise UnavailableError("the bookie does not end", bookie=bookie)
+
+    def start_bookie(self, bookie: BookieId) -> None:
+        """Bring it back with its id and data. A killed one waits for its former session to expire."""
+        if self.pid(bookie) is not None:
+            raise SettingsError(f"bookie {bookie} is running already")
+        self._start_bookies([bookie])
+
+    def pause(self, bookie: BookieId) -> None:
+        """Freeze it (SIGSTOP): it answers nothing, and its session expires in time."""
+        self._running(bookie).pause()
+
+    def resume(self, bookie: BookieId) -> None:
+        self._running(bookie).resume()
+
+    def wipe(self, bookie: BookieId) -> None:
+        """Kill it and delete all it stored, its cookie too: it can come back as an empty bookie."""
+        if self.pid(bookie) is not None:
+            self.kill(bookie)
+        shutil.rmtree(self._bookie_folder(bookie), ignore_errors=True)
+        with znodes.session(self._spec.zookeeper_port) as tree:
+            tree.delete_cookie(bookie)
+
+    def add_bookie(self) -> BookieId:
+        """Start one more, empty."""
+        (port,) = ports.free_ports(1)
+        self._spec = replace(self._spec, bookie_ports=(*self._spec.bookie_ports, port))
+        self._spec.save(self._data)
+        self._start_bookies([bookie_id(port)])
+        return bookie_id(port)
+
+    def kill_zookeeper(self) -> None:
+        if self._zookeeper is not None:
+            self._zookeeper.kill()
+
+    def restart_zookeeper(self) -> None:
+        """Kill it if it runs, start it on its data, return when it answers."""
+        self.kill_zookeeper()
+        self._start_zookeeper()
+
+    def start_autorecovery(
+        self, name: str = "autorecovery", *, settings: Mapping[str, str] | None = None
+    ) -> Child:
+        """Java's AutoRecovery daemon. Returns at once; it is ready when its vote is in ZooKeeper."""
+        (port,) = ports.free_ports(1)
+        command = bookie_server.bookkeeper_command(
+            bookie_server.AUTORECOVERY_CLASS,
+            bookie_server.autorecovery_settings(self._spec, port=port, settings=settings or {}),
+            folder=self._data / "autorecovery" / name,
+            java=self._java,
+            classpath=self.java_classpath(),
+            logging=self._logging,
+        )
+        child = Child(name, command, log=self.logs / f"{name}.log")
+        self._autorecoveries.append(child)
+        return child
+
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """End all of it, ZooKeeper last. What was acknowledged is kept. Idempotent."""
+        stop_all([*self._autorecoveries, *self._bookies.values()], timeout_s=timeout_s)
+        if self._zookeeper is not None:
+            stop_all([self._zookeeper], timeout_s=timeout_s)
+        self._lock.close()
+
+    def __enter__(self) -> "LocalCluster":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    @property
+    def _logging(self) -> Path:
+        return self._data / "log4j2.properties"
+
+    def _start_all(self) -> None:
+        self._logging.write_text(LOG4J_SETTINGS)
+        self._start_zookeeper()
+        with znodes.session(self._spec.zookeeper_port) as tree:
+            tree.format(self._spec.layout)
+        self._start_bookies(self.bookies)
+
+    def _start_zookeeper(self) -> None:
+        port = self._spec.zookeeper_port
+        self._zookeeper = zookeeper.start_zookeeper(
+            self._data / "zookeeper",
+            port=port,
+            java=self._java,
+            classpath=jars.zookeeper_classpath(),
+            logging=self._logging,
+            log=self.logs / "zookeeper.log",
+        )
+        _wait_until_ready(lambda: zookeeper.is_ready(port), [self._zookeeper])
+        self._on_event(f"ZooKeeper on {self.zookeeper_address}")
+
+    def _start_bookies(self, bookies: Collection[BookieId]) -> None:
+        """Side by side. A bookie is ready when it is registered and takes connections."""
+        # One folder at a time would leave both cores waiting for each other's class loading.
+        for bookie in bookies:
+            self._bookies[bookie] = self._spawn_bookie(bookie)
+        with znodes.session(self._spec.zookeeper_port) as tree:
+            waiting = set(bookies)
+
+            def all_ready() -> bool:
+                registered = tree.writable() | tree.read_only()
+                for bookie in sorted(waiting & registered):
+                    if ports.answers(port_of(bookie)):
+                        waiting.remove(bookie)
+                        self._on_event(f"bookie {bookie}")
+                return not waiting
+
+            _wait_until_ready(all_ready, [self._bookies[bookie] for bookie in bookies])
+
+    def _spawn_bookie(self, bookie: BookieId) -> Child:
+        port, folder = port_of(bookie), self._bookie_folder(bookie)
+        command = bookie_server.bookkeeper_command(
+            bookie_server.BOOKIE_CLASS,
+            bookie_server.bookie_settings(self._spec, port=port, folder=folder),
+            folder=folder,
+            java=self._java,
+            classpath=self.java_classpath(),
+            logging=self._logging,
+        )
+        return Child(f"bookie {bookie}", command, log=self.logs / f"bookie-{port}.log")
+
+    def _bookie_folder(self, bookie: BookieId) -> Path:
+        return self._data / "bookies" / str(port_of(self._known(bookie)))
+
+    def _known(self, bookie: BookieId) -> BookieId:
+        if bookie not in self.bookies:
+            raise SettingsError(f"there is no bookie {bookie}, only {', '.join(self.bookies)}")
+        return bookie
+
+    def _running(self, bookie: BookieId) -> Child:
+        child = self._bookies.get(self._known(bookie))
+        if child is None or not child.is_running:
+            raise SettingsError(f"bookie {bookie} is not running")
+        return child
+
+
+def _lock(data: Path) -> IO[str]:
+    """Held until closed, or until this process ends. Raises SettingsError when it is held."""
+    lock = (data / "lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise SettingsError(f"a cluster is running already on {data}") from error
+    return lock
+
+
+def _check_ports(spec: ClusterSpec) -> None:
+    """Raises SettingsError when a port is taken by somebody else."""
+    servers = {spec.zookeeper_port: "ZooKeeper"} | {
+        port_of(bookie): f"bookie {bookie}" for bookie in spec.bookies
+    }
+    for port, server in servers.items():
+        if not ports.is_free(port):
+            raise SettingsError(f"port {port} of {server} is taken by another process")
+
+
+def _wait_until_ready(is_ready: Callable[[], bool], children: Collection[Child]) -> None:
+    """Raises UnavailableError when one of them ends instead, or takes too long."""
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while not is_ready():
+        for child in children:
+            if not child.is_running:
+                raise UnavailableError(
+                    f"{child.name} ended with code {child.exit_code}; the end of {child.log}:\n"
+                    + child.log_tail()
+                )
+        if time.monotonic() > deadline_s:
+            names = ", ".join(child.name for child in children)
+            raise UnavailableError(
+                f"not ready after {READY_TIMEOUT_S:.0f} s: {names}; see {children and next(iter(children)).log.parent}"
+            )
+        time.sleep(POLL_S)

@@ -1,0 +1,202 @@
+"""The jars: ZooKeeper's lie in the pyspark package, BookKeeper's are fetched once, by coordinates.
+
+They are fetched with the Ivy that is in pyspark too, or with ``mvn`` where the user has set that up,
+into the user's cache folder: complete or not there at all, by one process at a time.
+"""
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from daemon.local.java import Java
+from ledgers.errors import SettingsError, UnavailableError
+
+BOOKKEEPER_DEFAULT = "4.18.0"
+SERVER_JAR = "bookkeeper-server-{version}.jar"
+
+# What a ZooKeeper server needs of Spark's jars: nothing else is put on its class path.
+ZOOKEEPER_JARS = (
+    "zookeeper-3*",
+    "zookeeper-jute-*",
+    "audience-annotations-*",
+    "metrics-core-*",
+    "netty-*",
+    "snappy-java-*",
+    "slf4j-api-*",
+    "log4j-api-*",
+    "log4j-core-*",
+    "log4j-slf4j2-impl-*",
+)
+
+OnProgress = Callable[[int, int | None], None]
+"""Told how many jars there are by now, and of how many (None: not known yet)."""
+
+
+def bookkeeper_classpath(version: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Of the jars in the cache, which must be there (``fetch``)."""
+    folder = jars_folder(version, environment)
+    server = folder / SERVER_JAR.format(version=version)
+    others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives under their own ending
+    return os.pathsep.join([str(server), *(str(jar) for jar in others if jar != server)])
+
+
+def zookeeper_classpath() -> str:
+    folder = spark_jars_folder()
+    jars = sorted(jar for pattern in ZOOKEEPER_JARS for jar in folder.glob(f"{pattern}.jar"))
+    if not any(jar.name.startswith("zookeeper-3") for jar in jars):
+        raise SettingsError("pyspark's jars folder holds no ZooKeeper: reinstall pyspark")
+    return os.pathsep.join(map(str, jars))
+
+
+def spark_jars_folder() -> Path:
+    """Found without importing pyspark, which takes seconds. Raises SettingsError without it."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or not found.submodule_search_locations:
+        raise SettingsError(
+            "the local cluster needs pyspark's jars: pip install 'bookmender[local]'"
+        )
+    return Path(found.submodule_search_locations[0]) / "jars"
+
+
+def jars_folder(version: str, environment: Mapping[str, str] = os.environ) -> Path:
+    cache = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "bookmender" / "jars" / version
+
+
+def fetch(
+    version: str,
+    java: Java,
+    *,
+    on_progress: OnProgress = lambda done, total: None,
+    environment: Mapping[str, str] = os.environ,
+) -> Path:
+    """The folder with BookKeeper's jars, fetched if need be: about 100 MB, a minute or two.
+
+    Raises SettingsError for a version that there is not, UnavailableError when it cannot be fetched.
+    """
+    folder = jars_folder(version, environment)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
+                _Fetch(version, java, Path(workplace), on_progress).run().rename(folder)
+    return folder
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _Fetch:
+    """One attempt to fetch one version into a workplace of its own."""
+
+    def __init__(self, version: str, java: Java, workplace: Path, on_progress: OnProgress) -> None:
+        self._version, self._java = version, java
+        self._workplace, self._jars = workplace, workplace / "jars"
+        self._on_progress = on_progress
+
+    def run(self) -> Path:
+        """The folder with all the jars. Tries the tool that knows the user's mirrors first."""
+        tools = [self._ivy_command, self._maven_command]
+        if (Path.home() / ".m2" / "settings.xml").exists():
+            tools.reverse()
+        complaints = []
+        for tool in tools:
+            shutil.rmtree(self._jars, ignore_errors=True)
+            if command := tool():
+                complaint = self._run(command)
+                if complaint is None and self._is_complete():
+                    return self._jars
+                complaints.append(f"{Path(command[0]).name}: {complaint or 'jars are missing'}")
+        raise UnavailableError(
+            f"cannot fetch org.apache.bookkeeper:bookkeeper-server:{self._version}: "
+            + "; ".join(complaints)
+        )
+
+    def _is_complete(self) -> bool:
+        return (self._jars / SERVER_JAR.format(version=self._version)).exists()
+
+    def _run(self, command: list[str]) -> str | None:
+        """What went wrong, in one line; None when all went well."""
+        found = fetched = 0
+        complaint = None
+        with subprocess.Popen(
+            command,
+            cwd=self._workplace,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                found += line.startswith("\tfound ")
+                fetched += "[SUCCESSFUL ]" in line
+                self._on_progress(fetched, found if fetched else None)
+                if complaint is None and ("UNRESOLVED" in line or "ERROR" in line):
+                    complaint = line.strip()
+        if process.returncode == 0:
+            return None
+        return complaint or f"ended with code {process.returncode}"
+
+    def _ivy_command(self) -> list[str]:
+        settings = Path.home() / ".ivy2" / "ivysettings.xml"
+        if not settings.exists():
+            settings = self._workplace / "ivysettings.xml"
+            settings.write_text(IVY_SETTINGS.format(cache=quoteattr(str(self._workplace / "ivy"))))
+        ivy = next(spark_jars_folder().glob("ivy-*.jar"), None)
+        if ivy is None:
+            raise SettingsError("pyspark's jars folder holds no Ivy: reinstall pyspark")
+        return [
+            *(str(self._java.executable), "-cp", str(ivy), "org.apache.ivy.Main"),
+            *("-settings", str(settings)),
+            *("-dependency", "org.apache.bookkeeper", "bookkeeper-server", self._version),
+            *("-confs", "default"),
+            *("-retrieve", f"{self._jars}/[artifact]-[revision](-[classifier]).[ext]"),
+        ]
+
+    def _maven_command(self) -> list[str] | None:
+        maven = shutil.which("mvn")
+        if maven is None:
+            return None
+        project = self._workplace / "pom.xml"
+        project.write_text(MAVEN_PROJECT.format(version=self._version))
+        return [
+            *(maven, "--batch-mode", "--file", str(project)),
+            *("dependency:copy-dependencies", "-DincludeScope=runtime"),
+            f"-DoutputDirectory={self._jars}",
+        ]
+
+
+IVY_SETTINGS = """\
+<ivysettings>
+  <settings defaultResolver="default"/>
+  <caches defaultCacheDir={cache}/>
+  <resolvers><ibiblio name="default" m2compatible="true"/></resolvers>
+</ivysettings>
+"""
+
+MAVEN_PROJECT = """\
+<project>
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>bookmender</groupId> <artifactId>local</artifactId> <version>1</version>
+  <dependencies>
+    <dependency>
+      <groupId>org.apache.bookkeeper</groupId>
+      <artifactId>bookkeeper-server</artifactId>
+      <version>{version}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""

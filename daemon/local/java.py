@@ -1,0 +1,123 @@
+"""The Java to run servers with, and the flags that keep them small and quick to start."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ledgers.errors import SettingsError
+
+OLDEST_MAJOR = 17
+"""BookKeeper 4.18's class files ask for it."""
+VERSION_TIMEOUT_S = 20.0
+
+HOW_TO_INSTALL = (
+    f"install Java {OLDEST_MAJOR} or later "
+    "(apt install openjdk-17-jre-headless, dnf install java-17-openjdk-headless, "
+    "brew install openjdk@17) or set JAVA_HOME"
+)
+
+SMALL_AND_QUICK = (
+    "-XX:+UseSerialGC",  # one thread, least memory beside the heap
+    "-XX:TieredStopAtLevel=1",  # the quick compiler only: half the start, a third of the code cache
+    "-XX:ReservedCodeCacheSize=48m",
+    "-XX:MaxMetaspaceSize=96m",
+    "-Xss512k",
+    "-XX:-UsePerfData",  # no files under the system's temporary folder
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xshare:auto",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Djava.awt.headless=true",
+)
+
+LOG4J_SETTINGS = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.out.ref = out
+"""
+"""To standard output, which is each process's log file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """A Java found on this machine. ``major``: 17, 21 …"""
+
+    executable: Path
+    major: int
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> "Java":
+        """From JAVA_HOME, else from the PATH. Raises SettingsError when there is none of use."""
+        executable = _executable(environment)
+        if executable is None:
+            raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")
+        major = _major(executable)
+        if major < OLDEST_MAJOR:
+            raise SettingsError(
+                f"{executable} is Java {major or 'of no known version'}: {HOW_TO_INSTALL}"
+            )
+        return cls(executable=executable, major=major)
+
+    def command(
+        self,
+        main_class: str,
+        arguments: Sequence[str],
+        *,
+        classpath: str,
+        heap_mib: int,
+        direct_mib: int,
+        temporary: Path,
+        properties: Mapping[str, str] | None = None,
+        archive: Path | None = None,
+    ) -> list[str]:
+        """A command line. ``direct_mib`` bounds the memory outside the heap that Netty uses.
+
+        ``temporary``: where native libraries are unpacked, which a killed JVM leaves behind.
+        ``archive``: a class-data sharing archive to start from, if it is there.
+        """
+        return [
+            str(self.executable),
+            f"-Xms{heap_mib // 4}m",
+            f"-Xmx{heap_mib}m",
+            f"-XX:MaxDirectMemorySize={direct_mib}m",
+            *SMALL_AND_QUICK,
+            *([f"-XX:SharedArchiveFile={archive}"] if archive and archive.exists() else []),
+            *(["--enable-native-access=ALL-UNNAMED"] if self.major >= 22 else []),
+            f"-Djava.io.tmpdir={temporary}",
+            *(f"-D{name}={value}" for name, value in (properties or {}).items()),
+            "-cp",
+            classpath,
+            main_class,
+            *arguments,
+        ]
+
+
+def _executable(environment: Mapping[str, str]) -> Path | None:
+    home = environment.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return Path(home) / "bin" / "java"
+    found = shutil.which("java", path=environment.get("PATH", os.defpath))
+    return Path(found) if found else None
+
+
+def _major(executable: Path) -> int:
+    """0 when it does not run (macOS has a ``java`` that only says where to buy one)."""
+    try:
+        answer = subprocess.run(
+            [executable, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=VERSION_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
+    return int(version[1]) if version else 0

@@ -1,0 +1,49 @@
+"""Becomes another program which dies with the process that asked for it, even one killed with -9.
+
+Run as ``python -I -S launcher.py PARENT_PID COMMAND...`` with the read end of a pipe as stdin whose
+write end the parent holds. It stands alone (no imports of ours), because it is executed, not imported.
+
+On Linux the kernel sends the signal (PR_SET_PDEATHSIG). Elsewhere a forked watcher, which costs a
+small process, waits for the pipe to break. Either way the process id stays the program's own.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+CHECK_S = 1.0
+"""How soon a watcher notices that the program it watches has ended."""
+
+
+def main() -> None:
+    parent_pid, command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ask_kernel_for_death(parent_pid)
+    elif os.fork() == 0:
+        watch(program_pid=os.getppid())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.execvp(command[0], command)
+
+
+def ask_kernel_for_death(parent_pid: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:  # it died before we had asked
+        sys.exit(1)
+
+
+def watch(program_pid: int) -> None:
+    """Kill the program when the pipe breaks; leave when the program has ended by itself."""
+    while os.getppid() == program_pid:
+        readable, _, _ = select.select([0], [], [], CHECK_S)
+        if readable:  # nobody ever writes: this is the end of the pipe
+            os.kill(program_pid, signal.SIGKILL)
+            break
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""What a local cluster is made of, kept in its data folder so that it comes back the same."""
+
+import enum
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from daemon.local.jars import BOOKKEEPER_DEFAULT
+from daemon.local.ports import LOOPBACK, free_ports
+from ledgers.errors import SettingsError
+from ledgers.metadata import BookieId
+
+FILE_NAME = "cluster.json"
+FILE_VERSION = 1
+LEDGERS_ROOT = "/ledgers"
+BOOKIES_DEFAULT = 5
+
+
+class Storage(enum.Enum):
+    """How a bookie stores entries."""
+
+    SORTED = "sorted"
+    INTERLEAVED = "interleaved"
+    DB = "db"
+
+    @property
+    def java_class(self) -> str:
+        return {
+            Storage.SORTED: "org.apache.bookkeeper.bookie.SortedLedgerStorage",
+            Storage.INTERLEAVED: "org.apache.bookkeeper.bookie.InterleavedLedgerStorage",
+            Storage.DB: "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+        }[self]
+
+
+class Layout(enum.Enum):
+    """How ledgers are laid out in ZooKeeper."""
+
+    HIERARCHICAL = "hierarchical"
+    LONG_HIERARCHICAL = "longhierarchical"
+    LEGACY_HIERARCHICAL = "legacyhierarchical"
+    FLAT = "flat"
+
+    @property
+    def factory_class(self) -> str:
+        names = {
+            Layout.HIERARCHICAL: "Hierarchical",
+            Layout.LONG_HIERARCHICAL: "LongHierarchical",
+            Layout.LEGACY_HIERARCHICAL: "LegacyHierarchical",
+            Layout.FLAT: "Flat",
+        }
+        return f"org.apache.bookkeeper.meta.{names[self]}LedgerManagerFactory"
+
+    @property
+    def uri_type(self) -> str:
+        """As in a metadata service URI; the legacy layout has no name there: "as LAYOUT says"."""
+        return "null" if self is Layout.LEGACY_HIERARCHICAL else self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSpec:
+    """Enough to start the same cluster again. A bookie's port is part of its id and never changes."""
+
+    version: int = FILE_VERSION
+    bookkeeper: str = BOOKKEEPER_DEFAULT
+    storage: Storage = Storage.SORTED
+    layout: Layout = Layout.HIERARCHICAL
+    session_timeout_s: float = 10.0
+    """The bookies' ZooKeeper session time-out: how long a killed bookie stays registered."""
+    bookie_settings: Mapping[str, str] = field(default_factory=dict)
+    """Lines for the bookies' settings files, over our own."""
+    zookeeper_port: int
+    bookie_ports: tuple[int, ...]
+
+    @property
+    def metadata_service_uri(self) -> str:
+        return f"zk+{self.layout.uri_type}://{LOOPBACK}:{self.zookeeper_port}{LEDGERS_ROOT}"
+
+    @property
+    def bookies(self) -> tuple[BookieId, ...]:
+        return tuple(bookie_id(port) for port in self.bookie_ports)
+
+    @classmethod
+    def load(cls, data: Path) -> "ClusterSpec | None":
+        """None for a folder that never held a cluster. Raises SettingsError when it is unreadable."""
+        path = data / FILE_NAME
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise SettingsError(f"cannot read {path}: {error}") from error
+
+    def save(self, data: Path) -> None:
+        """Whole or not at all."""
+        draft = data / f"{FILE_NAME}.new"
+        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+        os.replace(draft, data / FILE_NAME)
+
+    def __post_init__(self) -> None:
+        if self.version != FILE_VERSION:
+            raise ValueError(f"written by another release (version {self.version})")
+
+
+def settle(
+    saved: ClusterSpec | None, *, bookie_count: int | None, asked: Mapping[str, object]
+) -> ClusterSpec:
+    """What to start: as ``asked`` (fields of the spec), else as saved, else the defaults.
+
+    A larger ``bookie_count`` than before adds bookies. Raises SettingsError for what would need the
+    data that is there to be something else.
+    """
+    if saved is None:
+        ports = free_ports(1 + (bookie_count or BOOKIES_DEFAULT))
+        saved = ClusterSpec(zookeeper_port=ports[0], bookie_ports=ports[1:])
+    else:
+        _refuse_other_data(saved, bookie_count=bookie_count, asked=asked)
+        missing = max(0, (bookie_count or 0) - len(saved.bookie_ports))
+        saved = replace(saved, bookie_ports=saved.bookie_ports + free_ports(missing))
+    return replace(saved, **cast(dict[str, Any], asked))
+
+
+def _refuse_other_data(
+    saved: ClusterSpec, *, bookie_count: int | None, asked: Mapping[str, object]
+) -> None:
+    if bookie_count is not None and bookie_count < len(saved.bookie_ports):
+        raise SettingsError(
+            f"this data folder holds a cluster of {len(saved.bookie_ports)} bookies; "
+            "for a smaller one take another folder (--data)"
+        )
+    for name in ("storage", "layout"):
+        if name in asked and asked[name] is not getattr(saved, name):
+            raise SettingsError(
+                f"this data folder holds a cluster with {name} {getattr(saved, name).value}; "
+                "for another take another folder (--data)"
+            )
+
+
+def bookie_id(port: int) -> BookieId:
+    return BookieId(f"{LOOPBACK}:{port}")
+
+
+def port_of(bookie: BookieId) -> int:
+    return int(bookie.rpartition(":")[2])
