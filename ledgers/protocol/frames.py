@@ -1,0 +1,58 @@
+"""Frames: a 4-byte length (big-endian, itself not counted), then a packet of that many bytes.
+
+The same in both protocols and both directions. A bookie drops the connection, without a reply,
+when the frame is longer than its ``nettyMaxFrameSizeBytes``, which counts the length field too.
+"""
+
+import struct
+
+from ledgers.errors import CorruptionError, RejectedError
+
+FRAME_BYTES_MAX = 5 * 1024 * 1024
+"""BookKeeper's default for ``nettyMaxFrameSizeBytes``; the length field is counted."""
+
+REPLY_SLACK_BYTES = 16 * 1024
+"""What a frame read may be longer than a frame written: the largest entry added over V2 comes back
+over V3, or in a batch, in a frame above the limit, which bookies do not apply to their replies."""
+
+_LENGTH = struct.Struct(">i")
+
+
+def frame(packet: bytes, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """The packet with its length. Raises RejectedError when no bookie would take it."""
+    if not 0 < len(packet) <= frame_bytes_max - _LENGTH.size:
+        raise RejectedError("packet does not fit into a frame", packet_bytes=len(packet))
+    return _LENGTH.pack(len(packet)) + packet
+
+
+class FrameReader:
+    """Cuts a stream of bytes into packets, however the stream was split on its way.
+
+    Holds at most one incomplete frame and what was fed since. A length is judged as soon as it is
+    there, before a byte of its packet is waited for.
+    """
+
+    def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX + REPLY_SLACK_BYTES) -> None:
+        self._packet_bytes_max = frame_bytes_max - _LENGTH.size
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next_packet(self) -> bytes | None:
+        """The next whole packet, or None until more is fed.
+
+        Raises CorruptionError for a length that is not positive or beyond the limit. Where the next
+        frame begins is then unknown, so the stream is useless from there on.
+        """
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (packet_bytes,) = _LENGTH.unpack_from(self._buffer)
+        if not 0 < packet_bytes <= self._packet_bytes_max:
+            raise CorruptionError("frame length out of bounds", packet_bytes=packet_bytes)
+        end = _LENGTH.size + packet_bytes
+        if len(self._buffer) < end:
+            return None
+        packet = bytes(memoryview(self._buffer)[_LENGTH.size : end])
+        del self._buffer[:end]
+        return packet
