@@ -14,8 +14,9 @@ PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; d
 		2>/dev/null && echo $$python && break; done),$(error \
 	Python 3.11 or newer, with its venv module, is needed: install python3 and python3-venv))
 
-JAVA_VERSION = $(shell "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 \
-	| sed -n 's/.* version "\([0-9]*\).*/\1/p')
+# JAVA_HOME's, else the PATH's: as the local cluster chooses.
+JAVA = $(or $(and $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java)),java)
+JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Looked for before anything is installed, so that the answer comes in the first second.
 ifneq ($(filter demo test judge bench,$(MAKECMDGOALS)),)
