@@ -25,34 +25,68 @@ def reads_in_flight_max(setting: int, *, reader_count: int) -> int:
     return max(1, min(setting, READS_IN_FLIGHT_CEILING, fair_share))
 
 
+class Window:
+    """What may be outstanding somewhere: a number of entries, and the bytes that they weigh.
+
+    A single entry larger than ``bytes_max`` is let through when nothing else is outstanding.
+    """
+
+    __slots__ = ("_count_max", "bytes_max", "count", "entry_bytes")
+
+    def __init__(self, *, count_max: int, bytes_max: int) -> None:
+        assert count_max >= 1, count_max
+        self._count_max = count_max
+        self.bytes_max = bytes_max
+        self.count = 0
+        """Outstanding now. May exceed a ``count_max`` that was lowered, until they end."""
+        self.entry_bytes = 0
+        """What they were expected to weigh when they were taken."""
+
+    def take(self, count: int, entry_bytes: int) -> int:
+        """Take the credit of up to ``count`` entries of about ``entry_bytes`` each; how many were free."""
+        count = min(
+            count,
+            self._count_max - self.count,
+            max(0, self.bytes_max - self.entry_bytes) // max(1, entry_bytes),
+        )
+        if count <= 0:
+            if self.count:
+                return 0
+            count = 1  # larger than the window: alone
+        self.count += count
+        self.entry_bytes += count * entry_bytes
+        return count
+
+    def release(self, entry_bytes: int, *, count: int = 1) -> None:
+        """Give back ``count`` entries that took ``entry_bytes`` together, whatever they weighed."""
+        self.count -= count
+        self.entry_bytes -= entry_bytes
+        assert self.count >= 0, self.count
+        assert self.entry_bytes >= 0, self.entry_bytes
+
+
 @dataclass(slots=True, eq=False)
-class _Waiter:
+class Waiter:
     """Someone in line. ``turn`` is called once, when ``entry_bytes`` fit."""
 
     entry_bytes: int
     turn: Callable[[], None]
 
 
-class ReadBudget:
-    """What this process may have outstanding at one bookie: reads, and the bytes they ask for.
+class ReadBudget(Window):
+    """The reads, and the bytes they ask for, that this process may have outstanding at one bookie.
 
-    First come, first served: while anyone waits in line, nobody else takes credit. A single entry
-    larger than ``bytes_max`` is let through when nothing else is outstanding. For one loop's use.
+    First come, first served: while anyone waits in line, nobody else takes credit. For one loop's use.
     """
 
-    __slots__ = ("_count_max", "_is_turn", "_waiters", "bytes_max", "count", "entry_bytes")
+    __slots__ = ("_is_turn", "_waiters")
 
     def __init__(
         self, *, count_max: int = READS_IN_FLIGHT_DEFAULT, bytes_max: int = ASKED_BYTES_MAX
     ) -> None:
-        assert 1 <= count_max <= READS_IN_FLIGHT_CEILING, count_max
-        self._count_max = count_max
-        self.bytes_max = bytes_max
-        self.count = 0
-        """Reads outstanding now. May exceed a ``count_max`` that was lowered, until they end."""
-        self.entry_bytes = 0
-        """What they were expected to weigh when they were asked."""
-        self._waiters: deque[_Waiter] = deque()
+        assert count_max <= READS_IN_FLIGHT_CEILING, count_max
+        super().__init__(count_max=count_max, bytes_max=bytes_max)
+        self._waiters: deque[Waiter] = deque()
         self._is_turn = False
 
     @property
@@ -73,7 +107,7 @@ class ReadBudget:
 
         def turn() -> None:
             if not granted.done():
-                self._take(1, entry_bytes)
+                self.take(1, entry_bytes)
                 granted.set_result(None)
 
         waiter = self.wait_in_line(entry_bytes, turn)
@@ -90,54 +124,33 @@ class ReadBudget:
         return self.take(1, entry_bytes) == 1
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """Take the credit of up to ``count`` reads of about ``entry_bytes`` each; how many were free.
-
-        0 while others wait in line, except in the caller's own turn.
-        """
+        """As any window's, but 0 while others wait in line, except in the caller's own turn."""
         if self._waiters:
             if not self._is_turn:
                 return 0
             # Others are behind: leave them the larger part of what is or becomes free.
             count = min(count, max(1, self._count_max // 8))
-        count = min(
-            count,
-            self._count_max - self.count,
-            max(0, self.bytes_max - self.entry_bytes) // max(1, entry_bytes),
-        )
-        if count <= 0:
-            if self.count:
-                return 0
-            count = 1  # larger than the window: alone
-        self._take(count, entry_bytes)
-        return count
+        return super().take(count, entry_bytes)
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
-        """Give back ``count`` reads that took ``entry_bytes`` together, whatever they brought."""
-        self.count -= count
-        self.entry_bytes -= entry_bytes
-        assert self.count >= 0, self.count
-        assert self.entry_bytes >= 0, self.entry_bytes
+        super().release(entry_bytes, count=count)
         if self._waiters:
             self._admit()
 
-    def wait_in_line(self, entry_bytes: int, turn: Callable[[], None]) -> _Waiter:
+    def wait_in_line(self, entry_bytes: int, turn: Callable[[], None]) -> Waiter:
         """Have ``turn`` called, once, when ``entry_bytes`` are free and all who came before are served.
 
         Within that call ``take`` gives credit; what the caller does not take goes to the next.
         """
-        waiter = _Waiter(entry_bytes, turn)
+        waiter = Waiter(entry_bytes, turn)
         self._waiters.append(waiter)
         return waiter
 
-    def leave_line(self, waiter: _Waiter) -> None:
+    def leave_line(self, waiter: Waiter) -> None:
         """Give up the place in line; harmless when the turn is over."""
         if waiter in self._waiters:
             self._waiters.remove(waiter)
             self._admit()
-
-    def _take(self, count: int, entry_bytes: int) -> None:
-        self.count += count
-        self.entry_bytes += count * entry_bytes
 
     def _admit(self) -> None:
         while self._waiters and self._fits(self._waiters[0].entry_bytes):
