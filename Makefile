@@ -73,7 +73,8 @@ venv: $(READY)
 # Made anew only when it is missing or broken; otherwise pip changes just what the lock changed.
 # The package itself is installed in place, built with the setuptools that the lock pins.
 $(READY): requirements-dev.lock pyproject.toml
-	@echo "Setting up Python in $(VENV), once. PySpark brings ZooKeeper's jars: 450 MB, about a minute."
+	@echo "Bringing the Python in $(VENV) up to date. The first time this fetches PySpark, whose jars"
+	@echo "hold ZooKeeper: 450 MB, about a minute."
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip --disable-pip-version-check install --require-hashes \
