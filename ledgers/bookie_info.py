@@ -1,0 +1,77 @@
+"""What bookies say of themselves in ZooKeeper: valid ids, addresses, cookies. Bytes in, values out."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ledgers.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.errors import CorruptionError
+from ledgers.metadata import BookieId
+from ledgers.protobuf import decoded, parse_binary
+
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9:-_.\-]+")
+_HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
+
+
+@lru_cache(maxsize=65_536)
+def parse_bookie_id(text: str) -> BookieId:
+    """The text as a bookie id. Raises CorruptionError when it cannot be one (BookieId.validate).
+
+    The cache also makes equal ids one object: a million ledgers name the same few bookies.
+    """
+    if not _BOOKIE_ID.fullmatch(decoded(text)) or text.lower() == "readonly":
+        raise CorruptionError("not a bookie id", text=text[:200])
+    return BookieId(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a bookie's protocol port is. ``host``: a name or an IP address, not resolved."""
+
+    host: str
+    port: int
+
+    def __post_init__(self) -> None:
+        assert self.host, self
+        assert 0 < self.port < 65_536, self
+
+
+def parse_address(bookie_id: str) -> Address | None:
+    """The address that a bookie id spells out as ``host:port``; None when it is an opaque name."""
+    match = _HOST_AND_PORT.fullmatch(bookie_id)
+    if match is None or not 0 < int(match[2]) < 65_536:
+        return None
+    return Address(host=match[1].strip("[]"), port=int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieInfo:
+    """What a bookie registered. ``address`` is None when nothing says where it listens.
+
+    ``extensions`` of its protocol port, ``tls`` among them when it can be upgraded to TLS.
+    """
+
+    address: Address | None
+    extensions: frozenset[str] = frozenset()
+
+
+def parse_bookie_info(bookie_id: str, data: bytes) -> BookieInfo:
+    """A registration, as found at ``available/<id>`` or ``available/readonly/<id>``.
+
+    Old bookies store nothing there; then the id is the address. Raises CorruptionError.
+    """
+    if not data:
+        return BookieInfo(address=parse_address(bookie_id))
+    for endpoint in parse_binary(data, BookieServiceInfoFormat).endpoints:
+        if endpoint.protocol == "bookie-rpc":
+            return BookieInfo(
+                address=_address(decoded(endpoint.host), endpoint.port),
+                extensions=frozenset(map(decoded, endpoint.extensions)),
+            )
+    return BookieInfo(address=None)
+
+
+def _address(host: str, port: int) -> Address:
+    if not host or not 0 < port < 65_536:
+        raise CorruptionError("a bookie registered an impossible address", host=host, port=port)
+    return Address(host=host, port=port)
