@@ -115,4 +115,15 @@ class DigestMismatchError(CorruptionError):
 
 
 class SettingsError(BookmenderError):
-    """A setting, argument or URI is not what is allowed. The message names it and what is."""
+    """A setting, argument or URI is not what is allowed. The message names it and what is.
+
+    ``setting``: its full key, as ``section.key``, so that a reader can be told where it was set.
+    """
+
+    def __init__(self, message: str, *, setting: str | None = None, **context: object) -> None:
+        super().__init__(message, **context)
+        self.setting = setting
+
+    @classmethod
+    def not_allowed(cls, setting: str, value: object, allowed: str) -> "SettingsError":
+        return cls(f"{setting} is {value!r}; allowed: {allowed}", setting=setting)
