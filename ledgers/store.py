@@ -6,7 +6,7 @@ every call raises ``SessionLostError`` for good, and whoever owned the store ope
 """
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -162,7 +162,7 @@ class MetadataStore(Protocol):
         """Later reads see all that was written anywhere before this call."""
         ...
 
-    def watch(self, path: str, *, is_recursive: bool = False) -> AsyncIterator[Event]:
+    def watch(self, path: str, *, is_recursive: bool = False) -> AsyncGenerator[Event, None]:
         """Events of a znode (its data, its children; recursive: of all below too) from now on.
 
         A persistent watch (ZooKeeper 3.6+). The first event is a RESET, sent once the watch stands,
