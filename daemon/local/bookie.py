@@ -1,9 +1,8 @@
-"""One bookie, and a Java AutoRecovery daemon: their settings files and command lines."""
+"""One bookie, and a Java AutoRecovery daemon: what stands in their settings files."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.local.java import Java
 from daemon.local.ports import LOOPBACK
 from daemon.local.spec import ClusterSpec, Storage
 
@@ -87,28 +86,5 @@ def _place_in_cluster(spec: ClusterSpec, port: int) -> dict[str, str]:
     }
 
 
-def bookkeeper_command(
-    main_class: str,
-    settings: Mapping[str, str],
-    *,
-    folder: Path,
-    java: Java,
-    classpath: str,
-    logging: Path,
-    archive: Path | None = None,
-) -> list[str]:
-    """Writes the settings file into ``folder`` and returns the command line that uses it."""
-    temporary = folder / "tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
-    settings_file = folder / "settings.conf"
-    settings_file.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-    return java.command(
-        main_class,
-        ["--conf", str(settings_file)],
-        classpath=classpath,
-        heap_mib=HEAP_MIB,
-        direct_mib=DIRECT_MIB,
-        temporary=temporary,
-        properties={**NETTY_PROPERTIES, "log4j2.configurationFile": str(logging)},
-        archive=archive,
-    )
+def settings_text(settings: Mapping[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in settings.items())

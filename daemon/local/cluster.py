@@ -10,26 +10,36 @@ process (``processes``). Everything lies in one data folder:
     bookies/PORT/   settings, journal and ledgers of each bookie
 """
 
-import fcntl
 import shutil
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from daemon.local import bookie as bookie_server
 from daemon.local import jars, ports, znodes, zookeeper
-from daemon.local.java import LOG4J_SETTINGS, Java
-from daemon.local.processes import Child, stop_all
+from daemon.local.java import Java
+from daemon.local.locks import try_lock
+from daemon.local.processes import Child, stop_all, wait_until
+from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec, Layout, Storage, bookie_id, port_of, settle
 from ledgers.errors import SettingsError, UnavailableError
 from ledgers.metadata import BookieId
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-POLL_S = 0.02
+CONTENTS = (
+    "lock",
+    "cluster.json",
+    "control.sock",
+    "log4j2.properties",
+    "logs",
+    "zookeeper",
+    "bookies",
+    "autorecovery",
+)
+"""Of a data folder: all that ``delete_cluster`` deletes."""
 
 OnEvent = Callable[[str], None]
 """Told in a few words what has just become ready."""
@@ -39,10 +49,10 @@ class LocalCluster:
     """A running cluster. A context manager that stops it; not for several threads at once."""
 
     def __init__(
-        self, data: Path, spec: ClusterSpec, java: Java, lock: IO[str], on_event: OnEvent
+        self, servers: Servers, spec: ClusterSpec, lock: IO[str], on_event: OnEvent
     ) -> None:
         """Use ``start``."""
-        self._data, self._spec, self._java = data, spec, java
+        self._servers, self._spec = servers, spec
         self._lock, self._on_event = lock, on_event
         self._zookeeper: Child | None = None
         self._bookies: dict[BookieId, Child] = {}
@@ -92,7 +102,7 @@ class LocalCluster:
             _check_ports(spec)
             jars.fetch(spec.bookkeeper, java, on_progress=on_fetch)
             spec.save(data)
-            cluster = cls(data, spec, java, lock, on_event)
+            cluster = cls(Servers(data=data, java=java), spec, lock, on_event)
         except BaseException:
             lock.close()
             raise
@@ -109,11 +119,11 @@ class LocalCluster:
 
     @property
     def data(self) -> Path:
-        return self._data
+        return self._servers.data
 
     @property
     def logs(self) -> Path:
-        return self._data / "logs"
+        return self._servers.logs
 
     @property
     def metadata_service_uri(self) -> str:
@@ -121,8 +131,7 @@ class LocalCluster:
 
     @property
     def zookeeper_address(self) -> str:
-        """``host:port``, as ZooKeeper clients take it."""
-        return f"{ports.LOOPBACK}:{self._spec.zookeeper_port}"
+        return self._spec.zookeeper_address
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
@@ -184,7 +193,7 @@ class LocalCluster:
         """Kill it and delete all it stored, its cookie too: it can come back as an empty bookie."""
         if self.pid(bookie) is not None:
             self.kill(bookie)
-        shutil.rmtree(self._bookie_folder(bookie), ignore_errors=True)
+        shutil.rmtree(self._servers.bookie_folder(bookie), ignore_errors=True)
         with znodes.session(self._spec.zookeeper_port) as tree:
             tree.delete_cookie(bookie)
 
@@ -192,7 +201,7 @@ class LocalCluster:
         """Start one more, empty."""
         (port,) = ports.free_ports(1)
         self._spec = replace(self._spec, bookie_ports=(*self._spec.bookie_ports, port))
-        self._spec.save(self._data)
+        self._spec.save(self._servers.data)
         self._start_bookies([bookie_id(port)])
         return bookie_id(port)
 
@@ -210,15 +219,7 @@ class LocalCluster:
     ) -> Child:
         """Java's AutoRecovery daemon. Returns at once; it is ready when its vote is in ZooKeeper."""
         (port,) = ports.free_ports(1)
-        command = bookie_server.bookkeeper_command(
-            bookie_server.AUTORECOVERY_CLASS,
-            bookie_server.autorecovery_settings(self._spec, port=port, settings=settings or {}),
-            folder=self._data / "autorecovery" / name,
-            java=self._java,
-            classpath=self.java_classpath(),
-            logging=self._logging,
-        )
-        child = Child(name, command, log=self.logs / f"{name}.log")
+        child = self._servers.autorecovery(self._spec, name, port=port, settings=settings or {})
         self._autorecoveries.append(child)
         return child
 
@@ -240,62 +241,39 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
-    @property
-    def _logging(self) -> Path:
-        return self._data / "log4j2.properties"
-
     def _start_all(self) -> None:
-        self._logging.write_text(LOG4J_SETTINGS)
         self._start_zookeeper()
         with znodes.session(self._spec.zookeeper_port) as tree:
             tree.format(self._spec.layout)
+            for bookie in self.bookies:  # of a former run that ended in a crash
+                tree.delete_registration(bookie)
         self._start_bookies(self.bookies)
 
     def _start_zookeeper(self) -> None:
         port = self._spec.zookeeper_port
-        self._zookeeper = zookeeper.start_zookeeper(
-            self._data / "zookeeper",
-            port=port,
-            java=self._java,
-            classpath=jars.zookeeper_classpath(),
-            logging=self._logging,
-            log=self.logs / "zookeeper.log",
-        )
-        _wait_until_ready(lambda: zookeeper.is_ready(port), [self._zookeeper])
+        self._zookeeper = self._servers.zookeeper(self._spec)
+        wait_until(lambda: zookeeper.is_ready(port), [self._zookeeper], timeout_s=READY_TIMEOUT_S)
         self._on_event(f"ZooKeeper on {self.zookeeper_address}")
 
-    def _start_bookies(self, bookies: Collection[BookieId]) -> None:
-        """Side by side. A bookie is ready when it is registered and takes connections."""
-        # One folder at a time would leave both cores waiting for each other's class loading.
-        for bookie in bookies:
-            self._bookies[bookie] = self._spawn_bookie(bookie)
+    def _start_bookies(self, bookies: Sequence[BookieId]) -> None:
+        """Side by side. A bookie is ready when it has registered anew and takes connections."""
         with znodes.session(self._spec.zookeeper_port) as tree:
-            waiting = set(bookies)
+            former = {bookie: tree.registration(bookie) for bookie in bookies}
+            for bookie in bookies:
+                self._bookies[bookie] = self._servers.bookie(self._spec, bookie)
 
-            def all_ready() -> bool:
-                registered = tree.writable() | tree.read_only()
-                for bookie in sorted(waiting & registered):
-                    if ports.answers(port_of(bookie)):
-                        waiting.remove(bookie)
-                        self._on_event(f"bookie {bookie}")
-                return not waiting
+            def is_ready(bookie: BookieId) -> bool:
+                registration = tree.registration(bookie)
+                has_registered = registration not in (None, former[bookie])
+                return has_registered and ports.answers(port_of(bookie))
 
-            _wait_until_ready(all_ready, [self._bookies[bookie] for bookie in bookies])
-
-    def _spawn_bookie(self, bookie: BookieId) -> Child:
-        port, folder = port_of(bookie), self._bookie_folder(bookie)
-        command = bookie_server.bookkeeper_command(
-            bookie_server.BOOKIE_CLASS,
-            bookie_server.bookie_settings(self._spec, port=port, folder=folder),
-            folder=folder,
-            java=self._java,
-            classpath=self.java_classpath(),
-            logging=self._logging,
-        )
-        return Child(f"bookie {bookie}", command, log=self.logs / f"bookie-{port}.log")
-
-    def _bookie_folder(self, bookie: BookieId) -> Path:
-        return self._data / "bookies" / str(port_of(self._known(bookie)))
+            for bookie in bookies:
+                wait_until(
+                    partial(is_ready, bookie),
+                    [self._bookies[each] for each in bookies],
+                    timeout_s=READY_TIMEOUT_S,
+                )
+                self._on_event(f"bookie {bookie}")
 
     def _known(self, bookie: BookieId) -> BookieId:
         if bookie not in self.bookies:
@@ -310,14 +288,24 @@ class LocalCluster:
 
 
 def _lock(data: Path) -> IO[str]:
-    """Held until closed, or until this process ends. Raises SettingsError when it is held."""
-    lock = (data / "lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise SettingsError(f"a cluster is running already on {data}") from error
+    lock = try_lock(data / "lock")
+    if lock is None:
+        raise SettingsError(f"a cluster is running already on {data}")
     return lock
+
+
+def delete_cluster(data: Path) -> None:
+    """Delete all that a cluster which is not running keeps in its folder, and nothing else there."""
+    if not data.exists():
+        return
+    with _lock(data):
+        for path in map(data.joinpath, CONTENTS):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    if not any(data.iterdir()):
+        data.rmdir()
 
 
 def _check_ports(spec: ClusterSpec) -> None:
@@ -328,21 +316,3 @@ def _check_ports(spec: ClusterSpec) -> None:
     for port, server in servers.items():
         if not ports.is_free(port):
             raise SettingsError(f"port {port} of {server} is taken by another process")
-
-
-def _wait_until_ready(is_ready: Callable[[], bool], children: Collection[Child]) -> None:
-    """Raises UnavailableError when one of them ends instead, or takes too long."""
-    deadline_s = time.monotonic() + READY_TIMEOUT_S
-    while not is_ready():
-        for child in children:
-            if not child.is_running:
-                raise UnavailableError(
-                    f"{child.name} ended with code {child.exit_code}; the end of {child.log}:\n"
-                    + child.log_tail()
-                )
-        if time.monotonic() > deadline_s:
-            names = ", ".join(child.name for child in children)
-            raise UnavailableError(
-                f"not ready after {READY_TIMEOUT_S:.0f} s: {names}; see {children and next(iter(children)).log.parent}"
-            )
-        time.sleep(POLL_S)

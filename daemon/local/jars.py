@@ -4,18 +4,17 @@ They are fetched with the Ivy that is in pyspark too, or with ``mvn`` where the 
 into the user's cache folder: complete or not there at all, by one process at a time.
 """
 
-import fcntl
 import importlib.util
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from daemon.local.java import Java
+from daemon.local.locks import locked
 from ledgers.errors import SettingsError, UnavailableError
 
 BOOKKEEPER_DEFAULT = "4.18.0"
@@ -83,18 +82,11 @@ def fetch(
     """
     folder = jars_folder(version, environment)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder.with_suffix(".lock")):
+    with locked(folder.with_suffix(".lock")):
         if not folder.exists():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
                 _Fetch(version, java, Path(workplace), on_progress).run().rename(folder)
     return folder
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 class _Fetch:

@@ -33,17 +33,6 @@ SMALL_AND_QUICK = (
     "-Djava.awt.headless=true",
 )
 
-LOG4J_SETTINGS = """\
-status = error
-appender.out.type = Console
-appender.out.name = out
-appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
-rootLogger.level = info
-rootLogger.appenderRef.out.ref = out
-"""
-"""To standard output, which is each process's log file."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
@@ -67,20 +56,18 @@ class Java:
 
     def command(
         self,
-        main_class: str,
-        arguments: Sequence[str],
+        main: Sequence[str],
         *,
         classpath: str,
         heap_mib: int,
         direct_mib: int,
         temporary: Path,
-        properties: Mapping[str, str] | None = None,
-        archive: Path | None = None,
+        properties: Mapping[str, str],
     ) -> list[str]:
-        """A command line. ``direct_mib`` bounds the memory outside the heap that Netty uses.
+        """A command line. ``main``: the class and its arguments.
 
-        ``temporary``: where native libraries are unpacked, which a killed JVM leaves behind.
-        ``archive``: a class-data sharing archive to start from, if it is there.
+        ``direct_mib`` bounds the memory outside the heap that Netty uses. ``temporary``: where
+        native libraries are unpacked, which a killed JVM leaves behind.
         """
         return [
             str(self.executable),
@@ -88,14 +75,12 @@ class Java:
             f"-Xmx{heap_mib}m",
             f"-XX:MaxDirectMemorySize={direct_mib}m",
             *SMALL_AND_QUICK,
-            *([f"-XX:SharedArchiveFile={archive}"] if archive and archive.exists() else []),
             *(["--enable-native-access=ALL-UNNAMED"] if self.major >= 22 else []),
             f"-Djava.io.tmpdir={temporary}",
-            *(f"-D{name}={value}" for name, value in (properties or {}).items()),
+            *(f"-D{name}={value}" for name, value in properties.items()),
             "-cp",
             classpath,
-            main_class,
-            *arguments,
+            *main,
         ]
 
 

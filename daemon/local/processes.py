@@ -8,10 +8,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ledgers.errors import UnavailableError
+
+POLL_S = 0.02
 LAUNCHER = Path(__file__).with_name("launcher.py")
 
 # Linux sends the parent's death signal when the *thread* that forked ends. A caller's thread may be
@@ -107,6 +111,24 @@ def stop_all(children: Sequence[Child], *, timeout_s: float) -> None:
     for child in children:
         if not child.wait(timeout_s=timeout_s):
             child.kill()
+
+
+def wait_until(
+    is_ready: Callable[[], bool], children: Collection[Child], *, timeout_s: float
+) -> None:
+    """Raises UnavailableError when one of the children ends instead, or it takes too long."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_ready():
+        for child in children:
+            if not child.is_running:
+                raise UnavailableError(
+                    f"{child.name} ended with code {child.exit_code}; "
+                    f"the end of {child.log}:\n{child.log_tail()}"
+                )
+        if time.monotonic() > deadline_s:
+            logs = ", ".join(str(child.log) for child in children)
+            raise UnavailableError(f"not ready after {timeout_s:.0f} s; see {logs}")
+        time.sleep(POLL_S)  # the condition lies in other processes: nothing here to wait on
 
 
 def rss_bytes(pid: int) -> int | None:

@@ -2,7 +2,7 @@
 
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -77,7 +77,12 @@ class ClusterSpec:
 
     @property
     def metadata_service_uri(self) -> str:
-        return f"zk+{self.layout.uri_type}://{LOOPBACK}:{self.zookeeper_port}{LEDGERS_ROOT}"
+        return f"zk+{self.layout.uri_type}://{self.zookeeper_address}{LEDGERS_ROOT}"
+
+    @property
+    def zookeeper_address(self) -> str:
+        """``host:port``, as ZooKeeper clients take it."""
+        return f"{LOOPBACK}:{self.zookeeper_port}"
 
     @property
     def bookies(self) -> tuple[BookieId, ...]:
@@ -137,6 +142,15 @@ def _refuse_other_data(
                 f"this data folder holds a cluster with {name} {getattr(saved, name).value}; "
                 "for another take another folder (--data)"
             )
+
+
+def find_bookie(bookies: Sequence[BookieId], name: str) -> BookieId:
+    """By its id, its port, or its place in the list, from 1. Raises SettingsError."""
+    for place, bookie in enumerate(bookies, start=1):
+        if name in (bookie, str(port_of(bookie)), str(place)):
+            return bookie
+    known = ", ".join(f"{place}: {bookie}" for place, bookie in enumerate(bookies, start=1))
+    raise SettingsError(f"there is no bookie {name}, only {known}")
 
 
 def bookie_id(port: int) -> BookieId:

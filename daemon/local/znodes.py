@@ -65,6 +65,19 @@ class Znodes:
     def read_only(self) -> frozenset[BookieId]:
         return self._children(READ_ONLY)
 
+    def registration(self, bookie: BookieId) -> int | None:
+        """A number that differs with every registration of the bookie; None while there is none."""
+        for parent in (AVAILABLE, READ_ONLY):
+            if found := self._client.exists(f"{parent}/{bookie}"):
+                return int(found.czxid)
+        return None
+
+    def delete_registration(self, bookie: BookieId) -> None:
+        """Of a bookie that does not run: what the expiry of its session would do."""
+        for parent in (AVAILABLE, READ_ONLY):
+            with suppress(NoNodeError):
+                self._client.delete(f"{parent}/{bookie}")
+
     def delete_cookie(self, bookie: BookieId) -> None:
         with suppress(NoNodeError):
             self._client.delete(f"{COOKIES}/{bookie}")

@@ -6,13 +6,13 @@ since killing it loses nothing; only a crash of the whole machine might.
 
 from pathlib import Path
 
-from daemon.local.java import Java
 from daemon.local.ports import LOOPBACK, ask
-from daemon.local.processes import Child
 
 MAIN_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
 TICK_MS = 500
 """Session time-outs are rounded up to ticks, and two of them are the shortest there is."""
+SESSION_TIMEOUT_MIN_S = 2 * TICK_MS / 1000
+SESSION_TIMEOUT_MAX_MS = 120_000
 HEAP_MIB, DIRECT_MIB = 128, 32
 
 PROPERTIES = {
@@ -24,31 +24,16 @@ PROPERTIES = {
 }
 
 
-def start_zookeeper(
-    folder: Path, *, port: int, java: Java, classpath: str, logging: Path, log: Path
-) -> Child:
-    """A server on the data in ``folder``; see ``is_ready``."""
-    temporary = folder / "tmp"
-    temporary.mkdir(parents=True, exist_ok=True)
-    settings = folder / "zoo.cfg"
-    settings.write_text(
+def settings_text(folder: Path, *, port: int) -> str:
+    """Of a server that keeps its data below ``folder``."""
+    return (
         f"dataDir={folder / 'data'}\n"
         f"clientPort={port}\n"
         f"clientPortAddress={LOOPBACK}\n"
         f"tickTime={TICK_MS}\n"
-        "maxSessionTimeout=120000\n"
+        f"maxSessionTimeout={SESSION_TIMEOUT_MAX_MS}\n"
         "maxClientCnxns=0\n"
     )
-    command = java.command(
-        MAIN_CLASS,
-        [str(settings)],
-        classpath=classpath,
-        heap_mib=HEAP_MIB,
-        direct_mib=DIRECT_MIB,
-        temporary=temporary,
-        properties={**PROPERTIES, "log4j2.configurationFile": str(logging)},
-    )
-    return Child("zookeeper", command, log=log)
 
 
 def is_ready(port: int) -> bool:

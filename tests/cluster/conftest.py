@@ -1,7 +1,7 @@
 """Real clusters for the tests: one that all share, and others to be broken."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,9 @@ def _start(folder: Path, options: dict[str, Any]) -> LocalCluster:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """A failed test says where the servers' logs are."""
     report = yield
     if report.failed:

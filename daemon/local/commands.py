@@ -1,0 +1,259 @@
+"""The command line of the local cluster: ``bookmender local …``.
+
+Exit codes: 0 all is well, 1 ``status`` found something down, 2 called wrongly, 3 it went wrong.
+"""
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from daemon.local import control, views
+from daemon.local.cluster import delete_cluster
+from daemon.local.control import Question, Verb
+from daemon.local.jars import BOOKKEEPER_DEFAULT
+from daemon.local.spec import BOOKIES_DEFAULT, ClusterSpec, Storage
+from daemon.local.status import ClusterStatus, at_rest
+from daemon.local.supervisor import Listener, Wish, start_detached, supervise
+from ledgers.errors import BookmenderError, SettingsError
+
+
+class _CalledWrongly(click.ClickException):
+    exit_code = 2
+
+
+class _WentWrong(click.ClickException):
+    exit_code = 3
+
+
+class _Group(click.Group):
+    """Errors that we raise on purpose become one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SettingsError as error:
+            raise _CalledWrongly(str(error)) from error
+        except BookmenderError as error:
+            raise _WentWrong(str(error)) from error
+
+
+@click.group(cls=_Group)
+def local() -> None:
+    """A real BookKeeper cluster on this machine, to try things on.
+
+    Real ZooKeeper and real Java bookies on 127.0.0.1, small enough for a laptop: about 100 MB of
+    memory each. A first look at how a cluster loses a bookie and gets it back:
+
+    \b
+      bookmender local up              start ZooKeeper and five bookies
+      bookmender local status          each process, each bookie's state
+      bookmender local kill 2          the second bookie crashes
+      bookmender local start 2         … and comes back with its data
+      bookmender local wipe 2          its disk is lost: it may start again, empty
+      bookmender local down            stop everything; the data stays for the next up
+
+    BOOKIE is a number from `status`, a port, or a whole id such as 127.0.0.1:23181.
+    """
+
+
+def _default_data() -> Path:
+    share = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(share) / "bookmender" / "local"
+
+
+_data_option = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    callback=lambda context, option, folder: (folder or _default_data()).resolve(),
+    help="The cluster's folder: another folder, another cluster.  "
+    "[default: bookmender/local in the user's data folder]",
+)
+_output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="json: for programs; fields are only ever added.",
+)
+_bookie_argument = click.argument("bookie")
+
+
+@local.command()
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 50),
+    help=f"How many; more than before adds some.  [default: as before, else {BOOKIES_DEFAULT}]",
+)
+@click.option(
+    "--bookkeeper",
+    metavar="VERSION",
+    help="Fetched once, about 100 MB: 4.16.6, 4.17.3, 4.18.0 …  "
+    f"[default: as before, else {BOOKKEEPER_DEFAULT}]",
+)
+@click.option(
+    "--storage",
+    type=click.Choice([storage.value for storage in Storage]),
+    help="How bookies store entries.  [default: as before, else sorted]",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="ZooKeeper's port.  [default: as before, else any that is free]",
+)
+@click.option(
+    "--session-timeout",
+    "session_timeout_s",
+    type=click.FloatRange(1, 120),
+    metavar="SECONDS",
+    help="How long a crashed bookie stays registered.  [default: as before, else 10]",
+)
+@click.option("--foreground", is_flag=True, help="Stay here until Ctrl-C, which stops everything.")
+@_data_option
+@_output_option
+def up(
+    bookies: int | None,
+    bookkeeper: str | None,
+    storage: str | None,
+    port: int | None,
+    session_timeout_s: float | None,
+    foreground: bool,
+    data: Path,
+    output: str,
+) -> None:
+    """Start the cluster, and return when every bookie is ready.
+
+    The first time on a folder it makes a new cluster; after `down`, or a crash, it brings the same
+    one back, with its data and ports. It runs in the background until `down`.
+    """
+    wish = Wish(
+        data=str(data),
+        bookies=bookies,
+        bookkeeper=bookkeeper,
+        storage=None if storage is None else Storage(storage),
+        zookeeper_port=port,
+        session_timeout_s=session_timeout_s,
+    )
+    with views.StartProgress().shown() as progress:
+
+        def on_ready(found: ClusterStatus) -> None:
+            progress.end()
+            if output == "json":
+                click.echo(_json(found))
+            else:
+                views.print_welcome(
+                    found, duration_s=progress.elapsed_s, data_option=_data_option_for(data)
+                )
+
+        listener = Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
+        if not foreground:
+            start_detached(wish, listener)
+            return
+        try:
+            supervise(wish, listener)
+        except KeyboardInterrupt:
+            if not progress.has_ended:
+                raise
+            click.echo("stopped", err=True)
+
+
+@local.command()
+@_data_option
+@_output_option
+def status(data: Path, output: str) -> None:
+    """Show each process and each bookie's state. Exits 1 unless every bookie is writable.
+
+    \b
+      writable      takes reads and writes
+      read-only     takes reads only
+      unregistered  runs, but ZooKeeper does not know it (starting, or its session has expired)
+      down          does not run
+    """
+    found = _status(data)
+    if output == "json":
+        click.echo(_json(found))
+    else:
+        views.print_status(found)
+    if not found.is_whole:
+        raise click.exceptions.Exit(1)
+
+
+@local.command()
+@_bookie_argument
+@click.option("--stop", is_flag=True, help="Stop it in good order (SIGTERM) instead.")
+@_data_option
+def kill(bookie: str, stop: bool, data: Path) -> None:
+    """Crash a bookie (SIGKILL).
+
+    As with a real crash, ZooKeeper goes on listing it until its session has expired; with --stop it
+    takes its leave at once.
+    """
+    found = control.ask(data, Question(verb=Verb.TERMINATE if stop else Verb.KILL, bookie=bookie))
+    click.echo(f"{'stopped' if stop else 'killed'} {found}")
+
+
+@local.command()
+@_bookie_argument
+@_data_option
+def start(bookie: str, data: Path) -> None:
+    """Bring a bookie back, with the same id and whatever data it has.
+
+    Right after `kill` that takes until its former session has expired.
+    """
+    found = control.ask(data, Question(verb=Verb.START, bookie=bookie))
+    click.echo(f"started {found}")
+
+
+@local.command()
+@_bookie_argument
+@_data_option
+def wipe(bookie: str, data: Path) -> None:
+    """Lose a bookie's disk: kill it, delete its data and its cookie.
+
+    It stays down. `start` then brings it back as an empty bookie with the same id.
+    """
+    found = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie))
+    click.echo(f"wiped {found}")
+
+
+@local.command()
+@click.option("--delete", is_flag=True, help="Delete the cluster's folder too, with all its data.")
+@_data_option
+def down(delete: bool, data: Path) -> None:
+    """Stop everything. The data stays, and `up` brings the cluster back."""
+    if control.is_listening(data):
+        control.ask(data, Question(verb=Verb.DOWN))
+        click.echo("stopped")
+    else:
+        click.echo(f"no cluster is running on {data}")
+    if delete:
+        delete_cluster(data)
+        click.echo(f"deleted {data}")
+
+
+def _status(data: Path) -> ClusterStatus:
+    if control.is_listening(data):
+        found = control.ask(data, Question(verb=Verb.STATUS))
+        assert isinstance(found, ClusterStatus)
+        return found
+    spec = ClusterSpec.load(data)
+    if spec is None:
+        raise SettingsError(f"there is no cluster in {data}; `bookmender local up` makes one")
+    return at_rest(spec, data=str(data))
+
+
+def _json(status: ClusterStatus) -> str:
+    return msgspec.json.format(msgspec.json.encode(status), indent=2).decode()
+
+
+def _data_option_for(data: Path) -> str:
+    """What a further command needs to mean the same cluster."""
+    return "" if data == _default_data().resolve() else f" --data {shlex.quote(str(data))}"
+
+
+if __name__ == "__main__":
+    local()

@@ -1,0 +1,121 @@
+"""Starts the processes of a cluster, each from a folder of its own; readiness is others' business."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.local import bookie, jars, zookeeper
+from daemon.local.java import Java
+from daemon.local.processes import Child
+from daemon.local.spec import ClusterSpec, port_of
+from ledgers.metadata import BookieId
+
+LOG4J_SETTINGS = """\
+status = error
+appender.out.type = Console
+appender.out.name = out
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
+rootLogger.level = info
+rootLogger.appenderRef.out.ref = out
+"""
+"""To standard output, which is each process's log file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Servers:
+    """``data``: the cluster's folder, absolute."""
+
+    data: Path
+    java: Java
+
+    @property
+    def logs(self) -> Path:
+        return self.data / "logs"
+
+    def zookeeper(self, spec: ClusterSpec) -> Child:
+        folder = self.data / "zookeeper"
+        return self._spawn(
+            "zookeeper",
+            folder,
+            [zookeeper.MAIN_CLASS],
+            settings=zookeeper.settings_text(folder, port=spec.zookeeper_port),
+            properties=zookeeper.PROPERTIES,
+            classpath=jars.zookeeper_classpath(),
+            heap_mib=zookeeper.HEAP_MIB,
+            direct_mib=zookeeper.DIRECT_MIB,
+        )
+
+    def bookie(self, spec: ClusterSpec, bookie_id: BookieId) -> Child:
+        folder = self.bookie_folder(bookie_id)
+        port = port_of(bookie_id)
+        return self._spawn_bookkeeper(
+            f"bookie-{port}",
+            folder,
+            bookie.BOOKIE_CLASS,
+            bookie.bookie_settings(spec, port=port, folder=folder),
+            spec=spec,
+        )
+
+    def bookie_folder(self, bookie_id: BookieId) -> Path:
+        return self.data / "bookies" / str(port_of(bookie_id))
+
+    def autorecovery(
+        self, spec: ClusterSpec, name: str, *, port: int, settings: Mapping[str, str]
+    ) -> Child:
+        return self._spawn_bookkeeper(
+            name,
+            self.data / "autorecovery" / name,
+            bookie.AUTORECOVERY_CLASS,
+            bookie.autorecovery_settings(spec, port=port, settings=settings),
+            spec=spec,
+        )
+
+    def _spawn_bookkeeper(
+        self,
+        name: str,
+        folder: Path,
+        main_class: str,
+        settings: Mapping[str, str],
+        *,
+        spec: ClusterSpec,
+    ) -> Child:
+        return self._spawn(
+            name,
+            folder,
+            [main_class, "--conf"],
+            settings=bookie.settings_text(settings),
+            properties=bookie.NETTY_PROPERTIES,
+            classpath=jars.bookkeeper_classpath(spec.bookkeeper),
+            heap_mib=bookie.HEAP_MIB,
+            direct_mib=bookie.DIRECT_MIB,
+        )
+
+    def _spawn(
+        self,
+        name: str,
+        folder: Path,
+        main: Sequence[str],
+        *,
+        settings: str,
+        properties: Mapping[str, str],
+        classpath: str,
+        heap_mib: int,
+        direct_mib: int,
+    ) -> Child:
+        """``main``: the class and its arguments, up to the settings file, which comes last."""
+        temporary = folder / "tmp"
+        temporary.mkdir(parents=True, exist_ok=True)
+        logging = self.data / "log4j2.properties"
+        logging.write_text(LOG4J_SETTINGS)
+        settings_file = folder / "settings.conf"
+        settings_file.write_text(settings)
+        command = self.java.command(
+            [*main, str(settings_file)],
+            classpath=classpath,
+            heap_mib=heap_mib,
+            direct_mib=direct_mib,
+            temporary=temporary,
+            properties={**properties, "log4j2.configurationFile": str(logging)},
+        )
+        return Child(name, command, log=self.logs / f"{name}.log")

@@ -1,0 +1,204 @@
+"""The process behind ``local up``: owns the cluster, answers the commands, ends on ``down``.
+
+It runs detached from the terminal (``start_detached``) or in it (``supervise``), is the servers'
+parent in both cases, and takes them with it however it ends. It does one thing at a time.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from daemon.local import control
+from daemon.local.cluster import LocalCluster, OnEvent
+from daemon.local.control import Answer, Question, Verb
+from daemon.local.jars import OnProgress
+from daemon.local.spec import Storage, find_bookie
+from daemon.local.status import ClusterStatus, observe
+from ledgers.errors import BookmenderError, SettingsError, UnavailableError
+
+END_TIMEOUT_S = 30.0
+LOG_NAME = "supervisor.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What ``up`` was asked for; None: as it was, else the default."""
+
+    data: str
+    bookies: int | None = None
+    bookkeeper: str | None = None
+    storage: Storage | None = None
+    zookeeper_port: int | None = None
+    session_timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What a detached supervisor tells whoever started it: one of these at a time."""
+
+    event: str = ""
+    fetched: tuple[int, int | None] | None = None
+    ready: ClusterStatus | None = None
+    refusal: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """Whom to tell how the start goes on."""
+
+    on_event: OnEvent
+    on_fetch: OnProgress
+    on_ready: Callable[[ClusterStatus], None]
+
+
+def supervise(wish: Wish, listener: Listener) -> None:
+    """Start the cluster and run it until it is asked to end. KeyboardInterrupt ends it too.
+
+    Raises SettingsError and UnavailableError as LocalCluster.start does.
+    """
+    # A signal unwinds whatever goes on, as Ctrl-C does: the cluster is stopped on the way out, and
+    # should a second signal cut that short, the servers still die with us.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
+    control.check_folder(Path(wish.data))
+    with LocalCluster.start(
+        Path(wish.data),
+        bookies=wish.bookies,
+        bookkeeper=wish.bookkeeper,
+        storage=wish.storage,
+        zookeeper_port=wish.zookeeper_port,
+        session_timeout_s=wish.session_timeout_s,
+        on_event=listener.on_event,
+        on_fetch=listener.on_fetch,
+    ) as cluster:
+        with control.listen(cluster.data) as door:
+            listener.on_ready(observe(cluster))
+            last_asker = _serve(cluster, door)
+        (cluster.data / control.SOCKET_NAME).unlink()
+    with last_asker:  # who asked for the end waits for it
+        control.send(last_asker, Answer())
+
+
+def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
+    """Answer until asked to end; the connection on which that answer is still due."""
+    while True:
+        connection, _ = door.accept()
+        connection.settimeout(control.QUESTION_TIMEOUT_S)
+        try:
+            question = msgspec.json.decode(control.receive(connection), type=Question)
+            if question.verb is Verb.DOWN:
+                return connection
+            control.send(connection, _answer(cluster, question))
+        except (OSError, msgspec.MsgspecError) as error:  # it gave up, or is not one of ours
+            print(f"a question was lost: {error}", file=sys.stderr)
+        connection.close()
+
+
+def _answer(cluster: LocalCluster, question: Question) -> Answer:
+    try:
+        if question.verb is Verb.STATUS:
+            return Answer(status=observe(cluster))
+        bookie = find_bookie(cluster.bookies, question.bookie)
+        actions = {
+            Verb.KILL: cluster.kill,
+            Verb.TERMINATE: cluster.terminate,
+            Verb.START: cluster.start_bookie,
+            Verb.WIPE: cluster.wipe,
+        }
+        actions[question.verb](bookie)
+        return Answer(bookie=bookie)
+    except SettingsError as error:
+        return Answer(refusal=str(error))
+    except BookmenderError as error:
+        return Answer(failure=str(error))
+
+
+def start_detached(wish: Wish, listener: Listener) -> None:
+    """As ``supervise`` in a process of its own; returns when all is ready.
+
+    Raises SettingsError and UnavailableError. Whatever else ends the wait, such as Ctrl-C, ends the
+    supervisor too, and the other way round: a supervisor that cannot tell its news gives up.
+    """
+    logs = Path(wish.data) / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / LOG_NAME).open("ab") as log:
+        supervisor = subprocess.Popen(
+            # -P and PYTHONPATH: this very code, not a folder called "daemon" where the user stands.
+            [sys.executable, "-P", "-m", __spec__.name, msgspec.json.encode(wish).decode()],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        _follow(supervisor, listener)
+    except BaseException:
+        supervisor.terminate()
+        try:
+            supervisor.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            supervisor.kill()
+        raise
+
+
+def _follow(supervisor: "subprocess.Popen[bytes]", listener: Listener) -> None:
+    assert supervisor.stdout is not None
+    with supervisor.stdout as lines:
+        for line in lines:
+            news = msgspec.json.decode(line, type=News)
+            if news.refusal:
+                raise SettingsError(news.refusal)
+            if news.failure:
+                raise UnavailableError(news.failure)
+            if news.fetched is not None:
+                listener.on_fetch(*news.fetched)
+            if news.event:
+                listener.on_event(news.event)
+            if news.ready is not None:
+                listener.on_ready(news.ready)
+                return
+    raise UnavailableError(f"the supervisor ended; see {LOG_NAME} among the logs")
+
+
+def main() -> None:
+    """A detached supervisor: its wish is the only argument, its news go to standard output."""
+    wish = msgspec.json.decode(sys.argv[1], type=Wish)
+    os.chdir(wish.data)  # keeps no other folder busy
+    try:
+        supervise(
+            wish,
+            Listener(
+                on_event=lambda event: _tell(News(event=event)),
+                on_fetch=lambda done, total: _tell(News(fetched=(done, total))),
+                on_ready=_tell_last,
+            ),
+        )
+    except SettingsError as error:
+        _tell(News(refusal=str(error)))
+    except BookmenderError as error:
+        _tell(News(failure=str(error)))
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.exit(1)
+
+
+def _tell(news: News) -> None:
+    """Raises BrokenPipeError when whoever started us is gone."""
+    os.write(1, msgspec.json.encode(news) + b"\n")
+
+
+def _tell_last(status: ClusterStatus) -> None:
+    _tell(News(ready=status))
+    os.dup2(2, 1)  # the pipe is closed: from now on all that is printed goes to the log
+
+
+if __name__ == "__main__":
+    main()

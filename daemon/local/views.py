@@ -1,0 +1,116 @@
+"""What the local cluster's commands show."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from daemon.local.status import BookieState, ClusterStatus, ServerStatus
+
+COLOURS = {
+    "up": "green",
+    BookieState.WRITABLE.value: "green",
+    BookieState.READ_ONLY.value: "yellow",
+    BookieState.UNREGISTERED.value: "yellow",
+    BookieState.UNKNOWN.value: "yellow",
+    BookieState.DOWN.value: "red",
+}
+
+
+class StartProgress:
+    """One line at the foot of the terminal while a cluster starts; nothing where there is none."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._started_s = time.monotonic()
+        self.has_ended = False
+        self._task = self._progress.add_task("Starting", total=None)
+
+    @contextmanager
+    def shown(self) -> Iterator["StartProgress"]:
+        with self._progress:
+            yield self
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def fetch(self, fetched: int, total: int | None) -> None:
+        text = "Finding BookKeeper's jars" if total is None else "Fetching BookKeeper's jars, once"
+        self._progress.update(self._task, description=text, completed=fetched, total=total)
+
+    def event(self, event: str) -> None:
+        self._progress.update(self._task, description=f"Starting: {event} is ready", total=None)
+
+    def end(self) -> None:
+        self._progress.stop()
+        self.has_ended = True
+
+
+def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str) -> None:
+    """``data_option``: what the user must add to further commands to mean this cluster."""
+    click.echo(
+        f"BookKeeper {status.bookkeeper} is up: {len(status.bookies)} bookies, "
+        f"{status.storage} storage, ready in {duration_s:.1f} s\n"
+        f"\n"
+        f"  URI   {status.metadata_service_uri}\n"
+        f"  data  {status.data}\n"
+    )
+    for place, bookie in enumerate(status.bookies, start=1):
+        click.echo(f"  {place:>4}  {bookie.address}")
+    click.echo("\nTry")
+    for command, effect in (
+        ("status", "how it is"),
+        ("kill 2", "the second bookie crashes"),
+        ("start 2", "and comes back"),
+        ("down", "stop everything, keep the data"),
+    ):
+        click.echo(f"  bookmender local {command + data_option:<20}  {effect}")
+
+
+def print_status(status: ClusterStatus) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", justify="right")
+    table.add_column("server")
+    table.add_column("state")
+    table.add_column("pid", justify="right")
+    table.add_column("memory", justify="right")
+    table.add_row(*_row("", "ZooKeeper " + status.zookeeper.address, status.zookeeper))
+    for place, bookie in enumerate(status.bookies, start=1):
+        table.add_row(*_row(str(place), bookie.address, bookie))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(
+        f"\n{status.metadata_service_uri}  (BookKeeper {status.bookkeeper}, {status.storage} storage)",
+        soft_wrap=True,
+    )
+    if not status.is_running:
+        console.print("It is not running: `bookmender local up` brings it back.")
+
+
+def _row(place: str, name: str, server: ServerStatus) -> tuple[str, ...]:
+    colour = COLOURS[server.state]
+    memory = "" if server.rss_bytes is None else f"{server.rss_bytes >> 20} MiB"
+    pid = "" if server.pid is None else str(server.pid)
+    return place, name, f"[{colour}]{server.state}[/]", pid, memory
