@@ -64,6 +64,12 @@ class Window:
         assert self.count >= 0, self.count
         assert self.entry_bytes >= 0, self.entry_bytes
 
+    @property
+    def is_half_free(self) -> bool:
+        return self.count == 0 or (
+            2 * self.count <= self._count_max and 2 * self.entry_bytes <= self.bytes_max
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Waiter:

@@ -1,0 +1,218 @@
+"""A bookie that does as it is told: V2 over loopback, in this process, with faults as settings."""
+
+import asyncio
+import random
+import struct
+from collections import deque
+from collections.abc import Iterable
+from types import TracebackType
+
+from ledgers.entry import EntryDigest
+from ledgers.metadata import BookieId
+
+ADD, READ = 1, 2
+EOK, ENOLEDGER, ENOENTRY = 0, 1, 2
+EIO, EUA, EFENCED, EREADONLY, ETOOMANYREQUESTS = 101, 102, 104, 105, 106
+
+_HEADER = struct.Struct(">BBH")
+_IDS = struct.Struct(">qq")
+_REPLY = struct.Struct(">iBBHiqq")
+
+
+class FakeBookie:
+    """Holds entries and answers reads and adds. Its public fields may be changed at any time.
+
+    The peaks count reads from their arrival until their reply is handed to the transport, over
+    all connections: what the client really had in flight was at least that.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self.read_codes: dict[tuple[int, int], int] = {}
+        self.add_codes: dict[tuple[int, int], int] = {}
+        self.adds: list[tuple[int, bytes, bytes]] = []
+        """Flags, master key and entry of each add received, refused ones too."""
+        self.may_answer = asyncio.Event()
+        """Cleared, requests pile up unanswered."""
+        self.may_answer.set()
+        self.never_answers: set[tuple[int, int]] = set()
+        self.is_reordering = False
+        """Whether replies that wait together are sent in random order."""
+        self.split_bytes_max = 0
+        """Above 0 replies are sent in random pieces of at most so many bytes."""
+        self.answers_before_reset: int | None = None
+        self.forged: deque[bytes] = deque()
+        """Raw bytes sent in place of the next replies, one each."""
+        self.answers_twice = False
+        self.reads_in_flight = 0
+        self.reads_in_flight_peak = 0
+        self.bytes_in_flight_peak = 0
+        self.reads_seen: list[tuple[int, int]] = []
+        self.connection_count = 0
+        self._bytes_in_flight = 0
+        self._random = random.Random(seed)
+        self._server: asyncio.Server | None = None
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._port = 0
+
+    @property
+    def bookie_id(self) -> BookieId:
+        return BookieId(f"127.0.0.1:{self._port}")
+
+    def put(
+        self, digest: EntryDigest, ledger_id: int, entry_ids: Iterable[int], payload: bytes = b"p"
+    ) -> None:
+        """Store good entries, all with that payload."""
+        for entry_id in entry_ids:
+            self.entries[ledger_id, entry_id] = digest.pack(
+                ledger_id=ledger_id, entry_id=entry_id, lac=-1, length=1, payload=payload
+            )
+
+    async def __aenter__(self) -> "FakeBookie":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Listen, on the same port as before if it was stopped."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stop listening and drop all connections."""
+        assert self._server is not None
+        self._server.close()
+        self.reset()
+        while self._connections:
+            await asyncio.wait(list(self._connections))
+        await self._server.wait_closed()
+
+    def reset(self) -> None:
+        """Drop all connections, and what was asked over them."""
+        for writer in self._connections.values():
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections[task] = writer
+        self.connection_count += 1
+        requests: asyncio.Queue[bytes] = asyncio.Queue()
+        answering = asyncio.create_task(self._answer_all(requests, writer))
+        try:
+            while True:
+                (length,) = struct.unpack(">i", await reader.readexactly(4))
+                packet = await reader.readexactly(length)
+                self._note(packet)
+                requests.put_nowait(packet)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the client left, or was dropped
+        finally:
+            answering.cancel()
+            await asyncio.wait([answering])
+            while not requests.empty():
+                self._unnote(requests.get_nowait())
+            writer.transport.abort()
+            del self._connections[task]
+
+    async def _answer_all(
+        self, requests: asyncio.Queue[bytes], writer: asyncio.StreamWriter
+    ) -> None:
+        while True:
+            batch = [await requests.get()]
+            try:
+                await asyncio.sleep(0)  # let more arrive, so that the peaks mean something
+                await self.may_answer.wait()
+                while not requests.empty():
+                    batch.append(requests.get_nowait())
+                if self.is_reordering:
+                    self._random.shuffle(batch)
+                while batch:
+                    replies = self._replies(batch[0])
+                    self._unnote(batch.pop(0))
+                    for reply in replies:
+                        await self._send(reply, writer)
+            except OSError:
+                return
+            finally:
+                for packet in batch:
+                    self._unnote(packet)
+
+    async def _send(self, reply: bytes, writer: asyncio.StreamWriter) -> None:
+        if self.answers_before_reset is not None:
+            if self.answers_before_reset == 0:
+                writer.transport.abort()
+                raise ConnectionResetError
+            self.answers_before_reset -= 1
+        if self.split_bytes_max == 0:
+            writer.write(reply)
+        while self.split_bytes_max and reply:
+            size = self._random.randint(1, self.split_bytes_max)
+            writer.write(reply[:size])
+            reply = reply[size:]
+            await asyncio.sleep(0)
+        await writer.drain()
+
+    def _replies(self, packet: bytes) -> list[bytes]:
+        _, operation, flags = _HEADER.unpack_from(packet)
+        if operation == READ:
+            key = _IDS.unpack_from(packet, 4)
+            code, entry = self._read(key)
+        else:
+            entry = b""
+            key = _IDS.unpack_from(packet, 24)
+            code = self._add(key, flags, packet[4:24], packet[24:])
+        if key in self.never_answers:
+            return []
+        if self.forged:
+            return [self.forged.popleft()]
+        reply = _REPLY.pack(24 + len(entry), 2, operation, 0, code, *key) + entry
+        return [reply, reply] if self.answers_twice else [reply]
+
+    def _read(self, key: tuple[int, int]) -> tuple[int, bytes]:
+        code = self.read_codes.get(key, EOK)
+        if code == EOK and key not in self.entries:
+            code = ENOENTRY
+        return code, self.entries[key] if code == EOK else b""
+
+    def _add(self, key: tuple[int, int], flags: int, master_key: bytes, entry: bytes) -> int:
+        self.adds.append((flags, master_key, entry))
+        code = self.add_codes.get(key, EOK)
+        if code == EOK:
+            self.entries[key] = entry
+        return code
+
+    def _note(self, packet: bytes) -> None:
+        if packet[1] == READ:
+            key = _IDS.unpack_from(packet, 4)
+            self.reads_seen.append(key)
+            self.reads_in_flight += 1
+            self._bytes_in_flight += len(self.entries.get(key, b""))
+            self.reads_in_flight_peak = max(self.reads_in_flight_peak, self.reads_in_flight)
+            self.bytes_in_flight_peak = max(self.bytes_in_flight_peak, self._bytes_in_flight)
+
+    def _unnote(self, packet: bytes) -> None:
+        if packet[1] == READ:
+            self.reads_in_flight -= 1
+            self._bytes_in_flight -= len(self.entries.get(_IDS.unpack_from(packet, 4), b""))
+
+
+def forged_reply(
+    *,
+    length: int = 24,
+    version: int = 2,
+    operation: int = READ,
+    code: int = EOK,
+    ledger_id: int = 0,
+    entry_id: int = 0,
+    entry: bytes = b"",
+) -> bytes:
+    """A reply whose every field may lie."""
+    return _REPLY.pack(length, version, operation, 0, code, ledger_id, entry_id) + entry
