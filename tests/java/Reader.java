@@ -1,0 +1,92 @@
+package bookmender;
+
+import org.apache.bookkeeper.client.BKException;
+import org.apache.bookkeeper.client.LedgerHandle;
+
+/** Reads ledgers as any reader does, through a LedgerHandle. */
+final class Reader {
+    private Reader() {}
+
+    /**
+     * Options: {@code ledgers}, ids; {@code recover} (default false): open with recovery; {@code last}:
+     * read up to this entry, rather than to the last add confirmed.
+     */
+    static int run(Cluster cluster, Options options, Output output) throws Exception {
+        int exit = Main.WELL;
+        for (long ledgerId : options.numbers("ledgers")) {
+            try {
+                read(cluster, ledgerId, options, output);
+            } catch (Exception error) {
+                output.line("kind", "content", "ledger", ledgerId, "error", Errors.name(error));
+                exit = Main.COULD_NOT_TELL;
+            }
+        }
+        return exit;
+    }
+
+    private static void read(Cluster cluster, long ledgerId, Options options, Output output)
+            throws Exception {
+        boolean withRecovery = options.flag("recover", false);
+        LedgerHandle handle =
+                (withRecovery ? cluster.openWithRecovery(ledgerId) : cluster.openWithoutRecovery(ledgerId))
+                        .get();
+        Content content = Content.read(handle, options.number("last", handle.getLastAddConfirmed()));
+        output.line(
+                "kind", "content",
+                "ledger", ledgerId,
+                "state", handle.getLedgerMetadata().getState().toString(),
+                "last", content.lastEntryId(),
+                "length", handle.getLength(),
+                "bytes", content.bytes(),
+                "sha256", content.sha256());
+        handle.close();
+    }
+
+    /** Whether a ledger reads back as {@code {ledger, last, sha256}} says. Prints what was found. */
+    static Verdict compare(Cluster cluster, Options expected, Output output) throws InterruptedException {
+        long ledgerId = expected.number("ledger", -1);
+        Verdict verdict;
+        String found;
+        try {
+            LedgerHandle handle = cluster.openWithoutRecovery(ledgerId).get();
+            found = difference(handle, expected);
+            verdict = found == null ? Verdict.WHOLE : Verdict.MISSING;
+            handle.close();
+        } catch (InterruptedException error) {
+            throw error;
+        } catch (Exception error) {
+            found = Errors.name(error);
+            verdict = isNo(error) ? Verdict.MISSING : Verdict.UNKNOWN;
+        }
+        output.line(
+                "kind", "comparison",
+                "ledger", ledgerId,
+                "verdict", verdict.toString(),
+                "error", found);
+        return verdict;
+    }
+
+    /** Null when there is none. An open ledger's last add confirmed may lag behind what was written. */
+    private static String difference(LedgerHandle handle, Options expected) throws Exception {
+        long expectedLast = expected.number("last", -1);
+        long last = handle.getLastAddConfirmed();
+        boolean isClosed = handle.getLedgerMetadata().isClosed();
+        if (isClosed ? last != expectedLast : last > expectedLast) {
+            return "last entry is " + last + ", expected " + expectedLast;
+        }
+        String sha256 = Content.read(handle, expectedLast).sha256();
+        return sha256.equals(expected.text("sha256", "")) ? null : "payloads have sha256 " + sha256;
+    }
+
+    private static boolean isNo(Throwable error) {
+        return Errors.cause(error) instanceof BKException failure
+                && switch (failure.getCode()) {
+                    case BKException.Code.NoSuchLedgerExistsOnMetadataServerException,
+                            BKException.Code.NoSuchLedgerExistsException,
+                            BKException.Code.NoSuchEntryException,
+                            BKException.Code.DigestMatchException ->
+                            true;
+                    default -> false;
+                };
+    }
+}

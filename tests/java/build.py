@@ -1,0 +1,81 @@
+"""Compiles the Java program on demand, into the user's cache folder.
+
+Keyed by sources and BookKeeper version (the same sources compile to other class files against
+another version), so a folder that is there is right and is never changed.
+"""
+
+import hashlib
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from daemon.local import jars
+from daemon.local.java import OLDEST_MAJOR, Java
+from ledgers.errors import BookmenderError, SettingsError
+
+SOURCES = Path(__file__).parent
+COMPILE_TIMEOUT_S = 120.0
+
+HOW_TO_INSTALL = (
+    f"no Java compiler found: install a JDK, {OLDEST_MAJOR} or later (apt install "
+    "openjdk-17-jdk-headless, dnf install java-17-openjdk-devel, brew install openjdk@17), "
+    "or set JAVA_HOME to one"
+)
+
+
+def compiled_classes(version: str, java: Java) -> Path:
+    """The folder with the class files. BookKeeper's jars must have been fetched (``jars.fetch``).
+
+    Raises SettingsError without a Java compiler, BookmenderError when the sources do not compile.
+    """
+    folder = jars.jars_folder(version).parent.parent / "java" / f"{version}-{_sources_hash()}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="compile-", dir=folder.parent) as workplace:
+            classes = Path(workplace) / "classes"
+            _compile(classes, version, _compiler(java))
+            _publish(classes, folder)
+    return folder
+
+
+def _sources() -> list[Path]:
+    return sorted(SOURCES.glob("*.java"))
+
+
+def _sources_hash() -> str:
+    digest = hashlib.sha256()
+    for source in _sources():
+        digest.update(f"{source.name}\n".encode() + source.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _compiler(java: Java) -> Path:
+    """The one beside the Java that runs the program, else the PATH's."""
+    beside = java.executable.resolve().with_name("javac")
+    found = beside if beside.exists() else shutil.which("javac")
+    if found is None:
+        raise SettingsError(HOW_TO_INSTALL)
+    return Path(found)
+
+
+def _compile(classes: Path, version: str, compiler: Path) -> None:
+    command = [
+        *(str(compiler), "--release", str(OLDEST_MAJOR), "-proc:none", "-nowarn"),
+        *("-cp", jars.bookkeeper_classpath(version), "-d", str(classes)),
+        *map(str, _sources()),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
+    )
+    if done.returncode != 0:
+        raise BookmenderError(f"the Java program does not compile:\n{done.stderr}", version=version)
+
+
+def _publish(classes: Path, folder: Path) -> None:
+    """Whole or not at all; where another process was quicker, its result is as good."""
+    try:
+        classes.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise

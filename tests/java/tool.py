@@ -1,0 +1,189 @@
+"""The Java program as an object: BookKeeper's own client, asked one thing after another."""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from daemon.local import jars
+from ledgers.errors import UnavailableError
+from tests.java import messages
+from tests.java.jvm import Jvm
+from tests.java.messages import AnyRecord, Expected, Record, Shape, Verdict
+
+OnRecord = Callable[[AnyRecord], None]
+R = TypeVar("R", bound=Record)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``judge`` found. Ledgers in the order in which they were finished."""
+
+    summary: messages.Summary
+    ledgers: Mapping[int, messages.LedgerVerdict]
+    comparisons: tuple[messages.Comparison, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.summary.verdict
+
+
+class JavaTool:
+    """BookKeeper's own client, of one version. A context manager; its JVM starts when first asked.
+
+    Every call may raise UnavailableError: the client could not do it, or the program went silent.
+    """
+
+    def __init__(self, version: str = jars.BOOKKEEPER_DEFAULT) -> None:
+        self._version = version
+        self._jvm: Jvm | None = None
+
+    def judge(
+        self,
+        uri: str,
+        ledger_ids: Iterable[int] | None = None,
+        *,
+        expected: Iterable[Expected] = (),
+        on_record: OnRecord = lambda record: None,
+    ) -> Report:
+        """Read every copy of these ledgers (None: of all). ``on_record`` is told as it goes on."""
+        options: dict[str, object] = {"expect": list(expected)}
+        if ledger_ids is not None:
+            options["ledgers"] = list(ledger_ids)
+        answer = self._ask("judge", uri, options, on_record)
+        ledgers = _only(messages.LedgerVerdict, answer)
+        return Report(
+            summary=_only(messages.Summary, answer)[0],
+            ledgers={ledger.ledger: ledger for ledger in ledgers},
+            comparisons=tuple(_only(messages.Comparison, answer)),
+        )
+
+    def write(
+        self, uri: str, *shapes: Shape, metadata_version: int = 3, with_ctime: bool = False
+    ) -> list[Expected]:
+        """Write ledgers, and return what readers must find in them, in the order of their ids."""
+        options = {"shapes": shapes, "metadataVersion": metadata_version, "ctime": with_ctime}
+        written = _only(messages.Written, self._ask("write", uri, options))
+        found = [Expected(ledger=w.ledger, last=w.last, sha256=w.sha256) for w in written]
+        return sorted(found, key=lambda each: each.ledger)
+
+    def read(
+        self, uri: str, ledger_id: int, *, with_recovery: bool = False, last: int | None = None
+    ) -> messages.Content:
+        """Up to the last add confirmed, or to ``last``. An error is part of the answer."""
+        options = {"ledgers": [ledger_id], "recover": with_recovery, "last": last}
+        return _only(messages.Content, self._ask("read", uri, options))[0]
+
+    def metadata(self, uri: str, ledger_id: int) -> messages.Metadata:
+        return _only(messages.Metadata, self._ask("metadata", uri, {"ledgers": [ledger_id]}))[0]
+
+    def under_replicated(self, uri: str) -> list[messages.Mark]:
+        return _only(messages.Mark, self._ask("under-replicated", uri))
+
+    def is_replication_enabled(self, uri: str) -> bool:
+        return _only(messages.QueueState, self._ask("under-replicated", uri))[0].enabled
+
+    def auditor(self, uri: str) -> str | None:
+        """The bookie id of the elected one."""
+        return _only(messages.Auditor, self._ask("auditor", uri))[0].auditor
+
+    def close(self) -> None:
+        """End the JVM. Any number of times; a question after that starts another."""
+        if self._jvm is not None:
+            self._jvm.close()
+            self._jvm = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ask(
+        self,
+        command: str,
+        uri: str,
+        options: Mapping[str, object] | None = None,
+        on_record: OnRecord = lambda record: None,
+    ) -> list[AnyRecord]:
+        if self._jvm is None:
+            self._jvm = Jvm(self._version)
+        answer = []
+        try:
+            self._jvm.send(command, uri, options or {})
+            for record in self._jvm.answer():
+                on_record(record)
+                answer.append(record)
+        except BaseException:  # interrupted ones too: the rest would be taken for the next answer
+            self.close()
+            raise
+        return answer
+
+
+class JavaWriter:
+    """A Java client that goes on adding to one ledger, in a process of its own, until it is stopped.
+
+    ``window``: entries sent before the first of them is acknowledged.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        shape: Shape,
+        *,
+        version: str = jars.BOOKKEEPER_DEFAULT,
+        window: int = 1,
+        pause_ms: int = 1,
+    ) -> None:
+        self._jvm = Jvm(version)
+        shape_options: dict[str, object] = msgspec.to_builtins(shape)
+        options = shape_options | {"window": window, "pauseMs": pause_ms}
+        self._jvm.send("write-forever", uri, options)
+        self._answer = self._jvm.answer()
+        self.ledger_id = self._next(messages.Created).ledger
+        self.last_acknowledged = -1
+        """As far as we have listened."""
+
+    def wait_acknowledged(self, entry_id: int) -> None:
+        """Return when this entry is. Raises UnavailableError when the writer ended before."""
+        while self.last_acknowledged < entry_id:
+            self.last_acknowledged = self._next(messages.Added).entry
+
+    def kill(self) -> int:
+        """As a crash would. Returns the last entry that was acknowledged to the writer."""
+        self._jvm.kill()
+        for record in self._jvm.leftovers():
+            if isinstance(record, messages.Added):
+                self.last_acknowledged = record.entry
+        self._jvm.close()
+        return self.last_acknowledged
+
+    def stop(self) -> messages.Stopped:
+        """Let it close its ledger and end."""
+        self._jvm.end_input()
+        return self.wait_stopped()
+
+    def wait_stopped(self) -> messages.Stopped:
+        """Return when it ended, by ``stop`` or because of an error, which is part of the answer."""
+        for record in self._answer:
+            if isinstance(record, messages.Added):
+                self.last_acknowledged = record.entry
+            elif isinstance(record, messages.Stopped):
+                self._jvm.close()
+                return record
+        raise UnavailableError("the Java writer ended without a word")
+
+    def _next(self, kind: type[R]) -> R:
+        for record in self._answer:
+            if isinstance(record, kind):
+                return record
+        raise UnavailableError("the Java writer has ended", expected=kind.__name__)
+
+
+def _only(kind: type[R], records: Iterable[AnyRecord]) -> list[R]:
+    return [record for record in records if isinstance(record, kind)]
