@@ -1,0 +1,147 @@
+"""A bookie on loopback that does what a test tells it, and a loop whose time can be moved on."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from ledgers.connection import Address
+from ledgers.metadata import BookieId
+from ledgers.protocol import bookkeeper_wire_pb2 as wire
+from ledgers.protocol.frames import frame
+from ledgers.protocol.status import Status
+
+T = TypeVar("T")
+
+
+class ShiftableLoop(asyncio.SelectorEventLoop):
+    """Its time is the real one plus what a test added, so that no test waits for a deadline."""
+
+    _added_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self._added_s
+
+    def add(self, duration_s: float) -> None:
+        self._added_s += duration_s
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run it on a ShiftableLoop; no test may take a minute of any time."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(60):
+            return await main
+
+    with asyncio.Runner(loop_factory=ShiftableLoop) as runner:
+        return runner.run(bounded())
+
+
+def pass_time(duration_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ShiftableLoop)
+    loop.add(duration_s)
+
+
+class Peer:
+    """The bookie's end of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def packet(self) -> bytes:
+        """The next packet. Raises IncompleteReadError once the client is gone."""
+        (packet_bytes,) = struct.unpack(">i", await self._reader.readexactly(4))
+        return await self._reader.readexactly(packet_bytes)
+
+    async def send(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def is_left(self) -> None:
+        """Wait until the client closes or resets the connection, whatever it still sends."""
+        try:
+            while await self._reader.read(65_536):
+                pass
+        except ConnectionError:
+            pass
+
+    def reset(self) -> None:
+        transport = self._writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+
+class ScriptedBookie:
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.id = BookieId(f"{address[0]}:{address[1]}")
+        self.connection_count = 0
+
+
+@asynccontextmanager
+async def scripted_bookie(*scripts: Script) -> AsyncIterator[ScriptedBookie]:
+    """Its first connection runs the first script, and so on; the last one serves all that follow.
+
+    A script that ends closes its connection. One that still runs at the end is cancelled.
+    """
+    running: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        running.add(task)
+        script = scripts[min(bookie.connection_count, len(scripts) - 1)]
+        bookie.connection_count += 1
+        try:
+            await script(Peer(reader, writer))
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass  # the client left, or the test is over
+        finally:
+            running.discard(task)
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    bookie = ScriptedBookie(server.sockets[0].getsockname()[:2])
+    try:
+        yield bookie
+    finally:
+        server.close()
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running)
+        await server.wait_closed()
+
+
+# --- Replies -----------------------------------------------------------------------------------
+
+
+def v2_reply(packet: bytes, status: Status = Status.EOK, entry: bytes = b"") -> bytes:
+    """The frame that answers a V2 add or read."""
+    ids = packet[24:40] if packet[1] == 1 else packet[4:20]
+    return frame(packet[:2] + bytes(2) + struct.pack(">i", status.v2_code) + ids + entry)
+
+
+def v2_batch_reply(packet: bytes, *entries: bytes, status: Status = Status.EOK) -> bytes:
+    """The frame that answers a V2 batch read."""
+    code = struct.pack(">i", status.v2_code)
+    body = b"".join(struct.pack(">i", len(entry)) + entry for entry in entries)
+    return frame(packet[:2] + bytes(2) + code + packet[4:28] + body)
+
+
+def v3_reply(packet: bytes, status: Status = Status.EOK, entry: bytes = b"") -> bytes:
+    """The frame that answers a V3 add or read."""
+    request = wire.Request.FromString(packet)
+    response = wire.Response(header=request.header, status=status.v3_code)
+    if request.header.operation == wire.READ_ENTRY:
+        asked = request.readRequest
+        inner = wire.ReadResponse(ledgerId=asked.ledgerId, entryId=asked.entryId)
+        inner.status = response.status
+        if status is Status.EOK:
+            inner.body = entry
+        response.readResponse.CopyFrom(inner)
+    return frame(response.SerializeToString())
