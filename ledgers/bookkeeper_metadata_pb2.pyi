@@ -362,7 +362,9 @@ Global___AuditorVoteFormat: _TypeAlias = AuditorVoteFormat  # noqa: Y015
 
 @_typing.final
 class CheckAllLedgersFormat(_message.Message):
-    """When the auditor last did what the name says, binary."""
+    """When the auditor last checked all ledgers, binary. Its siblings PlacementPolicyCheckFormat and
+    ReplicasCheckFormat differ in names alone, which binary does not hold.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -380,41 +382,3 @@ class CheckAllLedgersFormat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckAllLedgersFormat: _TypeAlias = CheckAllLedgersFormat  # noqa: Y015
-
-@_typing.final
-class PlacementPolicyCheckFormat(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PLACEMENTPOLICYCHECKCTIME_FIELD_NUMBER: _builtins.int
-    placementPolicyCheckCTime: _builtins.int
-    def __init__(
-        self,
-        *,
-        placementPolicyCheckCTime: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["placementPolicyCheckCTime", b"placementPolicyCheckCTime"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["placementPolicyCheckCTime", b"placementPolicyCheckCTime"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___PlacementPolicyCheckFormat: _TypeAlias = PlacementPolicyCheckFormat  # noqa: Y015
-
-@_typing.final
-class ReplicasCheckFormat(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REPLICASCHECKCTIME_FIELD_NUMBER: _builtins.int
-    replicasCheckCTime: _builtins.int
-    def __init__(
-        self,
-        *,
-        replicasCheckCTime: _builtins.int | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["replicasCheckCTime", b"replicasCheckCTime"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replicasCheckCTime", b"replicasCheckCTime"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ReplicasCheckFormat: _TypeAlias = ReplicasCheckFormat  # noqa: Y015

@@ -1,0 +1,268 @@
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgers.errors import CorruptionError, SettingsError
+from ledgers.metadata import BookieId
+from replication import payloads
+from replication.payloads import Audit, Mark
+from tests.vectors import Case, cases
+
+UR = payloads.underreplication_path("/ledgers")
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+
+
+def _znodes(*kinds: str) -> list[Case]:
+    found = [case for case in cases("znode_payloads") if case["kind"] in kinds]
+    assert found, kinds
+    return found
+
+
+def _name(case: Case) -> str:
+    path: str = case["path"]
+    return path.removeprefix(UR)
+
+
+# --- as Java ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", cases("paths"), ids=lambda case: str(case["ledger_id"]))
+def test_marks_and_locks_lie_where_java_puts_them(case: Case) -> None:
+    ledger_id = case["ledger_id"]
+
+    assert payloads.mark_path(UR, ledger_id) == case["under_replicated"]
+    assert payloads.lock_path(UR, ledger_id) == case["lock"]
+
+
+@pytest.mark.parametrize("case", cases("paths"), ids=lambda case: str(case["ledger_id"]))
+def test_a_ledger_is_found_again_by_its_mark_and_its_lock(case: Case) -> None:
+    directory, _, leaf = case["under_replicated"].rpartition("/")
+    relative = directory.removeprefix(payloads.marks_path(UR) + "/")
+
+    assert payloads.ledger_ids_below(relative, [leaf]) == [case["ledger_id"]]
+    assert payloads.ledger_id_of_lock(case["lock"].rpartition("/")[2]) == case["ledger_id"]
+
+
+@pytest.mark.parametrize("case", _znodes("mark"), ids=_name)
+def test_marks_are_read_and_written_as_java_does(case: Case) -> None:
+    fields, data = case["fields"], bytes.fromhex(case["data"])
+    expected = Mark(replicas=tuple(fields["replicas"]), ctime_ms=fields["ctime"])
+
+    assert payloads.parse_mark(data) == expected
+    assert payloads.mark_to_bytes(expected) == data
+    assert payloads.mark_path(UR, fields["ledger_id"]) == case["path"]
+
+
+@pytest.mark.parametrize("case", _znodes("lock"), ids=_name)
+def test_locks_are_read_and_written_as_java_does(case: Case) -> None:
+    holder, data = case["fields"]["bookie_id"], bytes.fromhex(case["data"])
+
+    assert payloads.parse_lock(data) == holder
+    assert payloads.lock_to_bytes(holder) == data
+
+
+@pytest.mark.parametrize("case", _znodes("vote", "elected auditor"), ids=_name)
+def test_votes_are_read_and_written_as_java_does(case: Case) -> None:
+    candidate, data = case["fields"]["bookie_id"], bytes.fromhex(case["data"])
+
+    assert payloads.parse_vote(data) == candidate
+    assert payloads.vote_to_bytes(candidate) == data
+    assert case["path"].startswith(payloads.election_path(UR))
+
+
+@pytest.mark.parametrize("case", _znodes("lost bookie recovery delay"), ids=lambda c: c["data"])
+def test_the_recovery_delay_is_read_and_written_as_java_does(case: Case) -> None:
+    delay_s, data = case["fields"]["delay_s"], bytes.fromhex(case["data"])
+
+    assert payloads.parse_recovery_delay(data) == delay_s
+    assert payloads.recovery_delay_to_bytes(delay_s) == data
+    assert payloads.recovery_delay_path(UR) == case["path"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "audit"),
+    [
+        ("check-all time", Audit.ALL_LEDGERS),
+        ("placement check time", Audit.PLACEMENT_POLICY),
+        ("replicas check time", Audit.REPLICAS),
+    ],
+)
+def test_times_of_audits_are_read_and_written_as_java_does(kind: str, audit: Audit) -> None:
+    for case in _znodes(kind):
+        time_ms, data = case["fields"]["ctime"], bytes.fromhex(case["data"])
+
+        assert payloads.parse_audit_time(data) == (None if time_ms == -1 else time_ms)
+        assert payloads.audit_time_to_bytes(time_ms) == data
+        assert payloads.audit_time_path(UR, audit) == case["path"]
+
+
+def test_the_layout_is_javas() -> None:
+    (case,) = _znodes("under-replication layout")
+
+    assert case["path"] == payloads.layout_path(UR)
+    assert case["data"] == payloads.LAYOUT_DATA.hex()
+    payloads.check_layout(payloads.LAYOUT_DATA)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [("under-replication root", UR), ("disable switch", payloads.disable_path(UR))],
+)
+def test_empty_znodes_lie_where_java_puts_them(kind: str, path: str) -> None:
+    assert {case["path"] for case in _znodes(kind)} == {path}
+
+
+# --- as tolerant as Java, and no more --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "mark"),
+    [
+        pytest.param(b"", Mark(), id="no data"),
+        pytest.param(
+            b"replica:'a:1'ctime:5", Mark(replicas=(BookieId("a:1"),), ctime_ms=5), id="terse"
+        ),
+        pytest.param(
+            b"# c\nctime: 5\nctime: 6", Mark(ctime_ms=6), id="a comment, the last one wins"
+        ),
+        pytest.param(
+            b'replica: ["a:1", "b:1"]',
+            Mark(replicas=(BookieId("a:1"), BookieId("b:1"))),
+            id="a list",
+        ),
+    ],
+)
+def test_marks_are_read_as_the_text_format_allows(data: bytes, mark: Mark) -> None:
+    assert payloads.parse_mark(data) == mark
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"replica", id="no value"),
+        pytest.param(b'replica: "a', id="an open quote"),
+        pytest.param(b'reason: "x"', id="a name that Java does not know"),
+        pytest.param(b"ctime: 9223372036854775808", id="a number beyond 64 bits"),
+        pytest.param(b"ctime: soon", id="no number"),
+        pytest.param(b"\xff", id="no text"),
+    ],
+)
+def test_a_mark_that_java_would_refuse_is_corruption(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        payloads.parse_mark(data)
+
+
+@pytest.mark.parametrize("parse", [payloads.parse_lock, payloads.parse_vote])
+def test_an_empty_lock_or_vote_names_nobody(parse: Callable[[bytes], str | None]) -> None:
+    assert parse(b"") is None
+
+
+def test_an_audit_that_never_ran_has_no_time() -> None:
+    assert payloads.parse_audit_time(b"") is None
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        pytest.param(b'type: "BASIC"\nversion: 2\n', SettingsError, id="a later version"),
+        pytest.param(b'type: "OTHER"\nversion: 1\n', SettingsError, id="another type"),
+        pytest.param(b"version: 1\n", CorruptionError, id="no type"),
+        pytest.param(b"", CorruptionError, id="empty"),
+    ],
+)
+def test_a_tree_laid_out_otherwise_is_refused(data: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        payloads.check_layout(data)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"-1", b"1.5", b" 1", b"1\n", b"2147483648", b"\xb2", b"1_0"]
+)
+def test_a_recovery_delay_that_is_no_number_of_seconds_is_corruption(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        payloads.parse_recovery_delay(data)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("urL1", id="too few digits"),
+        pytest.param("urL00000000001", id="a zero too many"),
+        pytest.param("urL9223372036854775808", id="beyond 64 bits"),
+        pytest.param("urL000000000１", id="a digit of another script"),
+        pytest.param("L0000000001", id="a ledger"),
+        pytest.param("urL-000000001", id="negative"),
+        pytest.param("", id="empty"),
+    ],
+)
+def test_other_names_are_no_locks_and_no_marks(name: str) -> None:
+    assert payloads.ledger_id_of_lock(name) is None
+    assert payloads.ledger_ids_below("0000/0000/0000/0001", [name]) == []
+
+
+def test_a_mark_in_a_directory_that_is_not_its_own_is_passed_over() -> None:
+    names = ["urL0000000001", "urL0000000002", "urL0000000001"]
+
+    assert payloads.ledger_ids_below("0000/0000/0000/0002", names) == [2]
+
+
+# --- any value, any bytes --------------------------------------------------------------------------
+
+
+@given(
+    st.builds(
+        Mark,
+        replicas=st.lists(TEXT.map(BookieId), max_size=4).map(tuple),
+        ctime_ms=st.none() | st.integers(-(2**63), 2**63 - 1),
+    )
+)
+def test_any_mark_survives_its_znode(mark: Mark) -> None:
+    assert payloads.parse_mark(payloads.mark_to_bytes(mark)) == mark
+
+
+@given(TEXT.filter(bool))
+def test_any_holder_survives_its_znode(name: str) -> None:
+    assert payloads.parse_lock(payloads.lock_to_bytes(name)) == name
+    assert payloads.parse_vote(payloads.vote_to_bytes(name)) == name
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_any_ledger_is_found_again(ledger_id: int) -> None:
+    path = payloads.mark_path(UR, ledger_id)
+    directory, _, leaf = path.removeprefix(payloads.marks_path(UR) + "/").rpartition("/")
+
+    assert payloads.ledger_ids_below(directory, [leaf]) == [ledger_id]
+
+
+@pytest.mark.parametrize(
+    "parse",
+    [
+        payloads.parse_mark,
+        payloads.parse_lock,
+        payloads.parse_vote,
+        payloads.parse_recovery_delay,
+        payloads.parse_audit_time,
+        payloads.check_layout,
+    ],
+)
+@given(data=st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
+def test_garbage_is_refused_in_the_documented_way(
+    parse: Callable[[bytes], object], data: bytes
+) -> None:
+    with suppress(CorruptionError, SettingsError):
+        parse(data)
+
+
+@pytest.mark.parametrize("case", _znodes("mark"), ids=_name)
+def test_every_truncation_of_a_mark_is_read_or_refused(case: Case) -> None:
+    data = bytes.fromhex(case["data"])
+
+    for length in range(len(data)):
+        try:
+            mark = payloads.parse_mark(data[:length])
+        except CorruptionError:
+            continue
+        assert set(mark.replicas) <= set(case["fields"]["replicas"])
