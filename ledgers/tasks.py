@@ -1,0 +1,48 @@
+"""Tasks that end with the block that started them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class TaskScope:
+    """Starts tasks that live no longer than their ``task_scope`` block."""
+
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+        # In order of their start (a dict, not a set), so that a simulation ends them in that order.
+        self._running: dict[asyncio.Task[Any], None] = {}
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._group.create_task(coroutine)
+        self._running[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def cancel(self) -> None:
+        for task in list(self._running):
+            task.cancel()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        del self._running[task]
+
+
+@asynccontextmanager
+async def task_scope() -> AsyncIterator[TaskScope]:
+    """A TaskGroup that cancels what still runs at the block's end, and raises errors unwrapped.
+
+    Asking several bookies for one answer ends with tasks to spare, and its callers sort errors by
+    class; with a bare TaskGroup every one of them would have to undo the ExceptionGroup.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            scope = TaskScope(group)
+            try:
+                yield scope
+            finally:
+                scope.cancel()
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None

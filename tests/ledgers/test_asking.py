@@ -1,0 +1,149 @@
+from collections.abc import Mapping
+
+import pytest
+
+from ledgers.asking import Replies, Reply, ask, said
+from ledgers.bookies import Answer
+from ledgers.errors import (
+    BookmenderError,
+    BusyError,
+    DigestMismatchError,
+    FencedError,
+    NoSuchEntryError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.metadata import BookieId
+from tests.virtual_time import LoopClock, run
+
+A, B, C = (BookieId(name) for name in "abc")
+
+
+class Bookies:
+    """Bookies that answer with their name after so many seconds, or fail when the time is negative."""
+
+    def __init__(self, delays_s: Mapping[BookieId, float]) -> None:
+        self._delays_s = delays_s
+        self.asked: list[tuple[BookieId, float]] = []
+        self.clock = LoopClock()
+
+    async def request(self, bookie: BookieId) -> str:
+        self.asked.append((bookie, self.clock.now_s()))
+        await self.clock.sleep(abs(self._delays_s[bookie]))
+        if self._delays_s[bookie] < 0:
+            raise UnavailableError("time-out", bookie=bookie)
+        return bookie
+
+
+def first_value(replies: Replies[str]) -> str | None:
+    return next((reply.value for reply in replies.values() if reply.value is not None), None)
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        pytest.param(NoSuchEntryError("ENOENTRY"), Answer.ABSENT, id="the only no"),
+        pytest.param(DigestMismatchError("bad"), Answer.MISMATCH, id="a wrong copy"),
+        pytest.param(UnavailableError("EIO"), Answer.UNKNOWN, id="an error proves nothing"),
+        pytest.param(BusyError("busy"), Answer.UNKNOWN, id="nor does being busy"),
+        pytest.param(FencedError("fenced"), Answer.UNKNOWN, id="nor a fence"),
+        pytest.param(UnauthorizedError("key"), Answer.UNKNOWN, id="nor a wrong key"),
+    ],
+)
+def test_an_error_is_an_answer(error: BookmenderError, answer: Answer) -> None:
+    assert Reply(error=error).answer is answer
+
+
+def test_the_next_bookie_is_asked_only_after_a_failure() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: -0.25, B: 0.25, C: 0.25})
+
+        verdict, replies = await ask(
+            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+        )
+
+        assert verdict == B
+        assert list(replies) == [A, B]
+        assert bookies.asked == [(A, 0.0), (B, 0.25)]
+
+    run(scenario())
+
+
+def test_a_slow_bookie_is_not_waited_for_beyond_the_hedge() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: 60.0, B: 0.25, C: 0.0})
+
+        verdict, _ = await ask(
+            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+        )
+
+        assert verdict == B
+        assert bookies.asked == [(A, 0.0), (B, 2.0)]
+        assert bookies.clock.now_s() == 2.25
+
+    run(scenario())
+
+
+def test_the_hedge_counts_anew_from_each_bookie_asked() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: -1.75, B: 1.0, C: 0.0})
+
+        verdict, _ = await ask(
+            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+        )
+
+        assert verdict == B
+        assert bookies.asked == [(A, 0.0), (B, 1.75)]
+
+    run(scenario())
+
+
+def test_without_a_hedge_all_are_asked_at_once_even_if_the_first_reply_decides() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: 0.0, B: 60.0, C: 60.0})
+
+        verdict, _ = await ask([A, B, C], bookies.request, first_value, clock=bookies.clock)
+
+        assert verdict == A
+        assert bookies.asked == [(A, 0.0), (B, 0.0), (C, 0.0)]
+        assert bookies.clock.now_s() == 0.0
+
+    run(scenario())
+
+
+def test_when_all_have_replied_and_nothing_is_decided_the_replies_are_all_there_is() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: -1.0, B: -0.5})
+
+        verdict, replies = await ask([A, B], bookies.request, first_value, clock=bookies.clock)
+
+        assert verdict is None
+        assert list(replies) == [B, A]
+        assert said(replies) == "b: time-out (bookie=b); a: time-out (bookie=a)"
+
+    run(scenario())
+
+
+def test_what_the_decision_raises_ends_the_asking_and_comes_out_unwrapped() -> None:
+    def refuse(replies: Replies[str]) -> str | None:
+        raise UnauthorizedError("wrong key")
+
+    async def scenario() -> None:
+        bookies = Bookies({A: 0.0, B: 60.0})
+
+        with pytest.raises(UnauthorizedError):
+            await ask([A, B], bookies.request, refuse, clock=bookies.clock)
+        assert bookies.clock.now_s() == 0.0
+
+    run(scenario())
+
+
+def test_a_mistake_of_ours_is_no_reply() -> None:
+    async def request(bookie: BookieId) -> str:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        with pytest.raises(ZeroDivisionError):
+            await ask([A, B], request, first_value, clock=LoopClock())
+
+    run(scenario())
