@@ -1,0 +1,138 @@
+"""What both stores share: the state of one session, and the readers of its watches.
+
+All of it belongs to the store's loop.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ledgers.errors import SessionLostError
+from ledgers.store import Event, EventKind, SessionState
+
+EVENTS_MAX = 10_000
+"""Events that may wait for their reader; more collapse into one RESET."""
+READ_ATTEMPTS_MAX = 5
+"""Connections that a read may see break before it fails; a write sees one only."""
+
+
+class Session:
+    """Connected at first; suspended and resumed any number of times; once lost, lost for good."""
+
+    def __init__(self) -> None:
+        self.state = SessionState.CONNECTED
+        self.break_count = 0
+        """How often the connection broke: tells whether a request and its reply share one."""
+        self._not_suspended = asyncio.Event()
+        self._not_suspended.set()
+        self._lost = asyncio.Event()
+        self._subscriptions: dict[Subscription, None] = {}
+
+    def suspend(self) -> None:
+        if self.state is SessionState.CONNECTED:
+            self.state = SessionState.SUSPENDED
+            self.break_count += 1
+            self._not_suspended.clear()
+
+    def resume(self) -> None:
+        if self.state is SessionState.SUSPENDED:
+            self.state = SessionState.CONNECTED
+            self._not_suspended.set()
+            for subscription in self._subscriptions:
+                subscription.reset()
+
+    def lose(self) -> None:
+        self.break_count += 1
+        self.state = SessionState.LOST
+        self._not_suspended.set()
+        self._lost.set()
+        for subscription in self._subscriptions:
+            subscription.fail(session_lost())
+
+    def raise_if_lost(self) -> None:
+        if self.state is SessionState.LOST:
+            raise session_lost()
+
+    async def wait_connected(self) -> None:
+        """Raises SessionLostError when it never will be again."""
+        while self.state is SessionState.SUSPENDED:
+            await self._not_suspended.wait()
+        self.raise_if_lost()
+
+    async def wait_lost(self) -> None:
+        await self._lost.wait()
+
+    def publish(self, event: Event) -> None:
+        """To every subscription that wants it."""
+        for subscription in self._subscriptions:
+            if subscription.wants(event):
+                subscription.put(event)
+
+    @contextmanager
+    def subscription(self, path: str, *, is_recursive: bool) -> Iterator["Subscription"]:
+        """One that begins with a RESET, for as long as the block runs. Raises SessionLostError."""
+        self.raise_if_lost()
+        subscription = Subscription(path, is_recursive=is_recursive)
+        self._subscriptions[subscription] = None
+        try:
+            yield subscription
+        finally:
+            del self._subscriptions[subscription]
+
+    def has_subscription(self, path: str) -> bool:
+        return any(subscription.path == path for subscription in self._subscriptions)
+
+
+class Subscription:
+    """Events of one watch on their way to its reader, in order."""
+
+    def __init__(self, path: str, *, is_recursive: bool) -> None:
+        self.path = path
+        self.is_recursive = is_recursive
+        self._below = f"{path.rstrip('/')}/"
+        self._events: deque[Event] = deque()
+        self._error: Exception | None = None
+        self._has_news = asyncio.Event()
+        self.reset()
+
+    def wants(self, event: Event) -> bool:
+        """Whether ZooKeeper's persistent watch of this mode covers the event.
+
+        A recursive one hears of no CHILDREN: it hears of the children themselves.
+        """
+        if not self.is_recursive:
+            return event.path == self.path
+        is_covered = event.path == self.path or event.path.startswith(self._below)
+        return is_covered and event.kind is not EventKind.CHILDREN
+
+    def put(self, event: Event) -> None:
+        if len(self._events) >= EVENTS_MAX:
+            self.reset()
+            return
+        self._events.append(event)
+        self._has_news.set()
+
+    def reset(self) -> None:
+        """What waits is out of date, and more may have been missed: one RESET in place of it all."""
+        self._events.clear()
+        self._events.append(Event(kind=EventKind.RESET, path=self.path))
+        self._has_news.set()
+
+    def fail(self, error: Exception) -> None:
+        """End with this error, at once: events of a lost session are of no use."""
+        self._error = error
+        self._has_news.set()
+
+    async def next(self) -> Event:
+        while True:
+            if self._error is not None:
+                raise self._error
+            if self._events:
+                return self._events.popleft()
+            self._has_news.clear()
+            await self._has_news.wait()
+
+
+def session_lost() -> SessionLostError:
+    return SessionLostError("the ZooKeeper session is lost")
