@@ -71,13 +71,16 @@ def ledger_id_of_lock(name: str) -> int | None:
     return ledger_id if ledger_id < 2**63 and _leaf(ledger_id) == name else None
 
 
-def ledger_ids_below(directory: str, names: Iterable[str]) -> list[int]:
-    """The ledgers marked by the children ``names`` of a directory, given relative to the marks' path.
+def ledger_ids_below(parent: str, names: Iterable[str]) -> list[int]:
+    """The ledgers whose private directories are the children ``names`` of a third-level directory.
 
-    Names that Java would not have put there are passed over.
+    ``parent`` is relative to the marks' path, as in ``0000/0000/075b``. Such a directory holds one
+    mark, or none that a crash left behind. Names that Java would not have put there are passed over.
     """
-    ledger_ids = map(ledger_id_of_lock, names)
-    return [i for i in ledger_ids if i is not None and _mark_directory(i) == directory]
+    ledger_ids = (
+        int((parent + name).replace("/", ""), 16) for name in names if _GROUP.fullmatch(name)
+    )
+    return [ledger_id for ledger_id in ledger_ids if ledger_id < 2**63]
 
 
 def _mark_directory(ledger_id: int) -> str:
@@ -85,6 +88,7 @@ def _mark_directory(ledger_id: int) -> str:
     return "/".join(digits[start : start + 4] for start in range(0, 16, 4))
 
 
+_GROUP = re.compile(r"[0-9a-f]{4}")
 _LEAF = re.compile(r"urL[0-9]{10,19}")
 
 

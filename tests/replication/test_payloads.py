@@ -39,10 +39,10 @@ def test_marks_and_locks_lie_where_java_puts_them(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases("paths"), ids=lambda case: str(case["ledger_id"]))
 def test_a_ledger_is_found_again_by_its_mark_and_its_lock(case: Case) -> None:
-    directory, _, leaf = case["under_replicated"].rpartition("/")
-    relative = directory.removeprefix(payloads.marks_path(UR) + "/")
+    directory = case["under_replicated"].rpartition("/")[0]
+    parent, _, name = directory.removeprefix(payloads.marks_path(UR) + "/").rpartition("/")
 
-    assert payloads.ledger_ids_below(relative, [leaf]) == [case["ledger_id"]]
+    assert payloads.ledger_ids_below(parent, [name]) == [case["ledger_id"]]
     assert payloads.ledger_id_of_lock(case["lock"].rpartition("/")[2]) == case["ledger_id"]
 
 
@@ -198,15 +198,15 @@ def test_a_recovery_delay_that_is_no_number_of_seconds_is_corruption(data: bytes
         pytest.param("", id="empty"),
     ],
 )
-def test_other_names_are_no_locks_and_no_marks(name: str) -> None:
+def test_other_names_are_no_locks(name: str) -> None:
     assert payloads.ledger_id_of_lock(name) is None
-    assert payloads.ledger_ids_below("0000/0000/0000/0001", [name]) == []
 
 
-def test_a_mark_in_a_directory_that_is_not_its_own_is_passed_over() -> None:
-    names = ["urL0000000001", "urL0000000002", "urL0000000001"]
+def test_directories_that_are_no_ledgers_are_passed_over() -> None:
+    names = ["0002", "00FF", "2", "00002", "urL0", "00g0", ""]
 
-    assert payloads.ledger_ids_below("0000/0000/0000/0002", names) == [2]
+    assert payloads.ledger_ids_below("0000/0000/0000", names) == [2]
+    assert payloads.ledger_ids_below("ffff/0000/0000", names) == []
 
 
 # --- any value, any bytes --------------------------------------------------------------------------
@@ -232,9 +232,9 @@ def test_any_holder_survives_its_znode(name: str) -> None:
 @given(st.integers(0, 2**63 - 1))
 def test_any_ledger_is_found_again(ledger_id: int) -> None:
     path = payloads.mark_path(UR, ledger_id)
-    directory, _, leaf = path.removeprefix(payloads.marks_path(UR) + "/").rpartition("/")
+    parent, name, _ = path.removeprefix(payloads.marks_path(UR) + "/").rsplit("/", 2)
 
-    assert payloads.ledger_ids_below(directory, [leaf]) == [ledger_id]
+    assert payloads.ledger_ids_below(parent, [name]) == [ledger_id]
 
 
 @pytest.mark.parametrize(
