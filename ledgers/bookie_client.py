@@ -121,13 +121,25 @@ class BookieClient:
             bytes_max=min(bytes_max, self._settings.batch_bytes_max),
         )
         lines = self._to(bookie)
-        reply = await self._ask_batch(lines, request)
-        if reply is None:
-            return [await self._read_after_refusal(bookie, ledger_id, first_entry_id)]
-        reply.check(bookie=bookie, ledger_id=ledger_id, entry_id=first_entry_id)
-        if not reply.entries:
-            raise UnavailableError("batch read without an entry", bookie=bookie)
-        return list(reply.entries)
+        async with lines.probe:
+            knows_batches = lines.knows_batches
+            if knows_batches is None:
+                return await self._probe_batch(bookie, request)
+        if knows_batches:
+            return _batch(bookie, request, await self._ask(lines.batch, request))
+        return [await self.read(bookie, ledger_id, first_entry_id)]
+
+    async def _probe_batch(self, bookie: BookieId, request: ReadBatch) -> list[bytes]:
+        """The first one, on a connection that carries nothing else: what becomes of that tells."""
+        lines = self._to(bookie)
+        connection = await lines.batch.connection()
+        try:
+            return _batch(bookie, request, await connection.request(request))
+        except BrokenConnectionError:
+            try:
+                return [await self.read(bookie, request.ledger_id, request.first_entry_id)]
+            finally:
+                lines.note_batch_refusal()
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
         reply = await self._ask(self._to(bookie).v3, ListEntries(ledger_id=ledger_id))
@@ -164,12 +176,6 @@ class BookieClient:
     async def transfer(self, transfer: Transfer) -> TransferResult:
         return await self._bulk.transfer(transfer)
 
-    async def _read_after_refusal(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
-        try:
-            return await self.read(bookie, ledger_id, entry_id)
-        finally:
-            self._to(bookie).note_batch_refusal()
-
     # --- Connections ---------------------------------------------------------------------------
 
     def bookie_returned(self, bookie: BookieId) -> None:
@@ -185,22 +191,6 @@ class BookieClient:
 
     async def _ask(self, line: Channel, request: Request) -> Reply:
         connection = await line.connection()
-        return await connection.request(request)
-
-    async def _ask_batch(self, lines: "_Lines", request: ReadBatch) -> Reply | None:
-        """None from a bookie that does not know batch reads.
-
-        The first goes out alone. What it does to the connection tells, whose own it is.
-        """
-        async with lines.probe:
-            if lines.refuses_batches:
-                return None
-            connection = await lines.batch.connection()
-            if not connection.has_answered:
-                try:
-                    return await connection.request(request)
-                except BrokenConnectionError:
-                    return None
         return await connection.request(request)
 
     def _to(self, bookie: BookieId) -> "_Lines":
@@ -241,6 +231,13 @@ class BookieClient:
         return address
 
 
+def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
+    reply.check(bookie=bookie, ledger_id=request.ledger_id, entry_id=request.first_entry_id)
+    if not reply.entries:
+        raise UnavailableError("batch read without an entry", bookie=bookie)
+    return list(reply.entries)
+
+
 def parse_address(bookie: BookieId) -> Address | None:
     """The address in an id of the form ``host:port``; None for any other."""
     host, _, port = bookie.rpartition(":")
@@ -262,12 +259,20 @@ class _Lines:
     """Where single reads went when batch reads were refused: while it lives, it is the same bookie."""
 
     @property
-    def refuses_batches(self) -> bool:
-        return self.refused_beside is not None and not self.refused_beside.is_broken
+    def knows_batches(self) -> bool | None:
+        """Whether the bookie at the other end knows batch reads; None while that is not known."""
+        if self.refused_beside is not None and not self.refused_beside.is_broken:
+            return False
+        connection = self.batch.current
+        if connection is not None and connection.has_answered and not connection.is_broken:
+            return True
+        return None
 
     def note_batch_refusal(self) -> None:
         """If single reads got no answer either, the bookie went down, and nothing is known."""
         self.refused_beside = self.data.current
+        if self.knows_batches is False:
+            self.batch.retry_now()  # that it closed this connection was no failure
 
     def start_afresh(self) -> None:
         self.refused_beside = None

@@ -44,6 +44,12 @@ def pass_time(duration_s: float) -> None:
     loop.add(duration_s)
 
 
+async def step() -> None:
+    """Let every task run that can, and what is ready on sockets come in."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 class Peer:
     """The bookie's end of one connection."""
 

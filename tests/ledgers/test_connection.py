@@ -21,6 +21,7 @@ from tests.ledgers.scripted_bookie import (
     pass_time,
     run,
     scripted_bookie,
+    step,
     v2_batch_reply,
     v2_reply,
     v3_reply,
@@ -82,12 +83,6 @@ def start(connection: Connection, *requests: Request) -> list[asyncio.Task[Reply
 async def errors_of(tasks: list[asyncio.Task[Reply]]) -> list[BaseException | None]:
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     return [each if isinstance(each, BaseException) else None for each in outcomes]
-
-
-async def step() -> None:
-    """Let every task run that can, and what is ready on sockets come in."""
-    for _ in range(20):
-        await asyncio.sleep(0)
 
 
 # --- Replies find their requests ---------------------------------------------------------------
