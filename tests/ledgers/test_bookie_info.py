@@ -1,0 +1,195 @@
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgers.bookie_info import (
+    Address,
+    BookieInfo,
+    Cookie,
+    parse_address,
+    parse_bookie_id,
+    parse_bookie_info,
+    parse_cookie,
+)
+from ledgers.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.errors import CorruptionError
+from ledgers.metadata import BookieId
+from tests.vectors import Case, cases
+
+REGISTRATIONS = [case for case in cases("znode_payloads") if case["kind"] == "available"]
+COOKIES = [case for case in cases("znode_payloads") if case["kind"] == "cookie"]
+
+
+def _bookie(case: Case) -> str:
+    bookie: str = case["path"].rpartition("/")[2]
+    return bookie
+
+
+# --- ids -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        pytest.param("192.0.2.1:3181", True, id="an address"),
+        pytest.param("a_B-C.9:;<=>?@[]^", True, id="every allowed sign"),
+        pytest.param("bookie\\one", True, id="a backslash"),
+        pytest.param("x" * 1000, True, id="long"),
+        pytest.param("readonly-1", True, id="begins like the read-only directory"),
+        pytest.param("readonly", False, id="the read-only directory"),
+        pytest.param("ReadOnly", False, id="the read-only directory in any case"),
+        pytest.param("", False, id="empty"),
+        pytest.param("a/b", False, id="a slash would make it a path"),
+        pytest.param("a b", False, id="a blank"),
+        pytest.param("a\n", False, id="a line feed behind"),
+        pytest.param("bücher", False, id="not ASCII"),
+        pytest.param("a`b", False, id="just beyond the allowed signs"),
+    ],
+)
+def test_an_id_is_what_java_allows(text: str, is_valid: bool) -> None:
+    if is_valid:
+        assert parse_bookie_id(text) == text
+    else:
+        with pytest.raises(CorruptionError, match="not a bookie id"):
+            parse_bookie_id(text)
+
+
+@pytest.mark.parametrize(
+    ("bookie_id", "address"),
+    [
+        pytest.param("192.0.2.1:3181", Address("192.0.2.1", 3181), id="IPv4"),
+        pytest.param("bookie.example:1", Address("bookie.example", 1), id="a name"),
+        pytest.param("[2001:db8::1]:3181", Address("2001:db8::1", 3181), id="IPv6"),
+        pytest.param("bookie-four.example", None, id="an opaque name"),
+        pytest.param("bookie:", None, id="no port"),
+        pytest.param(":3181", None, id="no host"),
+        pytest.param("bookie:0", None, id="a placeholder of placement"),
+        pytest.param("bookie:65536", None, id="port too large"),
+        pytest.param("bookie:٣", None, id="a digit of another script"),
+        pytest.param("", None, id="empty"),
+    ],
+)
+def test_an_id_may_spell_out_the_address(bookie_id: str, address: Address | None) -> None:
+    assert parse_address(bookie_id) == address
+
+
+# --- registrations ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", REGISTRATIONS, ids=lambda case: case["path"])
+def test_a_registration_says_what_java_wrote_into_it(case: Case) -> None:
+    (rpc,) = [e for e in case["fields"]["endpoints"] if e["protocol"] == "bookie-rpc"]
+
+    info = parse_bookie_info(_bookie(case), bytes.fromhex(case["data"]))
+
+    assert info == BookieInfo(
+        address=Address(rpc["host"], rpc["port"]), extensions=frozenset(rpc["extensions"])
+    )
+
+
+@pytest.mark.parametrize(
+    ("bookie_id", "address"),
+    [("192.0.2.1:3181", Address("192.0.2.1", 3181)), ("opaque", None)],
+)
+def test_an_old_bookie_registers_nothing_but_its_id(
+    bookie_id: str, address: Address | None
+) -> None:
+    assert parse_bookie_info(bookie_id, b"") == BookieInfo(address=address)
+
+
+def _registration(*, host: str = "h", port: int = 1, protocol: str = "bookie-rpc") -> bytes:
+    info = BookieServiceInfoFormat()
+    info.endpoints.add(id="bookie", host=host, port=port, protocol=protocol)
+    return info.SerializeToString()
+
+
+def test_a_bookie_without_a_protocol_port_has_no_address() -> None:
+    info = parse_bookie_info("192.0.2.1:3181", _registration(protocol="http"))
+
+    assert info.address is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(_registration(host=""), id="no host"),
+        pytest.param(_registration(port=0), id="port 0"),
+        pytest.param(_registration(port=-1), id="a negative port"),
+        pytest.param(_registration(port=65_536), id="port too large"),
+        pytest.param(_registration(host="xyz").replace(b"xyz", b"\xff\xfe\xfd"), id="not UTF-8"),
+        pytest.param(_registration()[:-1], id="cut short"),
+        pytest.param(b"2\x02\n\x00", id="an endpoint without host and port"),
+    ],
+)
+def test_an_impossible_registration_is_corruption(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        parse_bookie_info("192.0.2.1:3181", data)
+
+
+@given(st.binary(max_size=60), st.text(max_size=20))
+def test_any_registration_is_read_or_refused(data: bytes, bookie_id: str) -> None:
+    with suppress(CorruptionError):
+        parse_bookie_info(bookie_id, data)
+
+
+@pytest.mark.parametrize("case", REGISTRATIONS[:1], ids=lambda case: case["path"])
+@given(data=st.data())
+def test_a_damaged_registration_is_read_or_refused(case: Case, data: st.DataObject) -> None:
+    damaged = bytearray.fromhex(case["data"])
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+
+    with suppress(CorruptionError):
+        parse_bookie_info("b:1", bytes(damaged))
+
+
+# --- cookies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", COOKIES, ids=lambda case: case["path"])
+def test_a_cookie_says_what_java_wrote_into_it(case: Case) -> None:
+    fields = case["fields"]
+
+    cookie = parse_cookie(bytes.fromhex(case["data"]))
+
+    assert cookie == Cookie(
+        bookie=BookieId(_bookie(case)),
+        journal_dirs=tuple(fields["journalDir"].split(",")),
+        ledger_dirs=tuple(fields["ledgerDirs"].split("\t")[1:]),
+        index_dirs=tuple(fields.get("indexDirs", "").split("\t")[1:]),
+        instance_id=fields["instanceId"],
+    )
+
+
+def test_a_cookie_of_version_3_stands_on_plain_lines() -> None:
+    cookie = parse_cookie(b"3\n192.0.2.1:3181\n/journal\n2\t/a\t/b\n")
+
+    assert cookie == Cookie(
+        bookie=BookieId("192.0.2.1:3181"), journal_dirs=("/journal",), ledger_dirs=("/a", "/b")
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"6\n", id="a later version"),
+        pytest.param(b"5\n", id="nothing behind the version"),
+        pytest.param(b"3\na:1\n/journal\n", id="a line missing"),
+        pytest.param(b"3\na:1\n/journal\n1\t/a\nmore\n", id="a line too many"),
+        pytest.param(b"3\na:1\n\xff\n1\t/a\n", id="not UTF-8"),
+        pytest.param(b"3\na/b\n/journal\n1\t/a\n", id="no bookie id"),
+        pytest.param(b"3\na:1\n/journal\n2\t/a\n", id="a directory too few"),
+        pytest.param(b"3\na:1\n/journal\n/a\n", id="directories that are not counted"),
+    ],
+)
+def test_a_cookie_that_makes_no_sense_is_corruption(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        parse_cookie(data)
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", b"3\n", b"4\n", b"5\n"]))
+def test_any_cookie_is_read_or_refused(data: bytes, head: bytes) -> None:
+    with suppress(CorruptionError):
+        parse_cookie(head + data)
