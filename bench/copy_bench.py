@@ -1,0 +1,178 @@
+"""How fast entries are copied between real bookies, and what each costs us: ``python -m bench.copy_bench``.
+
+Starts a local cluster, stores the same entries on two bookies, and copies them to a third, half from
+each: read, digest checked, written as recovery adds. CPU is this process's alone, user and system.
+The bookies share the machine, so rates are theirs as much as ours; the cost per entry is ours.
+"""
+
+import asyncio
+import os
+import resource
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.loading import store_entries
+from daemon.local.cluster import LocalCluster
+from ledgers.bookies import TRANSFER_ENTRIES_MAX, Transfer
+from ledgers.budget import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT, Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.entry import EntryDigest
+from ledgers.metadata import BookieId, DigestType
+
+DIGEST = EntryDigest(DigestType.CRC32C, b"")
+SMALL_LEDGER_ENTRIES = 10
+SMALL_LEDGERS_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """``ledger_count`` ledgers of ``entry_count`` entries each, ids from ``first_ledger_id`` on."""
+
+    name: str
+    first_ledger_id: int
+    ledger_count: int
+    entry_count: int
+    payload_bytes: int
+
+    def entries(self) -> Iterator[bytes]:
+        payload = os.urandom(self.payload_bytes)
+        for ledger_id in self.ledger_ids:
+            for entry_id in range(self.entry_count):
+                length = (entry_id + 1) * len(payload)
+                yield DIGEST.pack(
+                    ledger_id=ledger_id,
+                    entry_id=entry_id,
+                    lac=entry_id - 1,
+                    length=length,
+                    payload=payload,
+                )
+
+    @property
+    def ledger_ids(self) -> range:
+        return range(self.first_ledger_id, self.first_ledger_id + self.ledger_count)
+
+
+LOADS = (
+    Load(name="100 B", first_ledger_id=1, ledger_count=1, entry_count=50_000, payload_bytes=100),
+    Load(name="1 KB", first_ledger_id=2, ledger_count=1, entry_count=50_000, payload_bytes=1_024),
+    Load(name="64 KB", first_ledger_id=3, ledger_count=1, entry_count=1_500, payload_bytes=65_536),
+    Load(
+        name=f"1 KB, ledgers of {SMALL_LEDGER_ENTRIES}",
+        first_ledger_id=1_000,
+        ledger_count=3_000,
+        entry_count=SMALL_LEDGER_ENTRIES,
+        payload_bytes=1_024,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    entries_per_s: float
+    megabytes_per_s: float
+    cpu_us_per_entry: float
+
+
+@click.command()
+@click.option("--duration-s", default=4.0, show_default=True, help="Of each measurement.")
+@click.option("--only", multiple=True, help="A load's name; may be given several times.")
+def main(duration_s: float, only: tuple[str, ...]) -> None:
+    """Measure copying and verifying on a local cluster, and print a table."""
+    loads = [load for load in LOADS if not only or load.name in only]
+    table = Table("load", "what", "cap", "entries/s", "MB/s", "our CPU us/entry")
+    with (
+        tempfile.TemporaryDirectory(prefix="copy-bench-") as folder,
+        LocalCluster.start(Path(folder), bookies=3) as cluster,
+    ):
+        for load in loads:
+            for bookie in cluster.bookies[:2]:
+                store_entries(bookie, load.entries(), master_key=DIGEST.master_key)
+            for target, cap in (
+                (cluster.bookies[2], READS_IN_FLIGHT_DEFAULT),
+                (cluster.bookies[2], READS_IN_FLIGHT_CEILING),
+                (None, READS_IN_FLIGHT_DEFAULT),
+                (None, READS_IN_FLIGHT_CEILING),
+            ):
+                measure = asyncio.run(
+                    _measure(load, cluster.bookies[:2], target, cap=cap, duration_s=duration_s)
+                )
+                table.add_row(
+                    load.name,
+                    "copy" if target is not None else "verify",
+                    str(cap),
+                    f"{measure.entries_per_s:,.0f}",
+                    f"{measure.megabytes_per_s:,.0f}",
+                    f"{measure.cpu_us_per_entry:.2f}",
+                )
+    Console().print(table)
+
+
+async def _measure(
+    load: Load,
+    sources: tuple[BookieId, ...],
+    target: BookieId | None,
+    *,
+    cap: int,
+    duration_s: float,
+) -> Measure:
+    bulk = BulkTransfers(Budgets(reads_in_flight_max=cap))
+    try:
+        await _run_all(bulk, load, sources, target)  # connections made, bookies warm
+        started_s, cpu_s, read_count = time.monotonic(), _cpu_s(), bulk.totals.entries_read
+        read_bytes = bulk.totals.read_bytes
+        while time.monotonic() - started_s < duration_s:
+            await _run_all(bulk, load, sources, target)
+        elapsed_s, cpu_s = time.monotonic() - started_s, _cpu_s() - cpu_s
+        read_count = bulk.totals.entries_read - read_count
+        read_bytes = bulk.totals.read_bytes - read_bytes
+    finally:
+        await bulk.close()
+    return Measure(
+        entries_per_s=read_count / elapsed_s,
+        megabytes_per_s=read_bytes / elapsed_s / 1e6,
+        cpu_us_per_entry=cpu_s / read_count * 1e6,
+    )
+
+
+async def _run_all(
+    bulk: BulkTransfers, load: Load, sources: tuple[BookieId, ...], target: BookieId | None
+) -> None:
+    """All entries of the load once."""
+    assert load.entry_count <= TRANSFER_ENTRIES_MAX
+    at_once = asyncio.Semaphore(SMALL_LEDGERS_AT_ONCE)
+
+    async def copy(ledger_id: int) -> None:
+        transfer = Transfer(
+            ledger_id=ledger_id,
+            digest=DIGEST,
+            reads={
+                source: range(index, load.entry_count, len(sources))
+                for index, source in enumerate(sources)
+            },
+            target=target,
+            entry_bytes_hint=load.payload_bytes,
+        )
+        async with at_once:
+            result = await bulk.transfer(transfer)
+        if result.entry_count != load.entry_count:
+            raise click.ClickException(f"not all was copied: {result}")
+
+    async with asyncio.TaskGroup() as group:
+        for ledger_id in load.ledger_ids:
+            group.create_task(copy(ledger_id))
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+if __name__ == "__main__":
+    main()
