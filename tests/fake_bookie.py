@@ -35,6 +35,11 @@ class FakeBookie:
         self.may_answer = asyncio.Event()
         """Cleared, requests pile up unanswered."""
         self.may_answer.set()
+        self.is_reading = asyncio.Event()
+        """Cleared, nothing more is received, so that it piles up on the client's side."""
+        self.is_reading.set()
+        self.requests_waiting = 0
+        """Received and not answered yet."""
         self.never_answers: set[tuple[int, int]] = set()
         self.is_reordering = False
         """Whether replies that wait together are sent in random order."""
@@ -68,6 +73,9 @@ class FakeBookie:
                 ledger_id=ledger_id, entry_id=entry_id, lac=-1, length=1, payload=payload
             )
 
+    def restart_random(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
     async def __aenter__(self) -> "FakeBookie":
         await self.start()
         return self
@@ -89,6 +97,7 @@ class FakeBookie:
         """Stop listening and drop all connections."""
         assert self._server is not None
         self._server.close()
+        self.is_reading.set()
         self.reset()
         while self._connections:
             await asyncio.wait(list(self._connections))
@@ -107,7 +116,7 @@ class FakeBookie:
         requests: asyncio.Queue[bytes] = asyncio.Queue()
         answering = asyncio.create_task(self._answer_all(requests, writer))
         try:
-            while True:
+            while await self.is_reading.wait():
                 (length,) = struct.unpack(">i", await reader.readexactly(4))
                 packet = await reader.readexactly(length)
                 self._note(packet)
@@ -190,6 +199,7 @@ class FakeBookie:
         return code
 
     def _note(self, packet: bytes) -> None:
+        self.requests_waiting += 1
         if packet[1] == READ:
             key = _IDS.unpack_from(packet, 4)
             self.reads_seen.append(key)
@@ -199,6 +209,7 @@ class FakeBookie:
             self.bytes_in_flight_peak = max(self.bytes_in_flight_peak, self._bytes_in_flight)
 
     def _unnote(self, packet: bytes) -> None:
+        self.requests_waiting -= 1
         if packet[1] == READ:
             self.reads_in_flight -= 1
             self._bytes_in_flight -= len(self.entries.get(_IDS.unpack_from(packet, 4), b""))

@@ -1,0 +1,152 @@
+"""What the tests of the bulk path share: ledgers, fake bookies, and what must hold after each transfer."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ledgers.bookies import Answer, Transfer, TransferResult
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.entry import EntryDigest
+from ledgers.metadata import DigestType
+from tests.fake_bookie import FakeBookie
+
+LEDGER_ID = 7
+DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")
+STEP_S = 100.0
+"""More than anything here takes or skips: reaching it is a failure, not a measurement."""
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock can be put forward, so that no test waits for a time-out."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.skipped_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Scene:
+    """Two sources that hold the same entries, a target, and the bulk path under test."""
+
+    a: FakeBookie
+    b: FakeBookie
+    target: FakeBookie
+    budgets: Budgets
+    bulk: BulkTransfers
+    others: list[FakeBookie] = field(default_factory=list)
+
+    @property
+    def bookies(self) -> list[FakeBookie]:
+        return [self.a, self.b, self.target, *self.others]
+
+    def fill(
+        self, entry_ids: Iterable[int], *, payload: bytes = b"p", ledger_id: int = LEDGER_ID
+    ) -> None:
+        for source in (self.a, self.b):
+            source.put(DIGEST, ledger_id, entry_ids, payload)
+
+    def halves(self, count: int, **changes: Any) -> Transfer:
+        """A copy of entries 0 to ``count``, even ones from ``a`` and odd ones from ``b``."""
+        transfer: dict[str, Any] = {
+            "ledger_id": LEDGER_ID,
+            "digest": DIGEST,
+            "reads": {
+                self.a.bookie_id: range(0, count, 2),
+                self.b.bookie_id: range(1, count, 2),
+            },
+            "target": self.target.bookie_id,
+        }
+        return Transfer(**(transfer | changes))
+
+    async def run(self, transfer: Transfer) -> TransferResult:
+        """Carry it out and check what holds of every result."""
+        result = await asyncio.wait_for(self.bulk.transfer(transfer), STEP_S)
+        self.check(transfer, result)
+        return result
+
+    def check(self, transfer: Transfer, result: TransferResult) -> None:
+        """Each asked entry has exactly one end, and the good ones are on the target, byte for byte."""
+        asked = {entry_id for entry_ids in transfer.reads.values() for entry_id in entry_ids}
+        failed = {entry_id for failures in result.failures.values() for entry_id in failures}
+        good = asked - failed - result.unwritten
+
+        assert sum(map(len, result.failures.values())) == len(failed)
+        assert not failed & result.unwritten
+        assert failed | result.unwritten <= asked
+        assert result.entry_count == len(good)
+        assert (result.target_error is not None) or not result.unwritten
+        for bookie, failures in result.failures.items():
+            assert set(failures) <= set(transfer.reads[bookie])
+            assert Answer.PRESENT not in failures.values()
+        source_of = {e: bookie for bookie, ids in transfer.reads.items() for e in ids}
+        stored = {bookie.bookie_id: bookie.entries for bookie in self.bookies}
+        weight = 0
+        for entry_id in good:
+            key = (transfer.ledger_id, entry_id)
+            entry = stored[source_of[entry_id]][key]
+            weight += len(entry)
+            assert transfer.digest.is_good(entry, ledger_id=key[0], entry_id=entry_id)
+            if transfer.target is not None:
+                assert stored[transfer.target][key] == entry
+        assert result.entry_bytes == weight
+
+    def skip(self, duration_s: float) -> None:
+        """Put the loop's clock forward."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SkippingLoop)
+        loop.skipped_s += duration_s
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Let the loop run until that holds."""
+        async with asyncio.timeout(STEP_S):
+            while not condition():  # noqa: ASYNC110 - nothing announces what is waited for
+                await asyncio.sleep(0.001)
+
+    async def settle(self) -> None:
+        """Let all that can happen without outside help happen."""
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def is_at_rest(self) -> bool:
+        """Whether no credit is out and nothing is remembered of any transfer."""
+        lanes = [*self.bulk._sources.values(), *self.bulk._targets.values()]
+        windows = [lane._window for lane in self.bulk._targets.values()]
+        windows += [self.budgets.reads(bookie) for bookie in self.bulk._sources]
+        return not any(lane.is_busy for lane in lanes) and all(
+            window.count == 0 and window.entry_bytes == 0 for window in windows
+        )
+
+
+@asynccontextmanager
+async def scene(
+    *, reads_in_flight_max: int = 64, other_count: int = 0, **options: Any
+) -> AsyncIterator[Scene]:
+    """``options``: of BulkTransfers. At the end nothing may be left over."""
+    async with AsyncExitStack() as stack:
+        fakes = [
+            await stack.enter_async_context(FakeBookie(seed=n)) for n in range(3 + other_count)
+        ]
+        budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
+        bulk = BulkTransfers(budgets, **options)
+        stack.push_async_callback(bulk.close)
+        made = Scene(
+            a=fakes[0], b=fakes[1], target=fakes[2], others=fakes[3:], budgets=budgets, bulk=bulk
+        )
+        yield made
+        await bulk.close()
+        assert made.is_at_rest()
+
+
+def play(act: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """Run one scene in a loop of its own. ``options``: of ``scene``."""
+
+    async def run() -> None:
+        async with scene(**options) as made:
+            await act(made)
+
+    with asyncio.Runner(loop_factory=SkippingLoop) as runner:
+        runner.run(run())
