@@ -28,13 +28,17 @@ final class Cluster {
         this.admin = new BookKeeperAdmin(client, NullStatsLogger.INSTANCE, settings);
     }
 
-    /** Options: {@code v2} (wire protocol), {@code metadataVersion} and {@code ctime} for new ledgers. */
+    /**
+     * Options: {@code v2} (wire protocol), {@code readTimeoutS}; for new ledgers {@code
+     * metadataVersion} and {@code ctime} (whether to store it).
+     */
     static Cluster open(String metadataServiceUri, Options options) throws Exception {
         ClientConfiguration settings = new ClientConfiguration();
         settings.setMetadataServiceUri(metadataServiceUri);
         settings.setUseV2WireProtocol(options.flag("v2", false));
         settings.setStoreSystemtimeAsLedgerCreationTime(options.flag("ctime", false));
         settings.setProperty("ledgerMetadataVersion", (int) options.number("metadataVersion", 3));
+        settings.setReadEntryTimeout((int) options.number("readTimeoutS", 5));
         settings.setNumIOThreads(2);
         settings.setNumWorkerThreads(2);
         settings.setThrottleValue(0); // reads a second of a handle: we bound what is in flight

@@ -16,13 +16,15 @@ import msgspec
 class Shape(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What ledgers that Java writes look like.
 
+    With ``ack_quorum`` below ``write_quorum`` some copies may never arrive: a client that ends after
+    the last acknowledgement drops what it still had to send.
     ``sizes``: payload bytes, taken in turn. The same seed gives the same payloads; of ``count``
     ledgers each has its own. ``close``: else they stay open, as if their writer had died.
     """
 
     ensemble_size: int = 3
     write_quorum: int = 3
-    ack_quorum: int = 2
+    ack_quorum: int = 3
     digest: str = "CRC32C"
     password: str = "secret"
     custom: Mapping[str, str] = msgspec.field(default_factory=dict)

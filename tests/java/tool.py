@@ -44,10 +44,14 @@ class JavaTool:
         ledger_ids: Iterable[int] | None = None,
         *,
         expected: Iterable[Expected] = (),
+        read_timeout_s: int = 5,
         on_record: OnRecord = lambda record: None,
     ) -> Report:
         """Read every copy of these ledgers (None: of all). ``on_record`` is told as it goes on."""
-        options: dict[str, object] = {"expect": list(expected)}
+        options: dict[str, object] = {
+            "expect": list(expected),
+            "readTimeoutS": read_timeout_s,
+        }
         if ledger_ids is not None:
             options["ledgers"] = list(ledger_ids)
         answer = self._ask("judge", uri, options, on_record)

@@ -1,0 +1,245 @@
+"""The judge judged: a checker that cannot find anything wrong is worthless.
+
+The bookies here are killed and wiped, so each test looks at the ledgers that it wrote itself.
+"""
+
+import socket
+import struct
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.spec import port_of
+from ledgers.entry import EntryDigest
+from ledgers.errors import SettingsError
+from ledgers.metadata import BookieId, DigestType
+from tests.java import judge
+from tests.java.messages import Expected, Shape, Verdict
+from tests.java.tool import JavaTool, JavaWriter
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = pytest.mark.cluster
+
+ENTRIES = 10
+ON_EVERY_BOOKIE = Shape(ensemble_size=5, write_quorum=5, ack_quorum=5, entries=ENTRIES)
+
+
+@pytest.fixture(scope="module")
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+def ids(ledgers: list[Expected]) -> list[int]:
+    return [each.ledger for each in ledgers]
+
+
+def test_ledgers_of_every_kind_are_found_whole(java: JavaTool, uri: str) -> None:
+    shapes = [
+        Shape(digest="CRC32C", ensemble_size=5, write_quorum=3, entries=50),
+        Shape(digest="CRC32", ensemble_size=3, write_quorum=2, ack_quorum=2, password=""),
+        Shape(digest="MAC", ensemble_size=1, write_quorum=1, ack_quorum=1, sizes=(1, 1_000_000)),
+        Shape(
+            digest="DUMMY",
+            ensemble_size=2,
+            write_quorum=2,
+            ack_quorum=2,
+            custom={"application": "test"},
+        ),
+        Shape(entries=0),
+    ]
+    written = java.write(uri, *shapes)
+
+    report = java.judge(uri, ids(written), expected=written)
+
+    assert report.verdict is Verdict.WHOLE
+    assert report.summary.ledgers[Verdict.WHOLE] == len(shapes)
+    assert report.summary.contents[Verdict.WHOLE] == len(shapes)
+    assert report.summary.copies == sum(each.entries * each.write_quorum for each in shapes)
+    assert report.summary.good == report.summary.copies
+
+
+def test_without_a_list_every_ledger_in_the_metadata_is_judged(java: JavaTool, uri: str) -> None:
+    written = java.write(uri, Shape(count=3))
+
+    report = java.judge(uri)
+
+    assert set(ids(written)) <= set(report.ledgers)
+
+
+def test_an_open_ledger_is_judged_up_to_its_last_add_confirmed(java: JavaTool, uri: str) -> None:
+    writer = JavaWriter(uri, Shape())
+    writer.wait_acknowledged(20)
+    last = writer.kill()
+
+    report = java.judge(uri, [writer.ledger_id])
+
+    assert report.verdict is Verdict.WHOLE
+    # The last entry on a bookie tells of the entry before it, so one or two are not seen yet.
+    assert last - 1 <= (report.ledgers[writer.ledger_id].entries or 0) <= last + 1
+
+
+def test_every_copy_on_a_killed_bookie_is_missing(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    (written,) = java.write(uri, ON_EVERY_BOOKIE)
+    victim = module_cluster.bookies[0]
+    module_cluster.kill(victim)
+
+    report = java.judge(uri, [written.ledger])
+    module_cluster.start_bookie(victim)
+    afterwards = java.judge(uri, [written.ledger])
+
+    ledger = report.ledgers[written.ledger]
+    assert report.verdict is Verdict.MISSING
+    assert ledger.problems == {"bookie-unreachable": ENTRIES}
+    assert {copy.bookie for copy in ledger.examples} == {victim}
+    assert afterwards.verdict is Verdict.WHOLE
+
+
+def test_a_bookie_that_left_makes_even_an_empty_ledger_incomplete(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    empty = msgspec.structs.replace(ON_EVERY_BOOKIE, entries=0)
+    written = java.write(uri, ON_EVERY_BOOKIE, empty)
+    victim = module_cluster.bookies[1]
+    module_cluster.terminate(victim)
+
+    report = java.judge(uri, ids(written))
+    module_cluster.start_bookie(victim)
+
+    assert report.summary.ledgers[Verdict.MISSING] == 2
+    assert all(ledger.gone_bookies == (victim,) for ledger in report.ledgers.values())
+
+
+def test_copies_that_a_wiped_bookie_lacks_or_stores_wrongly_are_missing(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    (written,) = java.write(uri, ON_EVERY_BOOKIE)
+    victim = module_cluster.bookies[2]
+    module_cluster.wipe(victim)
+    module_cluster.start_bookie(victim)
+    digest = EntryDigest(DigestType.CRC32C, ON_EVERY_BOOKIE.password.encode())
+    torn = bytearray(packed(digest, written.ledger, entry_id=0))
+    torn[-1] ^= 1
+    forged = packed(digest, written.ledger, entry_id=1)
+
+    store(victim, bytes(torn), digest.master_key)
+    store(victim, forged, digest.master_key)
+    report = java.judge(uri, [written.ledger])
+
+    problems = report.ledgers[written.ledger].problems
+    assert report.verdict is Verdict.MISSING
+    assert problems["digest-mismatch"] == 1
+    assert problems["absent"] == ENTRIES - 2
+    assert problems["differs"] >= 1, "whose payload is the right one cannot be told"
+
+
+def test_content_other_than_expected_is_found_although_every_copy_is_good(
+    java: JavaTool, uri: str
+) -> None:
+    first, second = java.write(uri, Shape(count=2))
+    swapped = Expected(ledger=first.ledger, last=first.last, sha256=second.sha256)
+    too_long = Expected(ledger=second.ledger, last=second.last + 1, sha256=second.sha256)
+
+    report = java.judge(uri, ids([first, second]), expected=[swapped, too_long])
+
+    assert report.verdict is Verdict.MISSING
+    assert report.summary.ledgers[Verdict.WHOLE] == 2
+    assert report.summary.contents[Verdict.MISSING] == 2
+
+
+def test_a_bookie_that_does_not_answer_leaves_the_judge_in_doubt(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    (written,) = java.write(uri, ON_EVERY_BOOKIE)
+    victim = module_cluster.bookies[3]
+
+    module_cluster.pause(victim)
+    report = java.judge(uri, [written.ledger], read_timeout_s=1)
+    module_cluster.kill(victim)  # its session expires anyway
+    module_cluster.start_bookie(victim)
+
+    assert report.verdict is Verdict.UNKNOWN
+    assert report.ledgers[written.ledger].problems == {"unknown": ENTRIES}
+
+
+def test_a_ledger_that_the_metadata_does_not_know_is_missing(java: JavaTool, uri: str) -> None:
+    report = java.judge(uri, [2**40])
+
+    assert report.ledgers[2**40].error == "no such ledger in the metadata"
+    assert report.verdict is Verdict.MISSING
+
+
+def test_a_surviving_java_writer_learns_that_its_ledger_was_recovered(
+    java: JavaTool, uri: str
+) -> None:
+    writer = JavaWriter(uri, Shape())
+    writer.wait_acknowledged(10)
+
+    recovered = java.read(uri, writer.ledger_id, with_recovery=True)
+    stopped = writer.wait_stopped()
+
+    assert stopped.error == "BKLedgerFencedException"
+    assert recovered.state == "CLOSED"
+    assert (recovered.last, recovered.sha256) == (stopped.last, stopped.sha256)
+
+
+# --- The command ---------------------------------------------------------------------------------
+
+
+def test_the_command_says_that_all_copies_are_there(java: JavaTool, uri: str) -> None:
+    (written,) = java.write(uri, Shape())
+
+    command = CliRunner().invoke(judge.main, [uri, "--ledgers", str(written.ledger)])
+
+    assert command.exit_code == 0, command.output
+    assert command.stdout.splitlines()[-1] == "verdict: all copies are there"
+
+
+def test_the_command_names_the_ledger_whose_copies_are_missing(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    (written,) = java.write(uri, ON_EVERY_BOOKIE)
+    victim = module_cluster.bookies[4]
+    module_cluster.terminate(victim)
+
+    command = CliRunner().invoke(judge.main, [uri, "--ledgers", str(written.ledger)])
+    module_cluster.start_bookie(victim)
+
+    assert command.exit_code == 1, command.output
+    assert f"ledger {written.ledger} (missing): 40 of 50 copies are good" in command.stdout
+    assert command.stdout.splitlines()[-1] == "verdict: COPIES ARE MISSING"
+
+
+def test_a_path_without_a_cluster_is_refused_and_left_alone(
+    uri: str, module_cluster: LocalCluster
+) -> None:
+    with pytest.raises(SettingsError, match="no BookKeeper cluster"):
+        judge.check_cluster(f"{uri}/elsewhere")
+
+
+def test_a_layout_that_is_not_the_clusters_is_refused(uri: str) -> None:
+    with pytest.raises(SettingsError, match="layout is another one: HIERARCHICAL"):
+        judge.check_cluster(uri.replace("zk+hierarchical:", "zk+longhierarchical:"))
+
+
+# --- A raw V2 add, as re-replication sends it, of bytes of our choice ----------------------------
+
+RECOVERY_ADD = bytes.fromhex("02010002")
+
+
+def packed(digest: EntryDigest, ledger_id: int, *, entry_id: int) -> bytes:
+    """An entry with a good digest and a payload that nobody wrote."""
+    return digest.pack(
+        ledger_id=ledger_id, entry_id=entry_id, lac=-1, length=100, payload=bytes(100)
+    )
+
+
+def store(bookie: BookieId, entry: bytes, master_key: bytes) -> None:
+    packet = RECOVERY_ADD + master_key + entry
+    with socket.create_connection(("127.0.0.1", port_of(bookie)), timeout=10) as connection:
+        connection.sendall(struct.pack(">i", len(packet)) + packet)
+        reply = connection.recv(28, socket.MSG_WAITALL)
+    assert struct.unpack_from(">ii", reply, 4) == (0x02010000, 0)
