@@ -6,12 +6,13 @@ S2). For what Java writes it gives the same bytes, but for escapes that differ b
 versions in version 2.
 
 Where we are stricter than Java's LedgerMetadataSerDe, a person is asked rather than a guess written
-back. We refuse
+back. Beyond what it refuses, we refuse
 
-- segments that do not begin at entry 0 or do not ascend (Java sorts, and lets the last one win);
-- a closed ledger without a last entry id, or with one below -1 (Java takes 0, respectively it);
-- quorums that are not 1 <= A <= W <= E, and digest types that we do not know (Java drops those);
-- text that is not UTF-8, and numbers in version 1 with a plus sign.
+- a first segment that does not begin at entry 0;
+- a closed ledger without a last entry id (Java takes 0), or with one below -1;
+- quorums below 1;
+- in version 1: lines behind the end (Java passes over them), plus signs, carriage returns;
+- in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
 
 As in Java, bytes behind the message of version 3 are ignored, and ``length`` and ``lastEntryId`` of a
 ledger that is not closed mean nothing and are written as 0 and -1.
