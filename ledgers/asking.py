@@ -20,7 +20,7 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: with them Reply[T]() fails in Python 3.11
 class Reply(Generic[T]):
     """What one bookie said: a value, or the error in its place."""
 
