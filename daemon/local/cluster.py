@@ -1,13 +1,7 @@
 """A local cluster as one object: started, stopped, and broken on purpose.
 
 Whoever holds the object owns the processes: they end with it, at the latest with this Python
-process (``processes``). Everything lies in one data folder:
-
-    lock            held while the cluster runs: one owner at a time
-    cluster.json    what it is made of (``spec``), so that it comes back the same
-    logs/           what each process printed
-    zookeeper/      its settings and data
-    bookies/PORT/   settings, journal and ledgers of each bookie
+process (``processes``). Everything lies in one data folder (``folder``).
 """
 
 import shutil
@@ -18,29 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from daemon.local import jars, ports, znodes, zookeeper
+from daemon.local import folder, jars, ports, znodes, zookeeper
 from daemon.local.java import Java
-from daemon.local.locks import try_lock
 from daemon.local.processes import Child, stop_all, wait_until
 from daemon.local.servers import Servers
-from daemon.local.spec import ClusterSpec, Layout, Storage, bookie_id, port_of, settle
+from daemon.local.spec import ClusterSpec, Storage, bookie_id, port_of, settle
 from ledgers.errors import SettingsError, UnavailableError
+from ledgers.layout import Layout
 from ledgers.metadata import BookieId
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-CONTENTS = (
-    "lock",
-    "cluster.json",
-    "control.sock",
-    "log4j2.properties",
-    "logs",
-    "zookeeper",
-    "bookies",
-    "autorecovery",
-)
-"""Of a data folder: all that ``delete_cluster`` deletes."""
-
 OnEvent = Callable[[str], None]
 """Told in a few words what has just become ready."""
 
@@ -83,8 +65,7 @@ class LocalCluster:
         java = Java.find()
         jars.spark_jars_folder()
         data = data.resolve()
-        data.mkdir(parents=True, exist_ok=True)
-        lock = _lock(data)
+        lock = folder.take(data)
         try:
             asked = {
                 "bookkeeper": bookkeeper,
@@ -285,27 +266,6 @@ class LocalCluster:
         if child is None or not child.is_running:
             raise SettingsError(f"bookie {bookie} is not running")
         return child
-
-
-def _lock(data: Path) -> IO[str]:
-    lock = try_lock(data / "lock")
-    if lock is None:
-        raise SettingsError(f"a cluster is running already on {data}")
-    return lock
-
-
-def delete_cluster(data: Path) -> None:
-    """Delete all that a cluster which is not running keeps in its folder, and nothing else there."""
-    if not data.exists():
-        return
-    with _lock(data):
-        for path in map(data.joinpath, CONTENTS):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    if not any(data.iterdir()):
-        data.rmdir()
 
 
 def _check_ports(spec: ClusterSpec) -> None:

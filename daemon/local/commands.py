@@ -5,43 +5,23 @@ Exit codes: 0 all is well, 1 ``status`` found something down, 2 called wrongly, 
 
 import os
 import shlex
+import sys
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
-from daemon.local import control, views
-from daemon.local.cluster import delete_cluster
-from daemon.local.control import Question, Verb
+from daemon.cli import output_option
+from daemon.local import control, folder, views
+from daemon.local.control import NotRunningError, Question, Verb
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.spec import BOOKIES_DEFAULT, ClusterSpec, Storage
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
-from ledgers.errors import BookmenderError, SettingsError
+from ledgers.errors import SettingsError
 
 
-class _CalledWrongly(click.ClickException):
-    exit_code = 2
-
-
-class _WentWrong(click.ClickException):
-    exit_code = 3
-
-
-class _Group(click.Group):
-    """Errors that we raise on purpose become one line and an exit code."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except SettingsError as error:
-            raise _CalledWrongly(str(error)) from error
-        except BookmenderError as error:
-            raise _WentWrong(str(error)) from error
-
-
-@click.group(cls=_Group)
+@click.group()
 def local() -> None:
     """A real BookKeeper cluster on this machine, to try things on.
 
@@ -71,14 +51,6 @@ _data_option = click.option(
     callback=lambda context, option, folder: (folder or _default_data()).resolve(),
     help="The cluster's folder: another folder, another cluster.  "
     "[default: bookmender/local in the user's data folder]",
-)
-_output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="json: for programs; fields are only ever added.",
 )
 _bookie_argument = click.argument("bookie")
 
@@ -114,7 +86,7 @@ _bookie_argument = click.argument("bookie")
 )
 @click.option("--foreground", is_flag=True, help="Stay here until Ctrl-C, which stops everything.")
 @_data_option
-@_output_option
+@output_option
 def up(
     bookies: int | None,
     bookkeeper: str | None,
@@ -163,7 +135,7 @@ def up(
 
 @local.command()
 @_data_option
-@_output_option
+@output_option
 def status(data: Path, output: str) -> None:
     """Show each process and each bookie's state. Exits 1 unless every bookie is writable.
 
@@ -179,7 +151,7 @@ def status(data: Path, output: str) -> None:
     else:
         views.print_status(found)
     if not found.is_whole:
-        raise click.exceptions.Exit(1)
+        sys.exit(1)
 
 
 @local.command()
@@ -193,7 +165,7 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
     takes its leave at once.
     """
     found = control.ask(data, Question(verb=Verb.TERMINATE if stop else Verb.KILL, bookie=bookie))
-    click.echo(f"{'stopped' if stop else 'killed'} {found}")
+    click.echo(f"{'stopped' if stop else 'killed'} {found.bookie}")
 
 
 @local.command()
@@ -205,7 +177,7 @@ def start(bookie: str, data: Path) -> None:
     Right after `kill` that takes until its former session has expired.
     """
     found = control.ask(data, Question(verb=Verb.START, bookie=bookie))
-    click.echo(f"started {found}")
+    click.echo(f"started {found.bookie}")
 
 
 @local.command()
@@ -217,7 +189,7 @@ def wipe(bookie: str, data: Path) -> None:
     It stays down. `start` then brings it back as an empty bookie with the same id.
     """
     found = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie))
-    click.echo(f"wiped {found}")
+    click.echo(f"wiped {found.bookie}")
 
 
 @local.command()
@@ -225,25 +197,27 @@ def wipe(bookie: str, data: Path) -> None:
 @_data_option
 def down(delete: bool, data: Path) -> None:
     """Stop everything. The data stays, and `up` brings the cluster back."""
-    if control.is_listening(data):
+    try:
         control.ask(data, Question(verb=Verb.DOWN))
         click.echo("stopped")
-    else:
-        click.echo(f"no cluster is running on {data}")
+    except NotRunningError as error:  # which is what was wanted
+        click.echo(str(error))
     if delete:
-        delete_cluster(data)
+        folder.delete(data)
         click.echo(f"deleted {data}")
 
 
 def _status(data: Path) -> ClusterStatus:
-    if control.is_listening(data):
-        found = control.ask(data, Question(verb=Verb.STATUS))
-        assert isinstance(found, ClusterStatus)
-        return found
-    spec = ClusterSpec.load(data)
-    if spec is None:
-        raise SettingsError(f"there is no cluster in {data}; `bookmender local up` makes one")
-    return at_rest(spec, data=str(data))
+    try:
+        found = control.ask(data, Question(verb=Verb.STATUS)).status
+    except NotRunningError:
+        spec = ClusterSpec.load(data)
+        if spec is None:
+            hint = "`bookmender local up` makes one"
+            raise SettingsError(f"there is no cluster in {data}; {hint}") from None
+        return at_rest(spec, data=str(data))
+    assert found is not None
+    return found
 
 
 def _json(status: ClusterStatus) -> str:
@@ -253,7 +227,3 @@ def _json(status: ClusterStatus) -> str:
 def _data_option_for(data: Path) -> str:
     """What a further command needs to mean the same cluster."""
     return "" if data == _default_data().resolve() else f" --data {shlex.quote(str(data))}"
-
-
-if __name__ == "__main__":
-    local()

@@ -66,10 +66,12 @@ def check_folder(data: Path) -> None:
         raise SettingsError(f"the path is too long for a socket below it: {data}")
 
 
-def ask(data: Path, question: Question) -> ClusterStatus | str:
-    """What was asked for: the status, or the full id of the bookie that was meant.
+class NotRunningError(SettingsError):
+    """Nobody listens in the data folder."""
 
-    Raises SettingsError when nobody listens or the question was refused, UnavailableError when what
+
+def ask(data: Path, question: Question) -> Answer:
+    """A good answer. Raises NotRunningError, SettingsError when the question was refused, UnavailableError when what
     was asked for failed.
     """
     answer = _exchange(data, question)
@@ -77,12 +79,7 @@ def ask(data: Path, question: Question) -> ClusterStatus | str:
         raise SettingsError(answer.refusal)
     if answer.failure:
         raise UnavailableError(answer.failure)
-    return answer.status or answer.bookie
-
-
-def is_listening(data: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as connection:
-        return connection.connect_ex(str(data / SOCKET_NAME)) == 0
+    return answer
 
 
 def _exchange(data: Path, question: Question) -> Answer:
@@ -91,7 +88,7 @@ def _exchange(data: Path, question: Question) -> Answer:
         try:
             connection.connect(str(data / SOCKET_NAME))
         except OSError as error:
-            raise SettingsError(f"no cluster is running on {data}") from error
+            raise NotRunningError(f"no cluster is running on {data}") from error
         try:
             send(connection, question)
             return msgspec.json.decode(receive(connection), type=Answer)

@@ -4,8 +4,10 @@ They are fetched with the Ivy that is in pyspark too, or with ``mvn`` where the 
 into the user's cache folder: complete or not there at all, by one process at a time.
 """
 
+import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,7 +16,6 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from daemon.local.java import Java
-from daemon.local.locks import locked
 from ledgers.errors import SettingsError, UnavailableError
 
 BOOKKEEPER_DEFAULT = "4.18.0"
@@ -34,6 +35,9 @@ ZOOKEEPER_JARS = (
     "log4j-slf4j2-impl-*",
 )
 
+COMPLAINT = re.compile(r"UNRESOLVED|\bERROR\b|not found: ")
+"""In a line of Ivy's or Maven's: what it could not do."""
+
 OnProgress = Callable[[int, int | None], None]
 """Told how many jars there are by now, and of how many (None: not known yet)."""
 
@@ -43,7 +47,7 @@ def bookkeeper_classpath(version: str, environment: Mapping[str, str] = os.envir
     folder = jars_folder(version, environment)
     server = folder / SERVER_JAR.format(version=version)
     others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives under their own ending
-    return os.pathsep.join([str(server), *(str(jar) for jar in others if jar != server)])
+    return os.pathsep.join(map(str, [server, *(jar for jar in others if jar != server)]))
 
 
 def zookeeper_classpath() -> str:
@@ -82,7 +86,8 @@ def fetch(
     """
     folder = jars_folder(version, environment)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_suffix(".lock")):
+    with folder.with_name(f"{version}.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever is second finds the jars when it has it
         if not folder.exists():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
                 _Fetch(version, java, Path(workplace), on_progress).run().rename(folder)
@@ -98,21 +103,48 @@ class _Fetch:
         self._on_progress = on_progress
 
     def run(self) -> Path:
-        """The folder with all the jars. Tries the tool that knows the user's mirrors first."""
-        tools = [self._ivy_command, self._maven_command]
+        """The folder with all the jars. Begins with the tool that knows the user's mirrors."""
+        tools = {"ivy": self._try_ivy, "mvn": self._try_maven}
         if (Path.home() / ".m2" / "settings.xml").exists():
-            tools.reverse()
+            tools = dict(reversed(tools.items()))
         complaints = []
-        for tool in tools:
+        for name, attempt in tools.items():
             shutil.rmtree(self._jars, ignore_errors=True)
-            if command := tool():
-                complaint = self._run(command)
-                if complaint is None and self._is_complete():
-                    return self._jars
-                complaints.append(f"{Path(command[0]).name}: {complaint or 'jars are missing'}")
+            complaint = attempt()
+            if complaint is None and self._is_complete():
+                return self._jars
+            complaints.append(f"{name}: {complaint or 'jars are missing'}")
         raise UnavailableError(
             f"cannot fetch org.apache.bookkeeper:bookkeeper-server:{self._version}: "
             + "; ".join(complaints)
+        )
+
+    def _try_ivy(self) -> str | None:
+        """What went wrong, in one line; None when all went well."""
+        complaint = self._run(
+            self._ivy_command("org.apache.bookkeeper", "bookkeeper-server", self._version)
+        )
+        # A POM of log4j's names log4j-api twice, once for its tests, and Ivy then takes neither.
+        for core in self._jars.glob("log4j-core-*.jar"):
+            revision = core.stem.removeprefix("log4j-core-")
+            if complaint is None and not (self._jars / f"log4j-api-{revision}.jar").exists():
+                complaint = self._run(
+                    self._ivy_command("org.apache.logging.log4j", "log4j-api", revision)
+                )
+        return complaint
+
+    def _try_maven(self) -> str | None:
+        maven = shutil.which("mvn")
+        if maven is None:
+            return "not found"
+        project = self._workplace / "pom.xml"
+        project.write_text(MAVEN_PROJECT.format(version=self._version))
+        return self._run(
+            [
+                *(maven, "--batch-mode", "--file", str(project)),
+                *("dependency:copy-dependencies", "-DincludeScope=runtime"),
+                f"-DoutputDirectory={self._jars}",
+            ]
         )
 
     def _is_complete(self) -> bool:
@@ -132,17 +164,21 @@ class _Fetch:
             errors="replace",
         ) as process:
             assert process.stdout is not None
-            for line in process.stdout:
-                found += line.startswith("\tfound ")
-                fetched += "[SUCCESSFUL ]" in line
-                self._on_progress(fetched, found if fetched else None)
-                if complaint is None and ("UNRESOLVED" in line or "ERROR" in line):
-                    complaint = line.strip()
+            try:
+                for line in process.stdout:
+                    found += line.startswith("\tfound ")
+                    fetched += "[SUCCESSFUL ]" in line
+                    self._on_progress(fetched, max(found, fetched) if fetched else None)
+                    if complaint is None and COMPLAINT.search(line):
+                        complaint = line.strip()
+            except BaseException:  # Ctrl-C: nobody waits for it any more
+                process.kill()
+                raise
         if process.returncode == 0:
             return None
         return complaint or f"ended with code {process.returncode}"
 
-    def _ivy_command(self) -> list[str]:
+    def _ivy_command(self, organisation: str, module: str, revision: str) -> list[str]:
         settings = Path.home() / ".ivy2" / "ivysettings.xml"
         if not settings.exists():
             settings = self._workplace / "ivysettings.xml"
@@ -153,21 +189,9 @@ class _Fetch:
         return [
             *(str(self._java.executable), "-cp", str(ivy), "org.apache.ivy.Main"),
             *("-settings", str(settings)),
-            *("-dependency", "org.apache.bookkeeper", "bookkeeper-server", self._version),
+            *("-dependency", organisation, module, revision),
             *("-confs", "default"),
             *("-retrieve", f"{self._jars}/[artifact]-[revision](-[classifier]).[ext]"),
-        ]
-
-    def _maven_command(self) -> list[str] | None:
-        maven = shutil.which("mvn")
-        if maven is None:
-            return None
-        project = self._workplace / "pom.xml"
-        project.write_text(MAVEN_PROJECT.format(version=self._version))
-        return [
-            *(maven, "--batch-mode", "--file", str(project)),
-            *("dependency:copy-dependencies", "-DincludeScope=runtime"),
-            f"-DoutputDirectory={self._jars}",
         ]
 
 

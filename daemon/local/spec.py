@@ -12,6 +12,7 @@ import msgspec
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.errors import SettingsError
+from ledgers.layout import Layout
 from ledgers.metadata import BookieId
 
 FILE_NAME = "cluster.json"
@@ -36,28 +37,12 @@ class Storage(enum.Enum):
         }[self]
 
 
-class Layout(enum.Enum):
-    """How ledgers are laid out in ZooKeeper."""
-
-    HIERARCHICAL = "hierarchical"
-    LONG_HIERARCHICAL = "longhierarchical"
-    LEGACY_HIERARCHICAL = "legacyhierarchical"
-    FLAT = "flat"
-
-    @property
-    def factory_class(self) -> str:
-        names = {
-            Layout.HIERARCHICAL: "Hierarchical",
-            Layout.LONG_HIERARCHICAL: "LongHierarchical",
-            Layout.LEGACY_HIERARCHICAL: "LegacyHierarchical",
-            Layout.FLAT: "Flat",
-        }
-        return f"org.apache.bookkeeper.meta.{names[self]}LedgerManagerFactory"
-
-    @property
-    def uri_type(self) -> str:
-        """As in a metadata service URI; the legacy layout has no name there: "as LAYOUT says"."""
-        return "null" if self is Layout.LEGACY_HIERARCHICAL else self.value
+URI_TYPES = {
+    Layout.FLAT: "flat",
+    Layout.LEGACY_HIERARCHICAL: "null",  # it has no name there; this says "as LAYOUT has it"
+    Layout.HIERARCHICAL: "hierarchical",
+    Layout.LONG_HIERARCHICAL: "longhierarchical",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +62,7 @@ class ClusterSpec:
 
     @property
     def metadata_service_uri(self) -> str:
-        return f"zk+{self.layout.uri_type}://{self.zookeeper_address}{LEDGERS_ROOT}"
+        return f"zk+{URI_TYPES[self.layout]}://{self.zookeeper_address}{LEDGERS_ROOT}"
 
     @property
     def zookeeper_address(self) -> str:
@@ -139,7 +124,7 @@ def _refuse_other_data(
     for name in ("storage", "layout"):
         if name in asked and asked[name] is not getattr(saved, name):
             raise SettingsError(
-                f"this data folder holds a cluster with {name} {getattr(saved, name).value}; "
+                f"this data folder holds a cluster with {name} {getattr(saved, name).name.lower()}; "
                 "for another take another folder (--data)"
             )
 

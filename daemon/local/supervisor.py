@@ -66,7 +66,7 @@ def supervise(wish: Wish, listener: Listener) -> None:
     """
     # A signal unwinds whatever goes on, as Ctrl-C does: the cluster is stopped on the way out, and
     # should a second signal cut that short, the servers still die with us.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     control.check_folder(Path(wish.data))
     with LocalCluster.start(

@@ -13,16 +13,15 @@ from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from daemon.local.ports import LOOPBACK
-from daemon.local.spec import LEDGERS_ROOT, Layout
+from daemon.local.spec import LEDGERS_ROOT
 from ledgers.errors import UnavailableError
+from ledgers.layout import Layout, serialize_layout
 from ledgers.metadata import BookieId
 
 CONNECT_TIMEOUT_S = 10.0
 AVAILABLE = f"{LEDGERS_ROOT}/available"
 READ_ONLY = f"{AVAILABLE}/readonly"
 COOKIES = f"{LEDGERS_ROOT}/cookies"
-LAYOUT_FORMAT = 2
-FACTORY_VERSION = 1
 
 
 @contextmanager
@@ -53,7 +52,7 @@ class Znodes:
             (LEDGERS_ROOT, b""),
             (AVAILABLE, b""),
             (READ_ONLY, b""),
-            (f"{LEDGERS_ROOT}/LAYOUT", layout_data(layout)),
+            (f"{LEDGERS_ROOT}/LAYOUT", serialize_layout(layout)),
             (f"{LEDGERS_ROOT}/INSTANCEID", str(uuid.uuid4()).encode()),
         ):
             with suppress(NodeExistsError):
@@ -87,7 +86,3 @@ class Znodes:
             return frozenset(map(BookieId, self._client.get_children(path)))
         except NoNodeError:
             return frozenset()
-
-
-def layout_data(layout: Layout) -> bytes:
-    return f"{LAYOUT_FORMAT}\n{layout.factory_class}:{FACTORY_VERSION}".encode()

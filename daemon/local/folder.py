@@ -1,0 +1,58 @@
+"""The data folder of a local cluster. In it lie:
+
+lock            held while the cluster runs: one owner at a time
+cluster.json    what it is made of (``spec``), so that it comes back the same
+control.sock    where the supervisor of ``local up`` listens
+logs/           what each process printed
+zookeeper/      its settings and data
+bookies/PORT/   settings, journal and ledgers of each bookie
+autorecovery/   settings of Java's AutoRecovery daemons
+"""
+
+import fcntl
+import shutil
+from pathlib import Path
+from typing import IO
+
+from ledgers.errors import SettingsError
+
+LOCK_NAME = "lock"
+CONTENTS = (
+    LOCK_NAME,
+    "cluster.json",
+    "control.sock",
+    "log4j2.properties",
+    "logs",
+    "zookeeper",
+    "bookies",
+    "autorecovery",
+)
+
+
+def take(data: Path) -> IO[str]:
+    """Make the folder if need be and own it, until what is returned is closed or this process ends.
+
+    Raises SettingsError when somebody else owns it. A lock needs no cleaning up after a crash.
+    """
+    data.mkdir(parents=True, exist_ok=True)
+    lock = (data / LOCK_NAME).open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise SettingsError(f"a cluster is running already on {data}") from error
+    return lock
+
+
+def delete(data: Path) -> None:
+    """Delete all that a cluster which is not running keeps here, and nothing else."""
+    if not data.exists():
+        return
+    with take(data):
+        for path in map(data.joinpath, CONTENTS):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    if not any(data.iterdir()):
+        data.rmdir()
