@@ -182,6 +182,18 @@ def test_relative_links_in_the_documents_lead_somewhere() -> None:
     ] == []
 
 
+def test_every_file_that_a_document_names_exists() -> None:
+    named = {
+        (document.name, name)
+        for document in tracked_files()
+        if document.suffix == ".md" and document.parent == ROOT
+        for name in re.findall(r"`((?:[a-z]+/)+(?:\w+\.\w+)?)`", document.read_text())
+    }
+
+    assert named
+    assert sorted(pair for pair in named if not (ROOT / pair[1]).exists()) == []
+
+
 @pytest.fixture
 def example() -> str:
     """deploy/bookmender.toml with every commented default uncommented."""
