@@ -45,15 +45,21 @@ def parse_text(data: bytes, message_class: type[_Message]) -> _Message:
     Unknown names are refused, as Java refuses them: they cannot be carried through a rewrite, and
     dropping them could lose what somebody else relies on.
     """
-    message = message_class()
+    message, name = message_class(), message_class.__name__
     try:
         text = data.decode("utf-8")
-        if _WRONG_ESCAPE.search(text):
-            raise ValueError("an escape that is not allowed")
+    except UnicodeDecodeError as error:
+        raise CorruptionError(f"text of a {name} that is not UTF-8") from error
+    if _WRONG_ESCAPE.search(text):
+        raise CorruptionError(f"text of a {name} with a wrong escape")
+    try:
         # Merge, because Java too lets the last of several values win.
         text_format.Merge(text, message)
-    except (text_format.ParseError, ValueError) as error:
-        raise CorruptionError(f"not the text of a {message_class.__name__}: {error}") from error
+    except text_format.ParseError as error:
+        # Without its cause, whose message quotes the line: that may hold a ledger's password.
+        raise CorruptionError(
+            f"not the text of a {name}", line=error.GetLine(), column=error.GetColumn()
+        ) from None
     return _complete(message)
 
 

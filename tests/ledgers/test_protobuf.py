@@ -1,3 +1,5 @@
+import traceback
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,3 +62,16 @@ def test_what_is_missing_is_named() -> None:
         parse_text(b'bookieHost: "a"', CookieFormat)
     with pytest.raises(CorruptionError, match="journalDir, ledgerDirs"):
         parse_binary(b"\x0a\x01a", CookieFormat)
+
+
+@pytest.mark.parametrize("text", [b'value: "secret" x', b'value: "secret', b'value: "secret\\z"'])
+def test_what_is_refused_is_not_quoted_since_it_may_be_a_password(text: bytes) -> None:
+    with pytest.raises(CorruptionError) as raised:
+        parse_text(text, Entry)
+
+    assert "secret" not in "".join(traceback.format_exception(raised.value))
+
+
+def test_numbers_of_any_length_are_refused() -> None:
+    with pytest.raises(CorruptionError):
+        parse_text(b"length: " + b"9" * 10_000, LedgerMetadataFormat)
