@@ -19,6 +19,7 @@ from daemon.local.java import Java
 from ledgers.errors import SettingsError, UnavailableError
 
 BOOKKEEPER_DEFAULT = "4.18.0"
+VERSION = re.compile(r"[0-9]+(\.[0-9]+)+([-.][A-Za-z0-9]+)*")
 SERVER_JAR = "bookkeeper-server-{version}.jar"
 
 # What a ZooKeeper server needs of Spark's jars: nothing else is put on its class path.
@@ -37,6 +38,7 @@ ZOOKEEPER_JARS = (
 
 COMPLAINT = re.compile(r"UNRESOLVED|\bERROR\b|not found: ")
 """In a line of Ivy's or Maven's: what it could not do."""
+COMPLAINT_CHARACTERS_MAX = 200
 
 OnProgress = Callable[[int, int | None], None]
 """Told how many jars there are by now, and of how many (None: not known yet)."""
@@ -84,9 +86,11 @@ def fetch(
 
     Raises SettingsError for a version that there is not, UnavailableError when it cannot be fetched.
     """
+    if not VERSION.fullmatch(version):
+        raise SettingsError(f"{version!r} is no version of BookKeeper; {BOOKKEEPER_DEFAULT} is one")
     folder = jars_folder(version, environment)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_name(f"{version}.lock").open("a") as lock:
+    with (folder.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever is second finds the jars when it has it
         if not folder.exists():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
@@ -170,7 +174,7 @@ class _Fetch:
                     fetched += "[SUCCESSFUL ]" in line
                     self._on_progress(fetched, max(found, fetched) if fetched else None)
                     if complaint is None and COMPLAINT.search(line):
-                        complaint = line.strip()
+                        complaint = line.strip()[:COMPLAINT_CHARACTERS_MAX]
             except BaseException:  # Ctrl-C: nobody waits for it any more
                 process.kill()
                 raise

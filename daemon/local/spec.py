@@ -11,6 +11,7 @@ import msgspec
 
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
+from daemon.local.zookeeper import SESSION_TIMEOUT_MIN_S
 from ledgers.errors import SettingsError
 from ledgers.layout import Layout
 from ledgers.metadata import BookieId
@@ -110,7 +111,10 @@ def settle(
         _refuse_other_data(saved, bookie_count=bookie_count, asked=asked)
         missing = max(0, (bookie_count or 0) - len(saved.bookie_ports))
         saved = replace(saved, bookie_ports=saved.bookie_ports + free_ports(missing))
-    return replace(saved, **cast(dict[str, Any], asked))
+    spec = replace(saved, **cast(dict[str, Any], asked))
+    if spec.session_timeout_s < SESSION_TIMEOUT_MIN_S:
+        raise SettingsError(f"a session time-out is at least {SESSION_TIMEOUT_MIN_S:g} s")
+    return spec
 
 
 def _refuse_other_data(

@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,16 +61,40 @@ class Listener:
 
 
 def supervise(wish: Wish, listener: Listener) -> None:
-    """Start the cluster and run it until it is asked to end. KeyboardInterrupt ends it too.
+    """Start the cluster and run it until it is asked to end. A signal ends it too.
 
-    Raises SettingsError and UnavailableError as LocalCluster.start does.
+    Raises SettingsError and UnavailableError as LocalCluster.start does, and KeyboardInterrupt
+    after SIGINT, SIGTERM or SIGHUP.
     """
-    # A signal unwinds whatever goes on, as Ctrl-C does: the cluster is stopped on the way out, and
-    # should a second signal cut that short, the servers still die with us.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    control.check_folder(Path(wish.data))
-    with LocalCluster.start(
+    data = Path(wish.data)
+    control.check_folder(data)
+    with _signals_unwind(), ExitStack() as running:
+        cluster = running.enter_context(_start(wish, listener))
+        door = running.enter_context(control.listen(data))
+        running.callback((data / control.SOCKET_NAME).unlink)
+        listener.on_ready(observe(cluster))
+        last_asker = _serve(cluster, door)
+    with last_asker:  # who asked for the end waits for it
+        control.send(last_asker, Answer())
+
+
+@contextmanager
+def _signals_unwind() -> Iterator[None]:
+    """A signal unwinds whatever goes on, as Ctrl-C does, and the cluster is stopped on the way out.
+
+    Should a second signal cut that short, the servers still die with us.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, former, strict=True):
+            signal.signal(number, handler)
+
+
+def _start(wish: Wish, listener: Listener) -> LocalCluster:
+    return LocalCluster.start(
         Path(wish.data),
         bookies=wish.bookies,
         bookkeeper=wish.bookkeeper,
@@ -78,13 +103,7 @@ def supervise(wish: Wish, listener: Listener) -> None:
         session_timeout_s=wish.session_timeout_s,
         on_event=listener.on_event,
         on_fetch=listener.on_fetch,
-    ) as cluster:
-        with control.listen(cluster.data) as door:
-            listener.on_ready(observe(cluster))
-            last_asker = _serve(cluster, door)
-        (cluster.data / control.SOCKET_NAME).unlink()
-    with last_asker:  # who asked for the end waits for it
-        control.send(last_asker, Answer())
+    )
 
 
 def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:

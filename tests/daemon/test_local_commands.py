@@ -1,0 +1,133 @@
+"""The commands of the local cluster where none is running; ``tests/cluster`` has the rest."""
+
+import importlib.util
+import json
+import socket
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from daemon.local import folder
+from daemon.local.commands import local
+from daemon.local.control import SOCKET_NAME
+from daemon.local.spec import ClusterSpec
+from ledgers.errors import SettingsError
+
+SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default data folder, which is not there yet."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return tmp_path / "bookmender" / "local"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(local, list(arguments))
+
+
+def test_a_stopped_cluster_is_shown_as_down(data: Path) -> None:
+    data.mkdir(parents=True)
+    SPEC.save(data)
+
+    result = run("status")
+
+    assert result.exit_code == 1
+    assert result.output.count("down") == 3  # ZooKeeper and two bookies
+    assert "bookmender local up" in result.output
+
+
+def test_status_speaks_json(data: Path) -> None:
+    data.mkdir(parents=True)
+    SPEC.save(data)
+
+    status = json.loads(run("status", "-o", "json").output)
+
+    assert status["is_running"] is False
+    assert status["metadata_service_uri"] == SPEC.metadata_service_uri
+    assert [bookie["address"] for bookie in status["bookies"]] == list(SPEC.bookies)
+
+
+def test_without_a_cluster_status_says_how_to_make_one(data: Path) -> None:
+    error = run("status").exception
+
+    assert isinstance(error, SettingsError)
+    assert "bookmender local up" in str(error)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("command", ["kill", "start", "wipe"])
+def test_commands_to_a_cluster_that_is_not_running_are_refused(data: Path, command: str) -> None:
+    error = run(command, "1").exception
+
+    assert isinstance(error, SettingsError)
+    assert "no cluster is running" in str(error)
+
+
+def test_what_a_dead_supervisor_left_behind_is_not_taken_for_a_live_one(data: Path) -> None:
+    data.mkdir(parents=True)
+    SPEC.save(data)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(data / SOCKET_NAME))  # the socket file stays when it is closed
+
+    assert "It is not running" in run("status").output
+
+
+def test_down_is_content_when_nothing_runs(data: Path) -> None:
+    result = run("down")
+
+    assert result.exit_code == 0
+    assert "no cluster is running" in result.output
+
+
+def test_down_deletes_the_cluster_and_nothing_else(data: Path) -> None:
+    (data / "bookies" / "20002").mkdir(parents=True)
+    (data / "notes.txt").touch()
+    SPEC.save(data)
+
+    result = run("down", "--delete")
+
+    assert result.exit_code == 0
+    assert [path.name for path in data.iterdir()] == ["notes.txt"]
+
+
+def test_down_does_not_delete_under_a_running_cluster(data: Path) -> None:
+    with folder.take(data):  # as a program of the user's own does, without a supervisor
+        SPEC.save(data)
+
+        error = run("down", "--delete").exception
+
+    assert isinstance(error, SettingsError)
+    assert ClusterSpec.load(data) == SPEC
+
+
+def test_up_refuses_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    error = run("up", "--foreground", "--data", str(tmp_path / ("x" * 120))).exception
+
+    assert isinstance(error, SettingsError)
+    assert "too long" in str(error)
+
+
+def test_up_without_pyspark_says_what_to_install(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+
+    error = run("up", "--foreground").exception
+
+    assert isinstance(error, SettingsError)
+    assert "pip install 'bookmender[local]'" in str(error)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("command", sorted(local.commands))
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(command, "--help")
+
+    assert result.exit_code == 0
+    assert "--data" in result.output
+    assert isinstance(local.commands[command], click.Command)
+    assert local.commands[command].help

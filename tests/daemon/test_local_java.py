@@ -1,0 +1,64 @@
+"""Which Java the local cluster takes; scripts stand in for it."""
+
+from pathlib import Path
+
+import pytest
+
+from daemon.local.java import Java
+from ledgers.errors import SettingsError
+
+
+def install(folder: Path, version_line: str, *, exit_code: int = 0) -> Path:
+    """A ``java`` that answers -version with this line, on standard error as the real one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    executable = folder / "java"
+    executable.write_text(f"#!/bin/sh\necho '{version_line}' >&2\nexit {exit_code}\n")
+    executable.chmod(0o755)
+    return executable
+
+
+def test_java_is_found_on_the_path(tmp_path: Path) -> None:
+    executable = install(tmp_path, 'openjdk version "21.0.3" 2024-04-16')
+
+    java = Java.find({"PATH": str(tmp_path)})
+
+    assert java == Java(executable=executable, major=21)
+
+
+def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
+    install(tmp_path / "path", 'openjdk version "21.0.3"')
+    executable = install(tmp_path / "home" / "bin", 'openjdk version "17.0.15"')
+
+    java = Java.find({"PATH": str(tmp_path / "path"), "JAVA_HOME": str(tmp_path / "home")})
+
+    assert java == Java(executable=executable, major=17)
+
+
+def test_a_java_home_without_java_is_passed_over(tmp_path: Path) -> None:
+    executable = install(tmp_path, 'openjdk version "17.0.15"')
+
+    java = Java.find({"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path / "gone")})
+
+    assert java.executable == executable
+
+
+@pytest.mark.parametrize(
+    ("version_line", "exit_code"),
+    [
+        pytest.param('java version "1.8.0_402"', 0, id="numbered in the old way"),
+        pytest.param('openjdk version "11.0.22"', 0, id="too old for 4.18"),
+        pytest.param("no Java runtime present", 1, id="the placeholder that macOS has"),
+    ],
+)
+def test_a_java_of_no_use_is_refused_with_what_to_install(
+    tmp_path: Path, version_line: str, exit_code: int
+) -> None:
+    install(tmp_path, version_line, exit_code=exit_code)
+
+    with pytest.raises(SettingsError, match="install Java 17"):
+        Java.find({"PATH": str(tmp_path)})
+
+
+def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no Java found: install Java 17"):
+        Java.find({"PATH": str(tmp_path)})
