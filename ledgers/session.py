@@ -71,8 +71,13 @@ class Session:
 
     @contextmanager
     def subscription(self, path: str, *, is_recursive: bool) -> Iterator["Subscription"]:
-        """One that begins with a RESET, for as long as the block runs. Raises SessionLostError."""
+        """One that begins with a RESET, for as long as the block runs. Raises SessionLostError.
+
+        ZooKeeper keeps one mode for a path and a session, so that all of a path are of one mode.
+        """
         self.raise_if_lost()
+        others = [each for each in self._subscriptions if each.path == path]
+        assert all(each.is_recursive == is_recursive for each in others), path
         subscription = Subscription(path, is_recursive=is_recursive)
         self._subscriptions[subscription] = None
         try:
@@ -80,8 +85,8 @@ class Session:
         finally:
             del self._subscriptions[subscription]
 
-    def has_subscription(self, path: str) -> bool:
-        return any(subscription.path == path for subscription in self._subscriptions)
+    def subscription_count(self, path: str) -> int:
+        return sum(subscription.path == path for subscription in self._subscriptions)
 
 
 class Subscription:

@@ -1,0 +1,209 @@
+"""kazoo on its thread, for one session, heard on the loop."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+
+from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
+from ledgers.inbox import Inbox
+from ledgers.kazoo_pipeline import OneSessionHandler, PipelinedConnection
+from ledgers.session import Session, session_lost
+from ledgers.store import Event, EventKind, SessionState
+
+log = structlog.get_logger()
+
+RECONNECT_DELAY_MIN_S, RECONNECT_DELAY_MAX_S = 0.05, 1.0
+SUSPENDED_TIMEOUTS_MAX = 3
+"""Session time-outs without a connection after which the session counts as lost, whatever the
+servers may say later. More than one, because a new leader restarts every session's clock: sessions
+outlive an outage of ZooKeeper as a whole, and what they hold with them."""
+GOODBYE_MAX_S = 2.0
+"""How long a server may take to end the session before the connection is cut."""
+
+EVENT_KINDS = {
+    1: EventKind.CREATED,
+    2: EventKind.DELETED,
+    3: EventKind.CHANGED,
+    4: EventKind.CHILDREN,
+}
+"""By the number that ZooKeeper sends (Watcher.Event.EventType)."""
+
+# What kazoo says at lower levels reaches us as states and errors.
+_kazoo_log = logging.getLogger("ledgers.kazoo")
+_kazoo_log.setLevel(logging.CRITICAL)
+
+
+class KazooSession(Session):
+    """A session whose life follows kazoo's: ``open`` once, ``close`` any number of times."""
+
+    def __init__(
+        self, hosts: str, *, session_timeout_s: float, credentials: Sequence[tuple[str, str]]
+    ) -> None:
+        """``hosts``: ``host:port`` joined by commas. Raises SettingsError when it is not that."""
+        super().__init__()
+        self.session_id = 0
+        self.request_count = 0
+        self._loop = asyncio.get_running_loop()
+        self._inbox = Inbox(self._loop)
+        self._hosts = hosts
+        self._suspended_max_s = SUSPENDED_TIMEOUTS_MAX * session_timeout_s
+        self._suspended_timer: asyncio.TimerHandle | None = None
+        self._in_flight: set[asyncio.Future[Any]] = set()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._is_closed = False
+        self._handler = OneSessionHandler(
+            connect_timeout_s=session_timeout_s / (hosts.count(",") + 1), on_crash=self._crashed
+        )
+        try:
+            self._client = KazooClient(
+                hosts,
+                timeout=session_timeout_s,
+                handler=self._handler,
+                auth_data=list(credentials),
+                connection_retry=KazooRetry(
+                    max_tries=-1, delay=RECONNECT_DELAY_MIN_S, max_delay=RECONNECT_DELAY_MAX_S
+                ),
+                logger=_kazoo_log,
+            )
+        except ValueError as error:
+            raise SettingsError("not a connect string of ZooKeeper", hosts=hosts) from error
+        self._connection = PipelinedConnection.in_place_of(
+            self._client._connection, on_event=self._event_came
+        )
+        self._client._connection = self._connection
+        self._client.add_listener(self._state_changed)
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Raises UnavailableError when no server answers, UnauthorizedError; it is closed then."""
+        self._client.start_async()
+        try:
+            await self._wait_opened(timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _wait_opened(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._opened
+        except TimeoutError as error:
+            raise UnavailableError(
+                "no ZooKeeper server answers", hosts=self._hosts, waited_s=timeout_s
+            ) from error
+
+    def ask(self, request: Any) -> "asyncio.Future[Any]":
+        """Send a request. The future carries its reply, kazoo's exception, or SessionLostError."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._in_flight.add(future)
+        self.request_count += 1
+        self._connection.submit(request, _Reply(self, future))
+        return future
+
+    def tell(self, request: Any) -> None:
+        """Send a request whose reply does not matter."""
+        if self.state is SessionState.CONNECTED:
+            self.ask(request).add_done_callback(lambda reply: reply.exception())
+
+    async def close(self) -> None:
+        """End the session if a server can still be told so, and the thread in any case."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        goodbye_max_s = GOODBYE_MAX_S if self._client.connected else 0
+        self._handle_lost(session_lost())
+        stopping = self._loop.run_in_executor(None, self._client.stop)
+        _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
+        if late:
+            self._handler.break_connection()
+        await stopping
+        self._client.close()
+
+    # --- On kazoo's thread -------------------------------------------------------------------
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._inbox.post(self._handle_connected, self._client.client_id[0])
+        elif state == KazooState.SUSPENDED:
+            self._inbox.post(self._handle_suspended)
+        else:
+            self._handler.forbid_connections()
+            is_refused = self._client.client_state == KeeperState.AUTH_FAILED
+            self._inbox.post(self._handle_lost, _refused() if is_refused else session_lost())
+
+    def _event_came(self, number: int, path: str) -> None:
+        if number in EVENT_KINDS:
+            self._inbox.post(self.publish, Event(kind=EVENT_KINDS[number], path=path))
+
+    def _crashed(self, error: BaseException) -> None:
+        context = {"message": "the connection to ZooKeeper crashed", "exception": error}
+        self._inbox.post(self._loop.call_exception_handler, context)
+
+    # --- Back on the loop --------------------------------------------------------------------
+
+    def _handle_connected(self, session_id: int) -> None:
+        if self._opened.done():
+            self._stop_timer()
+            self.resume()
+        else:
+            self.session_id = session_id
+            self._opened.set_result(None)
+
+    def _handle_suspended(self) -> None:
+        self._stop_timer()
+        self._suspended_timer = self._loop.call_later(
+            self._suspended_max_s, self._handle_lost, session_lost()
+        )
+        self.suspend()
+
+    def _handle_lost(self, error: BookmenderError) -> None:
+        self._handler.forbid_connections()
+        self._stop_timer()
+        if not self._opened.done():
+            self._opened.set_exception(error)
+        self.lose()
+        for future in self._in_flight:
+            if not future.done():
+                future.set_exception(session_lost())
+        self._in_flight.clear()
+
+    def _stop_timer(self) -> None:
+        if self._suspended_timer is not None:
+            self._suspended_timer.cancel()
+
+    def _settle(
+        self, future: "asyncio.Future[Any]", value: Any, error: BaseException | None
+    ) -> None:
+        self._in_flight.discard(future)
+        if future.done():  # cancelled, or failed with the session
+            return
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)
+
+
+class _Reply:
+    """What kazoo's thread reports to: carries it over to the loop."""
+
+    __slots__ = ("_future", "_post", "_settle")
+
+    def __init__(self, session: KazooSession, future: "asyncio.Future[Any]") -> None:
+        self._post = session._inbox.post
+        self._settle = session._settle
+        self._future = future
+
+    def set(self, value: Any = None) -> None:
+        self._post(self._settle, self._future, value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._post(self._settle, self._future, None, error)
+
+
+def _refused() -> UnauthorizedError:
+    return UnauthorizedError("ZooKeeper refuses our credentials")

@@ -1,0 +1,75 @@
+"""Persistent watches for kazoo, which knows only those that fire once (as of 2.11).
+
+A persistent watch (ZooKeeper 3.6, opcode 106) stays until it is removed or the connection ends, and
+can cover all znodes below its own. Its events look like any others, so that a client tells by their
+paths whose they are: ``WatchingConnection`` hands every one to a listener. After a reconnection the
+watch is asked for anew; what happened in between is not told.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kazoo.protocol.connection import ConnectionHandler
+from kazoo.protocol.serialization import Watch, int_struct, write_string
+
+
+class WatchMode(enum.IntEnum):
+    """ZooKeeper's AddWatchMode."""
+
+    PERSISTENT = 0
+    PERSISTENT_RECURSIVE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AddWatch:
+    """Request for a persistent watch; asking again for one that stands changes nothing."""
+
+    type: ClassVar[int] = 106
+
+    path: str
+    mode: WatchMode
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(self.mode))
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWatches:
+    """Request to remove all watches of any kind that this connection has on the path itself."""
+
+    type: ClassVar[int] = 18
+
+    path: str
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + int_struct.pack(_ANY_KIND))
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> bool:
+        return True
+
+
+_ANY_KIND = 3
+"""ZooKeeper's Watcher.WatcherType.Any."""
+
+EventListener = Callable[[int, str], None]
+"""Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children) and path."""
+
+
+class WatchingConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
+    """A connection that tells ``on_event``, on its own thread, of every watch event."""
+
+    def __init__(self, *args: Any, on_event: EventListener, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._on_event = on_event
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        super()._read_watch_event(buffer, offset)  # for the watches that fire once
+        event, _ = Watch.deserialize(buffer, offset)
+        self._on_event(event.type, self.client.unchroot(event.path))
