@@ -1,0 +1,172 @@
+"""The ledgers' metadata in the store: read, created, changed by compare-and-set, deleted, listed.
+
+BookKeeper's word for this is ledger manager. Every overwrite names the version that its decision was
+made from (rule S2), and hands the bytes before and after to the journal first.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from ledgers.errors import (
+    CorruptionError,
+    LockLostError,
+    NoNodeError,
+    NoSuchLedgerError,
+    NotEmptyError,
+    SettingsError,
+    UnknownOutcomeError,
+)
+from ledgers.id_generator import new_ledger_id
+from ledgers.layout import Layout, MetadataUri, parse_layout
+from ledgers.metadata import LedgerMetadata
+from ledgers.metadata_codec import parse_metadata, serialize_metadata
+from ledgers.parents import create_with_parents
+from ledgers.store import Create, MetadataStore, MultiFailed, Operation, SetData, Stat
+from ledgers.walk import walk_ledger_ids
+
+Journal = Callable[[int, bytes, bytes], None]
+"""Receives ledger id, bytes before, bytes after; an error from it keeps the write from happening."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionedMetadata:
+    """A ledger's metadata as it was read or written. ``data``: the znode's bytes."""
+
+    ledger_id: int
+    metadata: LedgerMetadata
+    stat: Stat
+    data: bytes
+
+    @property
+    def version(self) -> int:
+        return self.stat.version
+
+
+class LedgerManager:
+    """The ledgers below ``root``, laid out as ``layout`` says."""
+
+    def __init__(
+        self, store: MetadataStore, root: str, layout: Layout, *, journal: Journal | None = None
+    ) -> None:
+        self._store, self._root, self.layout = store, root, layout
+        self._journal = journal
+
+    @classmethod
+    async def open(
+        cls, store: MetadataStore, uri: MetadataUri, *, journal: Journal | None = None
+    ) -> "LedgerManager":
+        """For the cluster that ``uri`` names.
+
+        Raises SettingsError when there is no cluster, or its LAYOUT is not what the URI says (rule S8).
+        """
+        try:
+            data, _ = await store.get(f"{uri.root}/LAYOUT")
+        except NoNodeError as error:
+            raise SettingsError(
+                f"there is no BookKeeper cluster at {uri.root} of {uri.hosts}: it has no LAYOUT; "
+                "is the path of the metadata service URI the ledgers root?"
+            ) from error
+        layout = parse_layout(data)
+        if uri.layout not in (None, layout):
+            raise SettingsError(
+                f"the metadata service URI says {uri.layout.name.lower()}, but the cluster at "
+                f"{uri.root} is {layout.name.lower()}; leave the layout out of the URI, or correct it"
+            )
+        return cls(store, uri.root, layout, journal=journal)
+
+    def path(self, ledger_id: int) -> str:
+        """The ledger's znode. Raises SettingsError for an id that the layout cannot hold."""
+        return self.layout.path(self._root, ledger_id)
+
+    async def sync(self, ledger_id: int) -> None:
+        """Later reads of the ledger see what was written anywhere before this call."""
+        await self._store.sync(self.path(ledger_id))
+
+    async def read(self, ledger_id: int) -> VersionedMetadata:
+        """Raises NoSuchLedgerError, CorruptionError."""
+        try:
+            data, stat = await self._store.get(self.path(ledger_id))
+        except NoNodeError as error:
+            raise NoSuchLedgerError("no such ledger", ledger_id=ledger_id) from error
+        try:
+            metadata = parse_metadata(data)
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"its metadata cannot be read: {error}", ledger_id=ledger_id
+            ) from error
+        return VersionedMetadata(ledger_id=ledger_id, metadata=metadata, stat=stat, data=data)
+
+    async def create(self, ledger_id: int, metadata: LedgerMetadata) -> VersionedMetadata:
+        """Raises NodeExistsError: the id is taken, or, after a lost reply, perhaps by ourselves."""
+        data = serialize_metadata(metadata)
+        await create_with_parents(self._store, Create(path=self.path(ledger_id), data=data))
+        return VersionedMetadata(
+            ledger_id=ledger_id, metadata=metadata, stat=Stat(version=0), data=data
+        )
+
+    async def write(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        *,
+        read_as: VersionedMetadata,
+        guards: Sequence[Operation] = (),
+    ) -> VersionedMetadata:
+        """Compare-and-set on the version of ``read_as``; ``guards`` must hold too (rule S3).
+
+        Raises ConflictError, NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
+        LockLostError when a guard does not hold.
+        """
+        operation = self.write_operation(ledger_id, metadata, read_as=read_as)
+        try:
+            results = await self._store.multi([*guards, operation])
+        except MultiFailed as failure:
+            if failure.index < len(guards):
+                raise LockLostError(
+                    "what must hold for the write does not hold any more", ledger_id=ledger_id
+                ) from failure
+            if isinstance(failure.cause, NoNodeError):
+                raise NoSuchLedgerError("no such ledger", ledger_id=ledger_id) from failure
+            raise failure.cause from failure
+        stat = results[-1]
+        assert isinstance(stat, Stat), results
+        return VersionedMetadata(
+            ledger_id=ledger_id, metadata=metadata, stat=stat, data=operation.data
+        )
+
+    def write_operation(
+        self, ledger_id: int, metadata: LedgerMetadata, *, read_as: VersionedMetadata
+    ) -> SetData:
+        """The write as part of a transaction of the caller's; it is in the journal from now on."""
+        data = serialize_metadata(metadata)
+        if self._journal is not None:
+            self._journal(ledger_id, read_as.data, data)
+        return SetData(path=self.path(ledger_id), data=data, version=read_as.version)
+
+    async def delete(self, ledger_id: int, *, version: int) -> None:
+        """And the parents that it leaves empty, as BookKeeper does. A ledger that is gone is success.
+
+        Raises ConflictError, UnknownOutcomeError.
+        """
+        path = self.path(ledger_id)
+        try:
+            await self._store.delete(path, version=version)
+        except NoNodeError:
+            return
+        if self.layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
+            await self._delete_empty_parents(path)
+
+    async def _delete_empty_parents(self, path: str) -> None:
+        while (path := path.rpartition("/")[0]) != self._root:
+            try:
+                await self._store.delete(path)
+            except (NotEmptyError, NoNodeError, UnknownOutcomeError):
+                return
+
+    async def new_ledger_id(self) -> int:
+        """An id that nobody was given before."""
+        return await new_ledger_id(self._store, self._root, self.layout)
+
+    def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+        """All ledgers, a leaf directory at a time; fails rather than comes back short (rule S8)."""
+        return walk_ledger_ids(self._store, self._root, self.layout)

@@ -1,0 +1,151 @@
+"""Which bookies there are: their registrations below ``<root>/available``, and their cookies.
+
+Writable and read-only bookies are read so that one that changes sides meanwhile is in the result, and
+an empty or missing list is unknown, never a mass loss (rule S8).
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ledgers.bookie_info import Address, BookieInfo, parse_address, parse_bookie_info
+from ledgers.errors import CorruptionError, NoNodeError, UnavailableError
+from ledgers.metadata import BookieId
+from ledgers.store import MetadataStore, Stat
+
+READ_ONLY = "readonly"
+"""The child of ``available`` that is no bookie."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredBookie:
+    """A bookie that is there. ``czxid``, of its registration, tells one life of it from the next."""
+
+    bookie_id: BookieId
+    address: Address | None
+    """None when what it says of itself cannot be read."""
+    czxid: int
+    is_writable: bool
+    has_tls: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: ``available`` is computed once
+class BookieView:
+    """The bookies at one moment, by id."""
+
+    writable: Mapping[BookieId, RegisteredBookie] = field(default_factory=dict)
+    read_only: Mapping[BookieId, RegisteredBookie] = field(default_factory=dict)
+
+    @cached_property
+    def available(self) -> Mapping[BookieId, RegisteredBookie]:
+        """Writable or read-only: those that can be read from."""
+        return {**self.read_only, **self.writable}
+
+    def address(self, bookie: BookieId) -> Address | None:
+        registered = self.available.get(bookie)
+        return None if registered is None else registered.address
+
+
+class Registration:
+    """The bookies of the cluster at ``root``. One loop's."""
+
+    def __init__(self, store: MetadataStore, root: str) -> None:
+        self._store = store
+        self._available = f"{root}/available"
+        self._cookies = f"{root}/cookies"
+        self._known: dict[str, RegisteredBookie] = {}
+        """By znode path. A registration is ephemeral and its data never changes, but a bookie may
+        come back under the same path: the czxid tells."""
+
+    async def read(self) -> BookieView:
+        """Raises UnavailableError when the list cannot be had whole, or is empty."""
+        await self._store.sync(self._available)
+        before = await self._writable_names()
+        read_only = await self._read_only_names()
+        after = await self._writable_names()
+        # From writable to read-only a bookie is in both for a while, and back it may be in neither
+        # list when each is read once: so the first is read again.
+        writable = await self._registered(self._available, {*before, *after}, is_writable=True)
+        view = BookieView(
+            writable={
+                bookie: found for bookie, found in writable.items() if bookie not in read_only
+            },
+            read_only=await self._registered(
+                f"{self._available}/{READ_ONLY}", read_only, is_writable=False
+            ),
+        )
+        if not view.available:
+            raise UnavailableError("no bookie is registered at all", path=self._available)
+        return view
+
+    async def cookies(self) -> Mapping[BookieId, Stat]:
+        """Every bookie that was ever set up and not decommissioned; its cookie's znode."""
+        try:
+            names = await self._store.children(self._cookies)
+        except NoNodeError:  # comes with the first bookie
+            return {}
+        stats = await asyncio.gather(*(self._store.exists(f"{self._cookies}/{n}") for n in names))
+        return {
+            BookieId(name): stat
+            for name, stat in zip(names, stats, strict=True)
+            if stat is not None
+        }
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        """Something happened below ``available``; the first comes at once."""
+        async with aclosing(self._store.watch(self._available, is_recursive=True)) as events:
+            async for _ in events:
+                yield
+
+    async def _writable_names(self) -> set[str]:
+        try:
+            return set(await self._store.children(self._available)) - {READ_ONLY}
+        except NoNodeError as error:
+            raise UnavailableError(
+                "the list of bookies is missing", path=self._available
+            ) from error
+
+    async def _read_only_names(self) -> set[str]:
+        try:
+            return set(await self._store.children(f"{self._available}/{READ_ONLY}"))
+        except NoNodeError:
+            return set()
+
+    async def _registered(
+        self, parent: str, names: Iterable[str], *, is_writable: bool
+    ) -> dict[BookieId, RegisteredBookie]:
+        paths = {f"{parent}/{name}": BookieId(name) for name in names}
+        found = await asyncio.gather(
+            *(self._one(path, bookie, is_writable) for path, bookie in paths.items())
+        )
+        return {bookie.bookie_id: bookie for bookie in found if bookie is not None}
+
+    async def _one(self, path: str, bookie: BookieId, is_writable: bool) -> RegisteredBookie | None:
+        """None when its znode has gone since it was listed."""
+        stat = await self._store.exists(path)
+        known = self._known.get(path)
+        if stat is None or (known is not None and known.czxid == stat.czxid):
+            return known if stat is not None else None
+        try:
+            data, stat = await self._store.get(path)
+        except NoNodeError:
+            return None
+        info = _info(bookie, data)
+        self._known[path] = RegisteredBookie(
+            bookie_id=bookie,
+            address=info.address,
+            czxid=stat.czxid,
+            is_writable=is_writable,
+            has_tls="tls" in info.extensions,
+        )
+        return self._known[path]
+
+
+def _info(bookie: BookieId, data: bytes) -> BookieInfo:
+    """What it says of itself; where that cannot be read, what its id says."""
+    try:
+        return parse_bookie_info(bookie, data)
+    except CorruptionError:
+        return BookieInfo(address=parse_address(bookie), extensions=frozenset())
