@@ -1,0 +1,40 @@
+"""When an absent bookie counts as lost: after the recovery delay, counted for each bookie by itself."""
+
+from collections.abc import Collection, Mapping
+
+from ledgers.metadata import BookieId
+
+
+def still_absent(
+    absent_since_s: Mapping[BookieId, float],
+    *,
+    known: Collection[BookieId],
+    available: Collection[BookieId],
+    now_s: float,
+) -> dict[BookieId, float]:
+    """Since when each known bookie is away: those that came back are dropped, new ones begin now."""
+    return {
+        bookie: absent_since_s.get(bookie, now_s) for bookie in known if bookie not in available
+    }
+
+
+def lost_bookies(
+    absent_since_s: Mapping[BookieId, float], *, now_s: float, delay_s: float
+) -> frozenset[BookieId]:
+    """Bookies absent for at least the recovery delay. Times are monotonic seconds."""
+    assert delay_s >= 0
+    return frozenset(
+        bookie for bookie, since_s in absent_since_s.items() if now_s - since_s >= delay_s
+    )
+
+
+def next_loss_s(
+    absent_since_s: Mapping[BookieId, float], *, now_s: float, delay_s: float
+) -> float | None:
+    """Seconds until the next absent bookie counts as lost; None when there is none to wait for."""
+    waits_s = [
+        since_s + delay_s - now_s
+        for since_s in absent_since_s.values()
+        if now_s - since_s < delay_s
+    ]
+    return min(waits_s, default=None)

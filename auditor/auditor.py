@@ -1,0 +1,192 @@
+"""The Auditor: while it leads, it sees bookies go, waits out the recovery delay, and marks.
+
+One loop: read who is there, decide who is lost, and when somebody is who was not handled yet (or a
+check is due, or asked for), scan the metadata and mark. Whatever fails is tried again; whatever was
+handled is remembered only while the leadership lasts, so that a new leader misses nothing.
+"""
+
+import asyncio
+import contextlib
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import structlog
+from prometheus_client import Counter
+
+from auditor.absence import lost_bookies, next_loss_s, still_absent
+from auditor.endangered import most_endangered_first
+from auditor.marking import Marker
+from auditor.scan import scan_ledgers
+from auditor.settings import AuditorSettings
+from ledgers.clock import Clock
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SessionLostError,
+    UnavailableError,
+)
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId
+from ledgers.store import MetadataStore
+from replication import payloads
+from replication.cluster_view import ViewSource
+
+log = structlog.get_logger()
+MARKS = Counter("bookmender_marks_total", "Marks of under-replicated ledgers made or extended.")
+
+RETRY_S = 5.0
+"""After an audit that failed."""
+
+
+@dataclass(slots=True)
+class _Absences:
+    """What this leader knows of bookies that are away. Times are monotonic seconds."""
+
+    since_s: dict[BookieId, float] = field(default_factory=dict)
+    named: set[BookieId] = field(default_factory=set)
+    """Bookies that some ledger named when last scanned, though they have no cookie any more."""
+    handled: frozenset[BookieId] = frozenset()
+    """Lost bookies whose ledgers have been marked."""
+
+
+class Auditor:
+    """The leader's work. ``run`` ends only by cancellation or with the session."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        ur: str,
+        manager: LedgerManager,
+        views: ViewSource,
+        marker: Marker,
+        settings: AuditorSettings,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._ur = ur
+        self._manager = manager
+        self._views = views
+        self._marker = marker
+        self._settings = settings
+        self._clock = clock
+        self._absences = _Absences()
+        self._check_due_s = 0.0
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is over."""
+        await self._prepare()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._wake_on_bookies())
+            tasks.create_task(self._wake_on_delay())
+            tasks.create_task(self._wake_on_switch())
+            while True:
+                wait_s = await self._try_run_once()
+                await self._wait(wait_s)
+
+    async def _try_run_once(self) -> float:
+        try:
+            return await self.run_once()
+        except SessionLostError:
+            raise
+        except UnavailableError as error:
+            log.warning("audit.failed", error=str(error), retry_s=RETRY_S)
+            return RETRY_S
+
+    async def run_once(self) -> float:
+        """Audit if there is a reason to; returns after how many seconds to look again at the latest."""
+        self._wake.clear()
+        view = self._views.current
+        delay_s = await self._recovery_delay_s()
+        now_s = self._clock.now_s()
+        absences = self._absences
+        absences.since_s = still_absent(
+            absences.since_s,
+            known=view.cookies.keys() | absences.named,
+            available=view.available,
+            now_s=now_s,
+        )
+        lost = lost_bookies(absences.since_s, now_s=now_s, delay_s=delay_s)
+        absences.handled &= lost
+        is_due = now_s >= self._check_due_s
+        if (lost > absences.handled or is_due) and not await self._is_disabled():
+            await self._audit(lost)
+            absences.handled = lost
+            self._check_due_s = now_s + self._settings.bookie_check_interval_s
+            if absences.named - absences.since_s.keys():
+                return 0.0  # the scan found absent bookies that nobody had told us of
+        loss_s = next_loss_s(absences.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
+        check_s = self._check_due_s - self._clock.now_s()
+        return max(0.0, check_s if loss_s is None else min(loss_s, check_s))
+
+    async def _audit(self, lost: frozenset[BookieId]) -> None:
+        """Scan and mark. Raises UnavailableError when it could not be completed."""
+        started_s = self._clock.now_s()
+        if lost:
+            log.info("bookies.lost", bookies=sorted(lost))
+        scan = await scan_ledgers(self._manager, lost=lost, available=self._views.current.available)
+        marks = await self._marker.mark_all(
+            most_endangered_first(scan.endangered, self._absences.since_s)
+        )
+        MARKS.inc(marks)
+        self._absences.named = scan.absent_members
+        log.info(
+            "audit.finished",
+            ledger_count=scan.ledger_count,
+            unreadable_count=len(scan.unreadable),
+            endangered_count=len(scan.endangered),
+            mark_count=marks,
+            duration_s=round(self._clock.now_s() - started_s, 3),
+        )
+
+    async def _prepare(self) -> None:
+        """The znode of the recovery delay holds for the whole cluster; the first leader makes it."""
+        delay = payloads.recovery_delay_to_bytes(self._settings.lost_bookie_recovery_delay_s)
+        with contextlib.suppress(NodeExistsError):
+            await self._store.create(
+                payloads.recovery_delay_path(self._ur), delay, with_parents=True
+            )
+
+    async def _recovery_delay_s(self) -> float:
+        """In seconds. A missing or unreadable value counts as the setting's."""
+        try:
+            data, _ = await self._store.get(payloads.recovery_delay_path(self._ur))
+            return float(payloads.parse_recovery_delay(data))
+        except NoNodeError:
+            pass
+        except CorruptionError as error:
+            log.error("recovery_delay.unreadable", error=str(error))
+        return float(self._settings.lost_bookie_recovery_delay_s)
+
+    async def _is_disabled(self) -> bool:
+        return await self._store.exists(payloads.disable_path(self._ur)) is not None
+
+    async def _wait(self, wait_s: float) -> None:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _wake_on_bookies(self) -> None:
+        seen = self._views.change_count
+        while True:
+            await self._views.wait_change(seen)
+            seen = self._views.change_count
+            self._wake.set()
+
+    async def _wake_on_delay(self) -> None:
+        """A new delay counts at once; writing it, even unchanged, asks for an audit, as with Java."""
+        async with aclosing(self._store.watch(payloads.recovery_delay_path(self._ur))) as events:
+            await anext(events)  # the watch stands
+            async for _ in events:
+                self._check_due_s = 0.0
+                self._wake.set()
+
+    async def _wake_on_switch(self) -> None:
+        """What happened while auto-recovery was disabled is handled when it is enabled again."""
+        async with aclosing(self._store.watch(payloads.disable_path(self._ur))) as events:
+            async for _ in events:
+                self._wake.set()

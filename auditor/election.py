@@ -1,0 +1,109 @@
+"""Who leads: the node with the smallest vote, as Java's AutoRecovery elects, in the same znodes.
+
+Votes are ephemeral and sequential below ``<ur>/auditorelection``; everyone but the smallest watches
+just its predecessor. Leadership is proven, not remembered (rule S9): every write made as leader is a
+multi that checks the vote and the session's znode. Source: BookKeeper's ZkLedgerAuditorManager.
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import structlog
+
+from ledgers.errors import LeadershipLostError, NoNodeError
+from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore
+from replication import payloads
+from replication.batching import Guard
+from replication.membership import Membership, ensure
+
+log = structlog.get_logger()
+
+VOTE_PREFIX = "V_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leadership:
+    """Proof of a won election: what every write of the leader must check."""
+
+    vote_path: str
+    membership: Membership
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        vote = Guard(check=Check(path=self.vote_path), error=LeadershipLostError)
+        return (self.membership.guard, vote)
+
+
+class Election:
+    """One session's candidacy. ``candidate`` is what the vote says: a bookie id, or a host name."""
+
+    def __init__(
+        self, store: MetadataStore, ur: str, membership: Membership, *, candidate: str
+    ) -> None:
+        self._store = store
+        self._election = payloads.election_path(ur)
+        self._membership = membership
+        self._vote = payloads.vote_to_bytes(candidate)
+
+    async def win(self) -> Leadership:
+        """Stand for election and wait to be elected. Raises LeadershipLostError when our vote vanishes."""
+        await ensure(self._store, self._election)
+        vote_path = await self._store.create(
+            f"{self._election}/{VOTE_PREFIX}", self._vote, is_ephemeral=True, is_sequential=True
+        )
+        log.info("election.entered", vote=vote_path)
+        while (predecessor := await self._predecessor(vote_path)) is not None:
+            await self._wait_gone(f"{self._election}/{predecessor}")
+        await self._store.set(
+            self._election, self._vote, version=ANY_VERSION
+        )  # as Java does, for people
+        log.info("election.won", vote=vote_path)
+        return Leadership(vote_path=vote_path, membership=self._membership)
+
+    async def wait_lost(self, leadership: Leadership) -> None:
+        """Return when the vote is gone: deleted by hand, or with the session."""
+        await self._wait_gone(leadership.vote_path)
+
+    async def _predecessor(self, vote_path: str) -> str | None:
+        """The vote right before ours; None when ours is the first."""
+        votes = in_order(await self._store.children(self._election))
+        own = vote_path.rpartition("/")[2]
+        if own not in votes:
+            raise LeadershipLostError("our vote is gone", path=vote_path)
+        position = votes.index(own)
+        return votes[position - 1] if position else None
+
+    async def _wait_gone(self, path: str) -> None:
+        async with aclosing(self._store.watch(path)) as events:
+            async for event in events:
+                is_deleted = event.kind is EventKind.DELETED
+                if is_deleted or await self._store.exists(path) is None:
+                    return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leader:
+    """Who leads: what its vote says (a bookie id, or a host), and the session it is held by."""
+
+    candidate: str | None
+    session_id: int
+
+
+async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
+    """The holder of the smallest vote; None when nobody stands for election."""
+    election = payloads.election_path(ur)
+    try:
+        votes = in_order(await store.children(election))
+        for vote in votes[:1]:
+            data, stat = await store.get(f"{election}/{vote}")
+            return Leader(candidate=payloads.parse_vote(data), session_id=stat.ephemeral_owner)
+    except NoNodeError:  # no election yet, or the leader has just gone
+        pass
+    return None
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """The votes among the names, by their sequence number."""
+    votes = [n for n in names if n.startswith(VOTE_PREFIX) and n[len(VOTE_PREFIX) :].isdecimal()]
+    return sorted(votes, key=lambda name: int(name[len(VOTE_PREFIX) :]))

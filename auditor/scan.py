@@ -1,0 +1,76 @@
+"""Reading every ledger's metadata, many at a time, to find those that a loss touches.
+
+One unreadable ledger stops nothing: it is reported by id and counted, and the rest goes on. A walk
+that breaks off is a failure of the whole scan, never a shorter result (rule S8).
+"""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from auditor.endangered import Endangered, endangered
+from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId
+
+log = structlog.get_logger()
+
+READS_AT_ONCE = 500
+UNREADABLE_LOGGED_MAX = 20
+"""Ledgers named in the log by one scan; the count names the rest."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a scan found. ``absent_members``: named by some ledger, and not available."""
+
+    ledger_count: int = 0
+    unreadable: list[int] = field(default_factory=list)
+    endangered: list[Endangered] = field(default_factory=list)
+    absent_members: set[BookieId] = field(default_factory=set)
+
+
+async def scan_ledgers(
+    manager: LedgerManager, *, lost: Collection[BookieId], available: Collection[BookieId]
+) -> Scan:
+    """Raises UnavailableError when the walk cannot be completed."""
+    scan = Scan()
+    async for ledger_ids in manager.ledger_ids():
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            part = ledger_ids[start : start + READS_AT_ONCE]
+            await _scan_part(manager, part, scan, lost, available)
+    if scan.unreadable:
+        log.error(
+            "scan.unreadable_ledgers",
+            count=len(scan.unreadable),
+            ledger_ids=scan.unreadable[:UNREADABLE_LOGGED_MAX],
+            next_step="bookmender ledger show ID says what is wrong with one",
+        )
+    return scan
+
+
+async def _scan_part(
+    manager: LedgerManager,
+    ledger_ids: Sequence[int],
+    scan: Scan,
+    lost: Collection[BookieId],
+    available: Collection[BookieId],
+) -> None:
+    results = await asyncio.gather(
+        *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
+    )
+    for ledger_id, result in zip(ledger_ids, results, strict=True):
+        match result:
+            case NoSuchLedgerError():  # deleted since it was listed
+                continue
+            case CorruptionError():
+                scan.unreadable.append(ledger_id)
+            case BaseException():
+                raise result
+            case _:
+                scan.absent_members.update(result.metadata.bookies.difference(available))
+                if found := endangered(ledger_id, result.metadata, lost):
+                    scan.endangered.append(found)
+        scan.ledger_count += 1

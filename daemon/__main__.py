@@ -1,0 +1,5 @@
+"""``python -m daemon`` is the command ``bookmender``."""
+
+from daemon.cli import main
+
+main()

@@ -1,0 +1,101 @@
+"""The command ``bookmender``: parses, calls one function, prints.
+
+Exit codes: 0 all is well, 1 something was found or failed, 2 called wrongly, 3 could not tell.
+"""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+import click
+
+from ledgers.errors import BookmenderError, SettingsError, UnavailableError
+
+EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when it is called: ``--help`` must not load Spark's jars."""
+
+    modules: ClassVar[dict[str, str]] = {
+        "daemon": "daemon.daemon_command:daemon",
+        "status": "daemon.status_command:status",
+        "queue": "daemon.queue_command:queue",
+        "ledger": "daemon.ledger_command:ledger",
+        "local": "daemon.local.commands:local",
+        "demo": "daemon.demo.command:demo",
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.modules:
+            return None
+        module, _, attribute = self.modules[cmd_name].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(package_name="bookmender")
+def cli() -> None:
+    """Keeps Apache BookKeeper clusters whole.
+
+    \b
+    Try it on this machine:
+      bookmender local up             a real cluster on loopback
+      bookmender daemon               repairs what is lost, until Ctrl-C
+      bookmender status               what is at risk, and why
+
+    Every command that talks to a cluster takes its address from -c FILE or from
+    BOOKMENDER_METADATA_SERVICE_URI (zk+hierarchical://127.0.0.1:2181/ledgers).
+    """
+
+
+def main() -> None:
+    """The entry point: turns our errors into one clear line and an exit code."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as request:
+        sys.exit(request.exit_code)
+    except BookmenderError as error:
+        click.echo(f"bookmender: {error}", err=True)
+        sys.exit(_exit_code(error))
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+
+
+def _exit_code(error: BookmenderError) -> int:
+    match error:
+        case SettingsError():
+            return EXIT_WRONG_USE
+        case UnavailableError():
+            return EXIT_UNKNOWN
+        case _:
+            return EXIT_FAILED
+
+
+config_option = click.option(
+    "-c",
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Settings in TOML. Without it: the BOOKMENDER_… environment variables alone.",
+)
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="For people, or for programs.",
+)

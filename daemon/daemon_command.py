@@ -1,0 +1,26 @@
+"""``bookmender daemon``."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from daemon.cli import config_option
+from daemon.logs import set_up_logs
+from daemon.node import run_node
+from daemon.settings import load_settings
+
+
+@click.command()
+@config_option
+def daemon(config: Path | None) -> None:
+    """Run one node until SIGTERM or Ctrl-C.
+
+    It stands for election as auditor (the leader marks what is lost) and repairs marked ledgers,
+    side by side with other nodes and with Java's AutoRecovery. Any setting can be given in the
+    environment: open_ledger_grace_s of [replication] is BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S.
+    """
+    settings = load_settings(config, os.environ)
+    set_up_logs(settings.log)
+    sys.exit(run_node(settings))

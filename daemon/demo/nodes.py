@@ -1,0 +1,89 @@
+"""The demonstration's daemons: processes of their own, whose logs tell what they do."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from daemon.local.processes import Child, rss_bytes, stop_all
+
+STOP_TIMEOUT_S = 6.0
+
+
+@dataclass(slots=True)
+class Node:
+    """One daemon process, and how far its log has been read."""
+
+    name: str
+    child: Child
+    log: Path
+    _read_bytes: int = 0
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What it logged since the last call."""
+        with self.log.open("rb") as log:
+            log.seek(self._read_bytes)
+            for line in log:
+                if not line.endswith(b"\n"):
+                    break  # half a line: the rest comes next time
+                self._read_bytes += len(line)
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    yield {"event": "unreadable", "line": line.decode(errors="replace").rstrip()}
+
+
+@dataclass(slots=True)
+class Nodes:
+    """``count`` daemons against one cluster. ``stop`` ends them; so does the end of this process."""
+
+    data: Path
+    settings: Mapping[str, str]
+    """Environment variables, on top of our own environment."""
+    nodes: list[Node] = field(default_factory=list)
+
+    def start(self, count: int) -> None:
+        for number in range(1, count + 1):
+            name = f"node-{number}"
+            log = self.data / "logs" / f"{name}.log"
+            environment = {
+                **{k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")},
+                "BOOKMENDER_NODE_STATE_DIR": str(self.data / name),
+                "BOOKMENDER_LOG_FORMAT": "json",
+                "BOOKMENDER_LOG_LEVEL": "debug",
+                **self.settings,
+            }
+            command = [sys.executable, "-m", "daemon", "daemon"]
+            child = Child(name, command, log=log, environment=environment)
+            self.nodes.append(Node(name=name, child=child, log=log))
+
+    def by_pid(self, pid: int) -> Node | None:
+        return next((node for node in self.nodes if node.child.pid == pid), None)
+
+    def kill(self, node: Node) -> None:
+        node.child.kill()
+
+    def running(self) -> list[Node]:
+        return [node for node in self.nodes if node.child.is_running]
+
+    def cpu_s(self) -> float:
+        """User and system time of the daemons that still run."""
+        return sum(cpu_s(node.child.pid) for node in self.running())
+
+    def rss_bytes_max(self) -> int:
+        return max((rss_bytes(node.child.pid) or 0 for node in self.running()), default=0)
+
+    def stop(self) -> None:
+        stop_all([node.child for node in self.running()], timeout_s=STOP_TIMEOUT_S)
+
+
+def cpu_s(pid: int) -> float:
+    """0 where there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,127 @@
+"""The proof: every copy of every entry is read from every bookie that the metadata names.
+
+It rests on nothing that the daemons said: metadata and bookies are asked anew, digests verified, and
+each ledger's payloads are compared with what was written.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from daemon.demo.workload import Written
+from ledgers.bookies import Bookies, Transfer
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest
+from ledgers.errors import BookmenderError
+from ledgers.fragments import Fragment, fragments
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.opening import OpenedLedger, find_end
+from ledgers.reader import LedgerReader
+from replication.check import transfer_slices
+
+LEDGERS_AT_ONCE = 20
+
+
+@dataclass(slots=True)
+class LedgerProof:
+    """What was found of one ledger. ``lost``: acknowledged entries that nobody can give."""
+
+    written: Written
+    metadata: LedgerMetadata
+    copies_expected: int = 0
+    copies_good: int = 0
+    lost: list[int] = field(default_factory=list)
+    wrong: list[int] = field(default_factory=list)
+    """Entries whose payload is not what was written."""
+    out_of_reach: list[int] = field(default_factory=list)
+    """Acknowledged entries whose only copies are on bookies that are down."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.copies_good == self.copies_expected
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prover:
+    """Reads what was written. ``down``: the bookies that were killed and not started again."""
+
+    manager: LedgerManager
+    bookies: Bookies
+    clock: Clock
+    down: frozenset[BookieId]
+
+    async def prove(self, written: Sequence[Written]) -> list[LedgerProof]:
+        slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
+
+        async def prove_one(ledger: Written) -> LedgerProof:
+            async with slots:
+                return await self._prove(ledger)
+
+        return await asyncio.gather(*map(prove_one, written))
+
+    async def _prove(self, written: Written) -> LedgerProof:
+        versioned = await self.manager.read(written.ledger_id)
+        metadata = versioned.metadata
+        opened = await find_end(versioned, bookies=self.bookies, clock=self.clock)
+        proof = LedgerProof(written=written, metadata=metadata)
+        ends = fragments(written.ledger_id, metadata, lac=opened.lac)
+        for fragment in ends:
+            await self._count_copies(fragment, proof, opened.digest)
+        await self._compare(written, opened, proof)
+        return proof
+
+    async def _count_copies(
+        self, fragment: Fragment, proof: LedgerProof, digest: EntryDigest
+    ) -> None:
+        if fragment.last_entry_id is None:  # still open: what it should hold is not settled
+            return
+        for index, bookie in enumerate(fragment.ensemble):
+            entries = fragment.entries_of(index)
+            proof.copies_expected += len(entries)
+            if bookie not in self.down:
+                proof.copies_good += await self._good(fragment.ledger_id, bookie, entries, digest)
+
+    async def _good(
+        self, ledger_id: int, bookie: BookieId, entries: Sequence[int], digest: EntryDigest
+    ) -> int:
+        good = 0
+        for entry_ids in transfer_slices([entries]):
+            result = await self.bookies.transfer(
+                Transfer(ledger_id=ledger_id, digest=digest, reads={bookie: entry_ids})
+            )
+            good += result.entry_count
+        return good
+
+    async def _compare(self, written: Written, opened: OpenedLedger, proof: LedgerProof) -> None:
+        """Every acknowledged entry, through the reader that applications would use."""
+        last = written.acknowledged - 1
+        if opened.metadata.is_closed and opened.lac < last:
+            proof.lost += range(opened.lac + 1, last + 1)
+            last = opened.lac
+        reader = LedgerReader(
+            written.ledger_id,
+            opened.metadata,
+            digest=opened.digest,
+            bookies=self.bookies,
+            clock=self.clock,
+        )
+        for entry_id in range(last + 1):
+            if _replicas(opened.metadata, entry_id) <= self.down:
+                proof.out_of_reach.append(entry_id)
+                continue
+            try:
+                entry = await reader.read(entry_id)
+            except BookmenderError:
+                proof.lost.append(entry_id)
+                continue
+            if opened.digest.payload(entry) != written.shape.payload(entry_id):
+                proof.wrong.append(entry_id)
+
+
+def _replicas(metadata: LedgerMetadata, entry_id: int) -> frozenset[BookieId]:
+    ensemble = metadata.segment_of(entry_id).ensemble
+    return frozenset(
+        ensemble[(entry_id + offset) % metadata.ensemble_size]
+        for offset in range(metadata.write_quorum)
+    )

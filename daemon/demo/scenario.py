@@ -1,0 +1,209 @@
+"""One run: a fresh cluster, written full, a bookie killed, everything mended, everything read."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from daemon.demo.nodes import Nodes
+from daemon.demo.proof import LedgerProof, Prover
+from daemon.demo.shapes import shapes
+from daemon.demo.watching import Say, Timeline, is_settled, line
+from daemon.demo.workload import Workload
+from daemon.local.cluster import LocalCluster
+from daemon.settings import Settings
+from daemon.status import Status, gather_status
+from daemon.visit import Visit, visit
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import SystemClock
+from ledgers.errors import UnavailableError
+from ledgers.metadata import BookieId
+
+SEED = 1
+SESSION_TIMEOUT_S = 4.0
+GRACE_S = 5.0
+POLL_S = 0.1
+LINE_S = 1.0
+SETTLED_LOOKS = 3
+"""Looks in a row that must find nothing left to do: one may fall between an unmark and a mark."""
+SETTLE_TIMEOUT_S = 120.0
+NODES_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be done. ``kill_leader``: the leading daemon dies too, in the middle of it."""
+
+    data: Path
+    bookkeeper: str | None = None
+    ledger_count: int = 300
+    bookie_count: int = 6
+    node_count: int = 3
+    kill_leader: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What came of it. ``left``: the state of the cluster at the end."""
+
+    plan: Plan
+    killed: BookieId
+    timeline: Timeline
+    proofs: list[LedgerProof]
+    left: Status
+    cpu_s: float
+    """Of the daemons that lived to the end, from the kill on."""
+    rss_bytes_max: int
+    zookeeper_packets: int
+    """That its server counted from the kill to the end, watching included."""
+
+
+async def run(plan: Plan, say: Say) -> Run:
+    """Raises UnavailableError when the cluster does not come up, or is not whole in time."""
+    rng = random.Random(SEED)
+    say(
+        f"starting ZooKeeper and {plan.bookie_count} bookies (session time-out {SESSION_TIMEOUT_S:g} s)"
+    )
+    cluster = await asyncio.to_thread(
+        LocalCluster.start,
+        plan.data,
+        bookies=plan.bookie_count,
+        bookkeeper=plan.bookkeeper,
+        session_timeout_s=SESSION_TIMEOUT_S,
+    )
+    nodes = Nodes(
+        data=plan.data,
+        settings={
+            "BOOKMENDER_METADATA_SERVICE_URI": cluster.metadata_service_uri,
+            "BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S": f"{GRACE_S:g}",
+            "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}",
+        },
+    )
+    try:
+        settings = Settings(metadata_service_uri=cluster.metadata_service_uri)
+        async with visit(settings) as seen, _client(seen, rng) as workload:
+            return await _run_on(plan, cluster, nodes, seen, workload, rng, say)
+    finally:
+        await asyncio.to_thread(nodes.stop)
+        await asyncio.to_thread(cluster.stop)
+
+
+async def _run_on(
+    plan: Plan,
+    cluster: LocalCluster,
+    nodes: Nodes,
+    seen: Visit,
+    workload: Workload,
+    rng: random.Random,
+    say: Say,
+) -> Run:
+    say(f"writing {plan.ledger_count} ledgers")
+    await workload.write(shapes(plan.ledger_count))
+    say(f"starting {plan.node_count} daemons (open-ledger grace {GRACE_S:g} s)")
+    nodes.start(plan.node_count)
+    await _wait_for_nodes(plan, seen)
+
+    killed = rng.choice(cluster.bookies)
+    packets, cpu_s = _packets(cluster), nodes.cpu_s()
+    say(f"killing bookie {killed} (SIGKILL)")
+    cluster.kill(killed)
+    timeline = await _watch_until_settled(plan, nodes, seen, killed, say)
+    packets, cpu_s = _packets(cluster) - packets, nodes.cpu_s() - cpu_s
+
+    say("reading every copy of every entry")
+    await workload.stop()
+    prover = Prover(
+        manager=seen.manager,
+        bookies=workload.bookies,
+        clock=workload.clock,
+        down=frozenset({killed}),
+    )
+    return Run(
+        plan=plan,
+        killed=killed,
+        timeline=timeline,
+        proofs=await prover.prove(workload.written),
+        left=await gather_status(seen),
+        cpu_s=cpu_s,
+        rss_bytes_max=nodes.rss_bytes_max(),
+        zookeeper_packets=packets,
+    )
+
+
+async def _wait_for_nodes(plan: Plan, seen: Visit) -> None:
+    async with asyncio.timeout(NODES_TIMEOUT_S):
+        while not _are_ready(await gather_status(seen), plan):  # noqa: ASYNC110 - other processes
+            await asyncio.sleep(POLL_S)
+
+
+def _are_ready(status: Status, plan: Plan) -> bool:
+    return len(status.nodes) == 2 * plan.node_count and status.leader is not None
+
+
+async def _watch_until_settled(
+    plan: Plan, nodes: Nodes, seen: Visit, killed: BookieId, say: Say
+) -> Timeline:
+    timeline, began_s = Timeline(), time.monotonic()
+    said_s, settled, is_leader_to_die = 0.0, 0, plan.kill_leader
+    while settled < SETTLED_LOOKS:
+        await asyncio.sleep(POLL_S)
+        status = await gather_status(seen)
+        now_s = time.monotonic() - began_s
+        timeline.hear(nodes.nodes)
+        timeline.see(status, bookie=killed, now_s=now_s)
+        if is_leader_to_die and timeline.first_mark_s is not None:
+            is_leader_to_die = not _kill_leader(status, nodes, say)
+        settled = settled + 1 if is_settled(status, bookie=killed) else 0
+        if settled == 1:
+            timeline.whole_s = now_s
+        if now_s - said_s >= LINE_S or settled == SETTLED_LOOKS:
+            said_s = now_s
+            say(line(timeline, status, now_s=now_s))
+        if now_s > SETTLE_TIMEOUT_S:
+            raise UnavailableError(
+                f"not whole after {SETTLE_TIMEOUT_S:g} s; see the logs in {plan.data / 'logs'}"
+            )
+    return timeline
+
+
+def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
+    """Whether there was a leader to kill."""
+    leader = nodes.by_pid(status.leader_node.pid) if status.leader_node else None
+    if leader is None:
+        return False
+    say(f"killing the leader, {leader.name} (SIGKILL)")
+    nodes.kill(leader)
+    return True
+
+
+def _packets(cluster: LocalCluster) -> int:
+    return int(cluster.zookeeper_monitor()["zk_packets_received"])
+
+
+@asynccontextmanager
+async def _client(seen: Visit, rng: random.Random) -> AsyncIterator[Workload]:
+    """Our own client of the bookies, as the writing application has one."""
+    clock, budgets = SystemClock(), Budgets()
+    bookies = BookieClient(
+        resolve=lambda bookie: None,
+        budgets=budgets,
+        bulk=BulkTransfers(budgets),
+        clock=clock,
+        rng=rng,
+        settings=BookieClientSettings(),
+    )
+    try:
+        yield Workload(
+            manager=seen.manager,
+            registration=seen.registration,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+        )
+    finally:
+        await bookies.close()

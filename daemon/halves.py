@@ -1,0 +1,236 @@
+"""The two halves of a node, put together: what one session of each needs, in the order it needs it.
+
+Each half has a session of its own, so that one that ends takes with it just what it held. Whatever
+is opened here is closed here, in reverse.
+"""
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from auditor.auditor import Auditor
+from auditor.election import Election
+from auditor.marking import Marker
+from daemon.local_bookie import local_bookie
+from daemon.settings import Settings
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.budget import Budgets, reads_in_flight_max
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import Clock, SystemClock
+from ledgers.entry import EntryDigest
+from ledgers.errors import LeadershipLostError, SessionLostError
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId, DigestType
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore, SessionState
+from ledgers.zookeeper import ZooKeeperStore
+from replication.batching import Batcher
+from replication.cluster_view import ViewSource
+from replication.journal import MetadataJournal
+from replication.membership import Half, Membership, NodeInfo
+from replication.open_ledger import OpenLedgers
+from replication.payloads import underreplication_path
+from replication.queue import Queue
+from replication.repair import Repairer
+from replication.tree import prepare_tree
+from replication.waiting import WaitingNotes
+from replication.worker import ReplicationWorker
+
+log = structlog.get_logger()
+
+SHARES_INTERVAL_S = 10.0
+"""How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
+SESSION_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One session of one half, with what both halves use."""
+
+    store: MetadataStore
+    ur: str
+    manager: LedgerManager
+    views: ViewSource
+    membership: Membership
+    local: BookieId | None
+    clock: Clock
+    rng: random.Random
+
+    @property
+    def node(self) -> str:
+        """What other nodes and people know us by."""
+        return self.local or socket.gethostname()
+
+
+async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> None:
+    """Stand for election, and audit while elected. Ends with an error: the session's or the election's."""
+    async with open_session(settings, Half.AUDITOR, journal) as session:
+        election = Election(session.store, session.ur, session.membership, candidate=session.node)
+        leadership = await election.win()
+        batcher = Batcher(session.store, leadership.guards)
+        auditor = Auditor(
+            store=session.store,
+            ur=session.ur,
+            manager=session.manager,
+            views=session.views,
+            marker=Marker(session.store, batcher, session.ur, session.clock),
+            settings=settings.auditor,
+            clock=session.clock,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(batcher.run())
+            tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
+            await auditor.run()
+
+
+async def run_worker_session(settings: Settings, journal: MetadataJournal) -> None:
+    """Take ledgers and repair them until the session ends."""
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(open_session(settings, Half.WORKER, journal))
+        budgets = Budgets(reads_in_flight_max=settings.limits.reads_in_flight_per_bookie)
+        bulk = BulkTransfers(budgets, resolve=session.views.resolve)
+        bookies = BookieClient(
+            resolve=session.views.resolve,
+            budgets=budgets,
+            bulk=bulk,
+            clock=session.clock,
+            rng=session.rng,
+            settings=BookieClientSettings(),
+        )
+        stack.push_async_callback(bookies.close)
+        batcher = Batcher(session.store, [session.membership.guard])
+        worker = _worker(settings, session, batcher, bookies)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(batcher.run())
+            tasks.create_task(_keep_to_our_share(settings, session, budgets))
+            tasks.create_task(_pause_while_suspended(session.store, bulk))
+            await worker.run()
+
+
+@asynccontextmanager
+async def open_session(
+    settings: Settings, half: Half, journal: MetadataJournal
+) -> AsyncIterator[Session]:
+    """A session of its own, joined and with a first view of the bookies; closed at the end.
+
+    Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
+    """
+    uri, clock = settings.uri, SystemClock()
+    store = await ZooKeeperStore.open(
+        uri.hosts,
+        session_timeout_s=settings.zookeeper.session_timeout_s,
+        connect_timeout_s=settings.zookeeper.connect_timeout_s,
+    )
+    try:
+        manager = await LedgerManager.open(store, uri, journal=journal.record)
+        ur = underreplication_path(uri.root)
+        await prepare_tree(store, ur)
+        views = ViewSource(Registration(store, uri.root), clock)
+        view = await views.refresh()
+        local = local_bookie(settings.node.bookie_id, view.bookies)
+        membership = await Membership.join(
+            store,
+            ur,
+            NodeInfo(
+                half=half,
+                host=socket.gethostname(),
+                pid=os.getpid(),
+                bookie_id=local,
+                started_ms=clock.wall_ms(),
+            ),
+        )
+        log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
+        async with asyncio.TaskGroup() as tasks:
+            watcher = tasks.create_task(views.run())
+            ender = tasks.create_task(_end_with_session(store))
+            yield Session(
+                store=store,
+                ur=ur,
+                manager=manager,
+                views=views,
+                membership=membership,
+                local=local,
+                clock=clock,
+                rng=random.Random(),
+            )
+            watcher.cancel()
+            ender.cancel()
+    finally:
+        await store.close()
+
+
+def _worker(
+    settings: Settings, session: Session, batcher: Batcher, bookies: BookieClient
+) -> ReplicationWorker:
+    ours = settings.replication
+    fallback_digest = EntryDigest(
+        DigestType[ours.default_digest_type], ours.default_password.encode()
+    )
+    queue = Queue(session.store, batcher, session.ur, holder=socket.gethostname())
+    repairer = Repairer(
+        queue=queue,
+        manager=session.manager,
+        bookies=bookies,
+        views=session.views,
+        open_ledgers=OpenLedgers(
+            manager=session.manager,
+            bookies=bookies,
+            views=session.views,
+            fallback_digest=fallback_digest,
+            placement=RandomPlacement(session.rng, local=session.local),
+            clock=session.clock,
+        ),
+        fallback_digest=fallback_digest,
+        local=session.local,
+        local_only=ours.target == "local",
+        clock=session.clock,
+        rng=session.rng,
+    )
+    return ReplicationWorker(
+        queue=queue,
+        repairer=repairer,
+        views=session.views,
+        notes=WaitingNotes(session.store, session.ur),
+        settings=ours,
+        node=session.node,
+        clock=session.clock,
+        rng=session.rng,
+    )
+
+
+async def _end_with_session(store: MetadataStore) -> None:
+    await store.wait_lost()
+    raise SessionLostError("the ZooKeeper session is over")
+
+
+async def _end_with_vote(vote_lost: Awaitable[None]) -> None:
+    await vote_lost
+    raise LeadershipLostError("our vote is gone")
+
+
+async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budgets) -> None:
+    """The more nodes repair, the fewer reads each of them may have at one bookie (rule S10)."""
+    while True:
+        nodes = await session.membership.everybody()
+        workers = [node for node in nodes if node.info.half is Half.WORKER]
+        budgets.reads_in_flight_max = reads_in_flight_max(
+            settings.limits.reads_in_flight_per_bookie, reader_count=len(workers)
+        )
+        await session.clock.sleep(SHARES_INTERVAL_S)
+
+
+async def _pause_while_suspended(store: MetadataStore, bulk: BulkTransfers) -> None:
+    """Copy nothing while nobody can say whether our locks still stand (rule S3)."""
+    while True:
+        if store.state is SessionState.SUSPENDED:
+            bulk.pause()
+            await store.wait_connected()
+            bulk.resume()
+        await asyncio.sleep(SESSION_POLL_S)

@@ -1,0 +1,118 @@
+"""One node: started, kept running until SIGTERM or SIGINT, stopped in reverse order."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+from daemon.halves import open_session, run_auditor_session, run_worker_session
+from daemon.settings import Settings
+from daemon.threads import HalfThread, leaves
+from ledgers.errors import BookmenderError, SettingsError
+from replication.journal import MetadataJournal
+from replication.membership import Half
+
+log = structlog.get_logger()
+
+STOP_TIMEOUT_S = 4.0
+"""For both halves together: closing a session gives back its locks and its vote at once."""
+
+
+def run_node(settings: Settings) -> int:
+    """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
+    journal = open_journal(settings)
+    halves = _halves(settings, journal)
+    check_cluster(settings, journal)  # a signal ends it at once: it holds nothing
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    log.info(
+        "node.started",
+        pid=os.getpid(),
+        cluster=settings.metadata_service_uri,
+        auditor=settings.auditor.enabled,
+        replication=settings.replication.enabled,
+    )
+    for half in halves:
+        half.start()
+    stop.wait()
+    is_stopped = _stop(halves)
+    journal.close()
+    log.info("node.stopped", is_clean=is_stopped)
+    return 0 if is_stopped else 1
+
+
+def _stop(halves: Sequence[HalfThread]) -> bool:
+    """In reverse order; every one is told, whatever becomes of the others."""
+    stopped = [half.stop(timeout_s=STOP_TIMEOUT_S / len(halves)) for half in reversed(halves)]
+    return all(stopped)
+
+
+def check_cluster(settings: Settings, journal: MetadataJournal) -> None:
+    """Open a session once, in this thread, so that what is wrong is said before anything starts."""
+
+    async def check() -> None:
+        async with open_session(settings, Half.WORKER, journal):
+            pass
+
+    try:
+        asyncio.run(check())
+    except BaseExceptionGroup as group:
+        causes = [cause for cause in leaves(group) if isinstance(cause, BookmenderError)]
+        if not causes:
+            raise
+        raise causes[0] from group
+
+
+def open_journal(settings: Settings) -> MetadataJournal:
+    """Raises SettingsError when its directory cannot be written to."""
+    directory = state_dir(settings) / "journal"
+    try:
+        return MetadataJournal(directory, process=f"{socket.gethostname()}-{os.getpid()}")
+    except OSError as error:
+        raise SettingsError(
+            f"node.state_dir: {directory} cannot be written to ({error.strerror}); "
+            "metadata is never changed without a record of what it was",
+            setting="node.state_dir",
+        ) from error
+
+
+def state_dir(settings: Settings) -> Path:
+    """The configured directory, systemd's, or the user's."""
+    if settings.node.state_dir:
+        return Path(settings.node.state_dir)
+    if systemd := os.environ.get("STATE_DIRECTORY"):
+        return Path(systemd.split(":")[0])
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "bookmender"
+
+
+def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:
+    """Those that are switched on, in the order in which they start."""
+    new_loop = loop_factory()
+    halves: list[HalfThread] = []
+    if settings.replication.enabled:
+        session = partial(run_worker_session, settings, journal)
+        halves.append(HalfThread("replication-worker", session, loop_factory=new_loop))
+    if settings.auditor.enabled:
+        session = partial(run_auditor_session, settings, journal)
+        halves.append(HalfThread("auditor", session, loop_factory=new_loop))
+    if not halves:
+        raise SettingsError("auditor.enabled and replication.enabled are both false: nothing to do")
+    return halves
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop's where it is installed; None for asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return new_loop

@@ -1,0 +1,70 @@
+"""``bookmender queue``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.status import note_record
+from daemon.visit import Visit, run_visit
+from replication.listing import locked_ledger_ids, marked_ledger_ids, read_marks
+from replication.waiting import WaitingNotes
+
+
+@click.group()
+def queue() -> None:
+    """The ledgers that are marked as under-replicated."""
+
+
+@queue.command("list")
+@config_option
+@output_option
+@click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
+def list_queue(config: Path | None, output: str, limit: int) -> None:
+    """Marked ledgers by id: what each misses, since when, and why it waits if it does."""
+
+    async def look(cluster: Visit) -> tuple[int, list[dict[str, Any]]]:
+        ledger_ids = await marked_ledger_ids(cluster.store, cluster.ur)
+        return len(ledger_ids), await _rows(cluster, ledger_ids[:limit])
+
+    total, rows = run_visit(config, look)
+    if output == "json":
+        click.echo(json.dumps({"marked": total, "ledgers": rows}, indent=2))
+        return
+    for row in rows:
+        click.echo(_line(row))
+    more = f", the first {len(rows)} shown" if total > len(rows) else ""
+    click.echo(f"{total} ledgers marked{more}")
+
+
+async def _rows(cluster: Visit, ledger_ids: list[int]) -> list[dict[str, Any]]:
+    locked = await locked_ledger_ids(cluster.store, cluster.ur)
+    notes = WaitingNotes(cluster.store, cluster.ur)
+    noted = await notes.ledger_ids()
+    rows = []
+    for ledger in await read_marks(cluster.store, cluster.ur, ledger_ids):
+        note = await notes.read(ledger.ledger_id) if ledger.ledger_id in noted else None
+        rows.append(
+            {
+                "ledger_id": ledger.ledger_id,
+                "missing": list(ledger.mark.replicas) if ledger.mark else None,
+                "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
+                "is_locked": ledger.ledger_id in locked,
+                "waiting": note_record(note) if note else None,
+            }
+        )
+    return rows
+
+
+def _line(row: dict[str, Any]) -> str:
+    missing = (
+        "unreadable mark" if row["missing"] is None else ", ".join(row["missing"]) or "nothing"
+    )
+    line = f"ledger {row['ledger_id']}: misses {missing}"
+    if row["is_locked"]:
+        line += " (locked)"
+    if row["waiting"]:
+        line += f" — {row['waiting']['reason']}: {row['waiting']['detail']}"
+    return line

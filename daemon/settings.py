@@ -1,0 +1,193 @@
+"""The settings of a node: from a TOML file and the environment, each checked, wrong ones named.
+
+Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level one as
+``BOOKMENDER_X``; the environment wins. Parsed once; the halves receive their own small class.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+import msgspec
+
+from auditor.settings import AuditorSettings
+from ledgers.errors import SettingsError
+from ledgers.layout import MetadataUri
+from replication.settings import LimitSettings, ReplicationSettings
+
+ENVIRONMENT_PREFIX = "BOOKMENDER_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """The section ``[node]``."""
+
+    bookie_id: str = ""
+    """The bookie beside which this node runs, preferred as a target among equals. Empty: the one
+    registered for this host, if there is just one, else none."""
+    state_dir: str = ""
+    """Where the journal of metadata writes is kept. Empty: systemd's state directory, else
+    ``~/.local/state/bookmender``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperSettings:
+    """The section ``[zookeeper]``."""
+
+    session_timeout_s: float = 10.0
+    """How long after our last word ZooKeeper gives away our locks and our vote."""
+    connect_timeout_s: float = 15.0
+    """How long one attempt to connect may take before it is said to have failed."""
+
+    def __post_init__(self) -> None:
+        for key, least in (("session_timeout_s", 1.0), ("connect_timeout_s", 0.5)):
+            value = getattr(self, key)
+            if not least <= value <= 600:
+                raise SettingsError.not_allowed(f"zookeeper.{key}", value, f"{least:g} to 600")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings:
+    """The section ``[log]``."""
+
+    format: str = "auto"
+    """``auto``: for people on a terminal, JSON otherwise. Or ``text``, or ``json``."""
+    level: str = "info"
+    """``debug``, ``info``, ``warning`` or ``error``."""
+
+    def __post_init__(self) -> None:
+        for key, allowed in (
+            ("format", ("auto", "text", "json")),
+            ("level", ("debug", "info", "warning", "error")),
+        ):
+            value = getattr(self, key)
+            if value not in allowed:
+                raise SettingsError.not_allowed(f"log.{key}", value, ", ".join(allowed))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of them. ``metadata_service_uri`` alone is enough to run."""
+
+    metadata_service_uri: str = ""
+    """Where the cluster's metadata is, as in ``zk+hierarchical://zk1:2181;zk2:2181/ledgers``."""
+    node: NodeSettings = field(default_factory=NodeSettings)
+    zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
+    auditor: AuditorSettings = field(default_factory=AuditorSettings)
+    replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    limits: LimitSettings = field(default_factory=LimitSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        if not self.metadata_service_uri:
+            raise SettingsError(
+                "metadata_service_uri is not set; set it in the settings file, or as "
+                "BOOKMENDER_METADATA_SERVICE_URI=zk+hierarchical://127.0.0.1:2181/ledgers",
+                setting="metadata_service_uri",
+            )
+        try:
+            MetadataUri.parse(self.metadata_service_uri)
+        except SettingsError as error:
+            raise SettingsError(str(error), setting="metadata_service_uri") from error
+
+    @property
+    def uri(self) -> MetadataUri:
+        return MetadataUri.parse(self.metadata_service_uri)
+
+
+def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
+    """Raises SettingsError that names the file or variable, the setting, and what is allowed."""
+    given = {**_from_file(path), **_from_environment(environment)}
+    return _build({key: value for key, (_, value) in given.items()}, given)
+
+
+_Given = dict[str, tuple[str, Any]]
+"""By full key (``section.key``): where the setting was given, and its value, converted."""
+
+
+def _build(values: Mapping[str, Any], given: _Given) -> Settings:
+    arguments: dict[str, Any] = {}
+    try:
+        for name, kind in get_type_hints(Settings).items():
+            if is_dataclass(kind):
+                prefix = f"{name}."
+                chosen = {k[len(prefix) :]: v for k, v in values.items() if k.startswith(prefix)}
+                arguments[name] = cast(type, kind)(**chosen)
+            elif name in values:
+                arguments[name] = values[name]
+        return Settings(**arguments)
+    except SettingsError as error:
+        source = given.get(error.setting or "")
+        if source is None:
+            raise
+        raise SettingsError(f"{source[0]}: {error}", setting=error.setting) from error
+
+
+def _from_file(path: Path | None) -> _Given:
+    if path is None:
+        return {}
+    try:
+        document = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is not TOML: {error}") from error
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        if isinstance(value, dict):
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:
+            flat[key] = value
+    return {
+        key: (str(path), _convert(str(path), key, value, is_text=False))
+        for key, value in flat.items()
+    }
+
+
+def _from_environment(environment: Mapping[str, str]) -> _Given:
+    names = {_variable(key): key for key in _types()}
+    given: _Given = {}
+    for name, value in environment.items():
+        if not name.startswith(ENVIRONMENT_PREFIX):
+            continue
+        if name not in names:
+            raise SettingsError(f"environment: there is no setting {name}{_hint(name, names)}")
+        source = f"environment variable {name}"
+        given[names[name]] = (source, _convert(source, names[name], value, is_text=True))
+    return given
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+
+
+def _types() -> dict[str, Any]:
+    """Every setting's full key, and its type."""
+    types: dict[str, Any] = {}
+    for name, hint in get_type_hints(Settings).items():
+        if is_dataclass(hint):
+            types |= {f"{name}.{inner}": t for inner, t in get_type_hints(hint).items()}
+        else:
+            types[name] = hint
+    return types
+
+
+def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
+    types = _types()
+    if key not in types:
+        raise SettingsError(f"{source}: there is no setting {key}{_hint(key, types)}")
+    try:
+        return msgspec.convert(value, types[key], strict=not is_text)
+    except msgspec.ValidationError as error:
+        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        allowed = kind.get(types[key], str(types[key]))
+        message = f"{source}: {key} is {value!r}; allowed: {allowed}"
+        raise SettingsError(message, setting=key) from error
+
+
+def _hint(wrong: str, right: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(wrong, right, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(sorted(right))}"

@@ -1,0 +1,138 @@
+"""The state of a cluster's recovery at one moment: gathered here, printed by ``status_command``."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.election import current_leader
+from daemon.visit import Visit
+from ledgers.metadata import BookieId
+from replication import payloads
+from replication.listing import MarkedLedger, locked_ledger_ids, marked_ledger_ids, read_marks
+from replication.membership import NodeInfo, live_nodes
+from replication.waiting import WaitingNote, WaitingNotes
+
+WAITING_SHOWN_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """``by_missing``: marked ledgers per number of missing bookies. ``under_repair``: locked ones."""
+
+    leader: str | None
+    """As it calls itself."""
+    leader_node: NodeInfo | None
+    """None too while a Java auditor leads."""
+    nodes: tuple[NodeInfo, ...]
+    writable: tuple[BookieId, ...]
+    read_only: tuple[BookieId, ...]
+    lost: tuple[BookieId, ...]
+    """With a cookie, but not registered."""
+    is_disabled: bool
+    marked_count: int
+    by_missing: tuple[tuple[int, int], ...]
+    by_bookie: tuple[tuple[str, int], ...]
+    under_repair: int
+    waiting: tuple[WaitingNote, ...]
+    """At most ``WAITING_SHOWN_MAX`` of them."""
+    waiting_count: int
+
+    @property
+    def verdict(self) -> str:
+        """One word: ``whole`` only if nothing is marked and no bookie is lost."""
+        if self.waiting:
+            return "stuck" if any(_is_stuck(note) for note in self.waiting) else "repairing"
+        if self.marked_count:
+            return "disabled" if self.is_disabled else "repairing"
+        return "bookies-lost" if self.lost else "whole"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "verdict": self.verdict,
+            "leader": self.leader,
+            "leader_node": node_record(self.leader_node) if self.leader_node else None,
+            "nodes": [node_record(node) for node in self.nodes],
+            "bookies": {
+                "writable": list(self.writable),
+                "read_only": list(self.read_only),
+                "lost": list(self.lost),
+            },
+            "is_disabled": self.is_disabled,
+            "queue": {
+                "marked": self.marked_count,
+                "under_repair": self.under_repair,
+                "by_missing_bookies": {str(missing): count for missing, count in self.by_missing},
+                "by_lost_bookie": dict(self.by_bookie),
+            },
+            "waiting": {
+                "count": self.waiting_count,
+                "ledgers": [note_record(note) for note in self.waiting],
+            },
+        }
+
+
+def node_record(node: NodeInfo) -> dict[str, Any]:
+    return {
+        "host": node.host,
+        "pid": node.pid,
+        "half": node.half.value,
+        "bookie_id": node.bookie_id,
+        "started_ms": node.started_ms,
+    }
+
+
+def note_record(note: WaitingNote) -> dict[str, Any]:
+    return {
+        "ledger_id": note.ledger_id,
+        "reason": note.reason.value,
+        "detail": note.detail,
+        "node": note.node,
+        "since_ms": note.since_ms,
+    }
+
+
+async def gather_status(cluster: Visit) -> Status:
+    """Raises UnavailableError when something could not be read whole."""
+    store, ur = cluster.store, cluster.ur
+    view = await cluster.registration.read()
+    cookies = await cluster.registration.cookies()
+    nodes = await live_nodes(store, ur)
+    leader = await current_leader(store, ur)
+    marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
+    marked_ids = {ledger.ledger_id for ledger in marked}
+    notes = WaitingNotes(store, ur)
+    noted = sorted(await notes.ledger_ids() & marked_ids)
+    shown = [await notes.read(ledger_id) for ledger_id in noted[:WAITING_SHOWN_MAX]]
+    return Status(
+        leader=leader.candidate if leader else None,
+        leader_node=next(
+            (n.info for n in nodes if leader and n.session_id == leader.session_id), None
+        ),
+        nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
+        writable=tuple(sorted(view.writable)),
+        read_only=tuple(sorted(view.read_only)),
+        lost=tuple(sorted(bookie for bookie in cookies if bookie not in view.available)),
+        is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
+        marked_count=len(marked),
+        by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
+        by_bookie=tuple(sorted(_bookie_counts(marked).items())),
+        under_repair=len(marked_ids & await locked_ledger_ids(store, ur)),
+        waiting=tuple(note for note in shown if note is not None),
+        waiting_count=len(noted),
+    )
+
+
+def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:
+    return Counter(len(ledger.mark.replicas) for ledger in marked if ledger.mark is not None)
+
+
+def _bookie_counts(marked: Sequence[MarkedLedger]) -> Counter[str]:
+    return Counter(
+        replica for ledger in marked if ledger.mark is not None for replica in ledger.mark.replicas
+    )
+
+
+def _is_stuck(note: WaitingNote) -> bool:
+    """Whether it needs something from outside, not just time."""
+    return note.reason.needs_help

@@ -1,0 +1,100 @@
+"""A half of the node: one thread with one asyncio loop, restarted by itself when it fails.
+
+Crash-only: whatever ends a half's session (ZooKeeper dropped it, the leadership was lost, a defect
+of ours) ends everything it held with it, locks and vote included, and a fresh session begins after a
+wait. The other half, and the bookie on this host, never notice.
+"""
+
+import asyncio
+import random
+import threading
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from ledgers.errors import BookmenderError
+
+log = structlog.get_logger()
+
+RESTART_MIN_S = 0.5
+RESTART_MAX_S = 30.0
+CALM_S = 60.0
+"""A session that lasted this long begins the back-off anew."""
+
+
+class HalfThread:
+    """Owns the thread ``name``, which runs ``session`` over and over until ``stop``."""
+
+    def __init__(
+        self,
+        name: str,
+        session: Callable[[], Awaitable[None]],
+        *,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    ) -> None:
+        self._session = session
+        self._loop_factory = loop_factory
+        self._lock = threading.Lock()  # guards the two below, which the thread sets and clears
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._is_stopping = threading.Event()
+        # daemon: a stuck session must not keep a dying process alive; what it holds is ephemeral.
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float) -> bool:
+        """End the session and the thread. Any number of times; says whether it succeeded."""
+        self._is_stopping.set()
+        with self._lock:
+            if self._loop is not None and self._supervisor is not None:
+                self._loop.call_soon_threadsafe(self._supervisor.cancel)
+        if self._thread.ident is not None:  # it was started
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=self._loop_factory) as runner:
+            try:
+                runner.run(self._supervise())
+            except asyncio.CancelledError:
+                pass
+            finally:
+                with self._lock:
+                    self._loop = self._supervisor = None
+
+    async def _supervise(self) -> None:
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+            self._supervisor = asyncio.current_task()
+        wait_s = RESTART_MIN_S
+        while not self._is_stopping.is_set():
+            began_s = self._loop.time()
+            try:
+                await self._session()
+            except Exception as error:  # the top of the thread: nothing may end it but ``stop``
+                self._log_end(error)
+            if self._loop.time() - began_s > CALM_S:
+                wait_s = RESTART_MIN_S
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(wait_s * 2, RESTART_MAX_S)
+
+    def _log_end(self, error: Exception) -> None:
+        causes = list(leaves(error))
+        expected = [cause for cause in causes if isinstance(cause, BookmenderError)]
+        if len(expected) == len(causes):
+            log.warning("half.restarted", half=self._thread.name, error=str(expected[0]))
+        else:
+            log.error("half.crashed", half=self._thread.name, exc_info=error)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """The single errors in a (nested) exception group, or the error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    return [error]

@@ -1,0 +1,62 @@
+"""A short session for a command that looks and goes: it writes nothing and joins nothing."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from daemon.settings import Settings, load_settings
+from ledgers.manager import LedgerManager
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore
+from ledgers.zookeeper import ZooKeeperStore
+from replication.payloads import underreplication_path
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What a command needs of the cluster."""
+
+    settings: Settings
+    store: MetadataStore
+    manager: LedgerManager
+    registration: Registration
+
+    @property
+    def ur(self) -> str:
+        return underreplication_path(self.settings.uri.root)
+
+
+@asynccontextmanager
+async def visit(settings: Settings) -> AsyncIterator[Visit]:
+    """Raises SettingsError (no such cluster), UnavailableError (no ZooKeeper there)."""
+    uri = settings.uri
+    store = await ZooKeeperStore.open(
+        uri.hosts,
+        session_timeout_s=settings.zookeeper.session_timeout_s,
+        connect_timeout_s=settings.zookeeper.connect_timeout_s,
+    )
+    try:
+        yield Visit(
+            settings=settings,
+            store=store,
+            manager=await LedgerManager.open(store, uri),
+            registration=Registration(store, uri.root),
+        )
+    finally:
+        await store.close()
+
+
+def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T:
+    """Open a session by the settings, let ``action`` look, close it."""
+
+    async def run() -> T:
+        async with visit(load_settings(config, os.environ)) as cluster:
+            return await action(cluster)
+
+    return asyncio.run(run())

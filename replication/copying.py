@@ -1,0 +1,144 @@
+"""Copying the entries of one bookie index of one fragment to a target.
+
+Just the entries that the index stored are copied, each from any good replica, in bulk. An entry that
+one replica did not give is asked of the next (``assign``, a pure decision but for its notes). What
+remains in the end is said entry by entry: without a copy, or unknown.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ledgers.bookies import Answer, Bookies, Transfer
+from ledgers.entry import EntryDigest
+from ledgers.errors import BookmenderError
+from ledgers.fragments import Fragment
+from ledgers.metadata import BookieId
+from ledgers.striping import write_set
+from replication.check import transfer_slices
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyJob:
+    """Entries of a fragment that ``target`` is to hold at bookie index ``index``.
+
+    ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
+    ``former``: bookies of the ledger's other ensembles, asked before an entry is called lost.
+    """
+
+    fragment: Fragment
+    index: int
+    target: BookieId
+    entry_ids: Sequence[int]
+    available: frozenset[BookieId]
+    former: tuple[BookieId, ...] = ()
+    entry_bytes_hint: int = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOutcome:
+    """``target_error``: the target failed, another is to be chosen. Entry ids in the sets ascend."""
+
+    entry_count: int = 0
+    entry_bytes: int = 0
+    target_error: BookmenderError | None = None
+    without_copy: tuple[int, ...] = ()
+    """Entries of which no bookie that is there holds a good copy; one that is away still may."""
+    unknown: tuple[int, ...] = ()
+    """Entries for which a bookie that is there did not answer."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.target_error is None and not self.without_copy and not self.unknown
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What became of the entries of one slice. ``tried``: per entry, who was asked, and the answer."""
+
+    tried: dict[int, dict[BookieId, Answer]] = field(default_factory=dict)
+    without_copy: list[int] = field(default_factory=list)
+    unknown: list[int] = field(default_factory=list)
+
+
+async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> CopyOutcome:
+    """Copy slice by slice. Ends early when the target fails: nothing is gained by going on."""
+    entry_count = entry_bytes = 0
+    without_copy: list[int] = []
+    unknown: list[int] = []
+    for entry_ids in transfer_slices([job.entry_ids]):
+        progress = _Progress()
+        while reads := assign(entry_ids, progress, job):
+            result = await bookies.transfer(
+                Transfer(
+                    ledger_id=job.fragment.ledger_id,
+                    digest=digest,
+                    reads=reads,
+                    target=job.target,
+                    entry_bytes_hint=job.entry_bytes_hint,
+                )
+            )
+            entry_count += result.entry_count
+            entry_bytes += result.entry_bytes
+            if result.target_error is not None:
+                return CopyOutcome(
+                    entry_count=entry_count,
+                    entry_bytes=entry_bytes,
+                    target_error=result.target_error,
+                )
+            entry_ids = _note(result.failures, progress)
+        without_copy += progress.without_copy
+        unknown += progress.unknown
+    return CopyOutcome(
+        entry_count=entry_count,
+        entry_bytes=entry_bytes,
+        without_copy=tuple(without_copy),
+        unknown=tuple(unknown),
+    )
+
+
+def assign(
+    entry_ids: Iterable[int], progress: _Progress, job: CopyJob
+) -> dict[BookieId, list[int]]:
+    """Whom to ask for each entry next; entries that nobody is left to ask for are noted.
+
+    Replicas come first, spread evenly by entry id, then former members of the ledger's ensembles.
+    """
+    reads: dict[BookieId, list[int]] = {}
+    for entry_id in entry_ids:
+        tried = progress.tried.get(entry_id, {})
+        source = _next_source(entry_id, tried, job)
+        if source is not None:
+            reads.setdefault(source, []).append(entry_id)
+        elif Answer.UNKNOWN in tried.values():
+            progress.unknown.append(entry_id)
+        else:
+            progress.without_copy.append(entry_id)
+    return reads
+
+
+def _next_source(entry_id: int, tried: Collection[BookieId], job: CopyJob) -> BookieId | None:
+    replicas = [b for b in _replicas(entry_id, job) if b in job.available and b not in tried]
+    if replicas:
+        # Divided first: with W < E the ids that one index stores leave few remainders.
+        return replicas[(entry_id // job.fragment.ensemble_size + entry_id) % len(replicas)]
+    return next((b for b in job.former if b in job.available and b not in tried), None)
+
+
+def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
+    """The bookies of the entry's write set, without the one that is being replaced or refilled."""
+    fragment = job.fragment
+    return [
+        fragment.ensemble[index]
+        for index in write_set(
+            entry_id, ensemble_size=fragment.ensemble_size, write_quorum=fragment.write_quorum
+        )
+        if index != job.index
+    ]
+
+
+def _note(failures: Mapping[BookieId, Mapping[int, Answer]], progress: _Progress) -> list[int]:
+    """Remember who failed to give what; returns the entries that are still to be had."""
+    for bookie, answers in failures.items():
+        for entry_id, answer in answers.items():
+            progress.tried.setdefault(entry_id, {})[bookie] = answer
+    return sorted({entry_id for answers in failures.values() for entry_id in answers})

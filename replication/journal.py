@@ -1,0 +1,72 @@
+"""A local record of every metadata write: the bytes before and after (rule S2).
+
+JSON lines, so that a command can put a ledger's metadata back as it was. One file a process, so that
+several daemons on a host never write into each other's lines; when it has grown to its bound it is
+set aside once, and the oldest files of all processes are deleted beyond a count.
+"""
+
+import base64
+import json
+import threading
+import time
+from pathlib import Path
+from typing import TextIO
+
+FILE_BYTES_MAX = 64 * 1024 * 1024
+FILES_MAX = 8
+
+
+class MetadataJournal:
+    """Appends to ``directory/metadata-<process>.jsonl``. Safe to call from several threads."""
+
+    def __init__(
+        self, directory: Path, *, process: str, file_bytes_max: int = FILE_BYTES_MAX
+    ) -> None:
+        """Raises OSError when the directory cannot be written to."""
+        self._directory = directory
+        self._path = directory / f"metadata-{process}.jsonl"
+        self._file_bytes_max = file_bytes_max
+        self._lock = threading.Lock()  # guards the file
+        directory.mkdir(parents=True, exist_ok=True)
+        self._file: TextIO = self._path.open("a")
+        self._delete_oldest()
+
+    def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
+        """Written to the file before the metadata is. Raises OSError: then nothing may be written."""
+        line = json.dumps(
+            {
+                "version": 1,
+                "time_ms": time.time_ns() // 1_000_000,
+                "ledger_id": ledger_id,
+                "before": base64.b64encode(before).decode(),
+                "after": base64.b64encode(after).decode(),
+            }
+        )
+        with self._lock:
+            self._file.write(line + "\n")
+            self._file.flush()
+            if self._file.tell() >= self._file_bytes_max:
+                self._rotate()
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
+        self._file = self._path.open("a")
+        self._delete_oldest()
+
+    def _delete_oldest(self) -> None:
+        files = [f for f in self._directory.glob("metadata-*.jsonl") if f != self._path]
+        files.sort(key=_modified)
+        for file in files[: -(FILES_MAX - 1) or None]:
+            file.unlink(missing_ok=True)
+
+
+def _modified(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:  # another process was quicker to delete it
+        return 0.0

@@ -1,0 +1,365 @@
+"""The repair of one taken ledger: read, decide, copy, write, until it is whole or something is in the way.
+
+A round reads the metadata afresh, judges every copy (``check``), plans (``plan``), copies
+(``copying``) and writes all changed ensembles in one compare-and-set (rule S2) under the lock (rule
+S3). A conflict begins another round; what was copied is remembered as long as the target's
+registration is the same. A ledger whose open last fragment misses a bookie is not touched: the
+outcome says so, and the worker comes back after the open-ledger grace (``open_ledger``).
+"""
+
+import asyncio
+import enum
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.entry import HEADER_BYTES, EntryDigest
+from ledgers.errors import (
+    BookmenderError,
+    ConflictError,
+    CorruptionError,
+    LockLostError,
+    NoSuchLedgerError,
+    SessionLostError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from ledgers.fragments import fragments
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.opening import find_end, ledger_digest
+from replication.check import check
+from replication.cluster_view import ClusterView, ViewSource
+from replication.copying import CopyJob, CopyOutcome, copy_index
+from replication.open_ledger import OpenLedgers, WriterSighting, absent_members
+from replication.plan import Blocked, CopyKey, Plan, Reason, Repair, Targets, plan_repair
+from replication.queue import Queue, Take
+
+log = structlog.get_logger()
+
+ROUNDS_MAX = 10
+"""Rounds of one repair before the ledger is put aside: each is a conflict, or a failed target."""
+SECOND_CHECK_ENTRIES = 1_000
+"""Copying more than this takes so long that the survivors are judged again before the unmark."""
+
+
+class OutcomeKind(enum.Enum):
+    DONE = "done"
+    """Whole, or gone: mark and lock are deleted."""
+    WAITING = "waiting"
+    """Something is in the way; the lock is still ours."""
+    MARKED_AGAIN = "marked-again"
+    """Somebody found more missing meanwhile: give it back and take it anew. The lock is still ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a repair. ``sighting``: given with the grace reasons, to come back with."""
+
+    kind: OutcomeKind
+    reason: Reason | None = None
+    detail: str = ""
+    sighting: WriterSighting | None = None
+    entry_count: int = 0
+    entry_bytes: int = 0
+
+
+DONE = Outcome(kind=OutcomeKind.DONE)
+MARKED_AGAIN = Outcome(kind=OutcomeKind.MARKED_AGAIN)
+
+
+def waiting(reason: Reason, detail: str, sighting: WriterSighting | None = None) -> Outcome:
+    return Outcome(kind=OutcomeKind.WAITING, reason=reason, detail=detail, sighting=sighting)
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What a repair remembers from round to round."""
+
+    refused: set[BookieId] = field(default_factory=set)
+    """Bookies that refused a copy of this ledger (rule S11)."""
+    copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
+    """Complete copies: where, and the czxid of the target's registration (rule S3)."""
+    entry_count: int = 0
+    entry_bytes: int = 0
+
+
+class Repairer:
+    """Repairs ledgers that the caller has taken. One for a worker; rounds of many ledgers interleave."""
+
+    def __init__(
+        self,
+        *,
+        queue: Queue,
+        manager: LedgerManager,
+        bookies: Bookies,
+        views: ViewSource,
+        open_ledgers: OpenLedgers,
+        fallback_digest: EntryDigest,
+        local: BookieId | None,
+        local_only: bool,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._queue = queue
+        self._manager = manager
+        self._bookies = bookies
+        self._views = views
+        self._open_ledgers = open_ledgers
+        self._fallback_digest = fallback_digest
+        self._local = local
+        self._local_only = local_only
+        self._clock = clock
+        self._rng = rng
+        self._load_bytes: Counter[BookieId] = Counter()
+
+    async def repair(self, take: Take, sighting: WriterSighting | None = None) -> Outcome:
+        """Until the ledger is done or something stands in the way.
+
+        ``sighting``: what an earlier outcome gave, once its grace is over. Raises SessionLostError
+        and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
+        does not answer.
+        """
+        memory = _Memory()
+        for _ in range(ROUNDS_MAX):
+            try:
+                outcome = await self._round(take, sighting, memory)
+            except ConflictError:  # the metadata moved on: read again, decide again
+                continue
+            except UnknownOutcomeError:
+                if await self._queue.is_finished(take):
+                    outcome = DONE
+                else:
+                    continue
+            if outcome is not None:
+                return replace(
+                    outcome, entry_count=memory.entry_count, entry_bytes=memory.entry_bytes
+                )
+        return waiting(Reason.CONFLICTS, f"no success in {ROUNDS_MAX} rounds: others change it too")
+
+    async def _round(
+        self, take: Take, sighting: WriterSighting | None, memory: _Memory
+    ) -> Outcome | None:
+        """One round; None asks for another."""
+        view = self._views.current
+        try:
+            versioned = await self._read(take.ledger_id)
+        except CorruptionError as error:
+            return waiting(Reason.CORRUPT_METADATA, str(error))
+        if versioned is None:
+            return DONE if await self._queue.finish(take) else MARKED_AGAIN
+        if absent := absent_members(versioned.metadata, view):
+            return await self._settle(take, versioned, sighting, absent, view)
+        lac = await self._lac(versioned)
+        if lac is None:
+            return waiting(Reason.NO_ANSWER, "too few bookies of its last ensemble answer")
+        if absent := absent_members(versioned.metadata, view, lac=lac):
+            return await self._settle(take, versioned, sighting, absent, view)
+        digest = ledger_digest(versioned.metadata, self._fallback_digest)
+        plan = await self._plan(versioned, lac, digest, view, memory)
+        if plan.is_whole:
+            return DONE if await self._queue.finish(take) else MARKED_AGAIN
+        outcomes = await self._copy_all(plan, versioned.metadata, digest, view, memory)
+        return await self._write(take, versioned, plan, outcomes)
+
+    async def _read(self, ledger_id: int) -> VersionedMetadata | None:
+        """None for a ledger that is gone: believed only after a sync and a second read (rule S8)."""
+        try:
+            return await self._manager.read(ledger_id)
+        except NoSuchLedgerError:
+            await self._manager.sync(ledger_id)
+        try:
+            return await self._manager.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
+    async def _settle(
+        self,
+        take: Take,
+        versioned: VersionedMetadata,
+        sighting: WriterSighting | None,
+        absent: Sequence[BookieId],
+        view: ClusterView,
+    ) -> Outcome | None:
+        """An open fragment misses a bookie: leave it to its writer, or recover the ledger."""
+        grace = await self._open_ledgers.judge(versioned, absent, sighting)
+        if grace is not None:
+            return waiting(grace.reason, grace.detail, grace)
+        try:
+            await self._open_ledgers.recover(versioned, view, guards=[take.guard])
+        except (ConflictError, SessionLostError, LockLostError):
+            raise
+        except BookmenderError as error:
+            return waiting(Reason.RECOVERY_FAILED, str(error))
+        return None
+
+    async def _lac(self, versioned: VersionedMetadata) -> int | None:
+        """The last entry known to be acknowledged; None when too few bookies answer."""
+        if versioned.metadata.is_closed:
+            return versioned.metadata.last_entry_id
+        try:
+            opened = await find_end(
+                versioned,
+                bookies=self._bookies,
+                clock=self._clock,
+                fallback=self._fallback_digest,
+            )
+        except UnavailableError:
+            return None
+        return opened.lac
+
+    async def _plan(
+        self,
+        versioned: VersionedMetadata,
+        lac: int,
+        digest: EntryDigest,
+        view: ClusterView,
+        memory: _Memory,
+    ) -> Plan:
+        found = fragments(versioned.ledger_id, versioned.metadata, lac=lac)
+        judged = found if versioned.metadata.is_closed else found[:-1]
+        findings = await check(
+            judged,
+            bookies=self._bookies,
+            digest=digest,
+            available=view.available,
+            distrusted=view.initialised_after(versioned.stat.czxid),
+        )
+        return plan_repair(versioned.metadata, findings, self._targets(view, memory), rng=self._rng)
+
+    def _targets(self, view: ClusterView, memory: _Memory) -> Targets:
+        writable = view.writable
+        candidates = [self._local] if self._local_only else writable
+        return Targets(
+            load_bytes={
+                b: self._load_bytes[b] for b in candidates if b is not None and b in writable
+            },
+            refused=frozenset(memory.refused),
+            local=self._local,
+            copied={
+                key: target
+                for key, (target, czxid) in memory.copied.items()
+                if view.czxid(target) == czxid
+            },
+        )
+
+    async def _copy_all(
+        self,
+        plan: Plan,
+        metadata: LedgerMetadata,
+        digest: EntryDigest,
+        view: ClusterView,
+        memory: _Memory,
+    ) -> list[CopyOutcome]:
+        return await asyncio.gather(
+            *(self._copy(repair, metadata, digest, view, memory) for repair in plan.repairs)
+        )
+
+    async def _copy(
+        self,
+        repair: Repair,
+        metadata: LedgerMetadata,
+        digest: EntryDigest,
+        view: ClusterView,
+        memory: _Memory,
+    ) -> CopyOutcome:
+        job = CopyJob(
+            fragment=repair.fragment,
+            index=repair.index,
+            target=repair.target,
+            entry_ids=repair.entry_ids,
+            available=view.available,
+            former=tuple(sorted(metadata.bookies - set(repair.fragment.ensemble))),
+            entry_bytes_hint=_entry_bytes(metadata, digest),
+        )
+        load_bytes = len(repair.entry_ids) * job.entry_bytes_hint
+        self._load_bytes[repair.target] += load_bytes
+        try:
+            outcome = await copy_index(job, bookies=self._bookies, digest=digest)
+        finally:
+            self._load_bytes[repair.target] -= load_bytes
+        memory.entry_count += outcome.entry_count
+        memory.entry_bytes += outcome.entry_bytes
+        if outcome.target_error is not None:
+            memory.refused.add(repair.target)
+            log.warning(
+                "copy.refused",
+                ledger_id=repair.fragment.ledger_id,
+                bookie=repair.target,
+                error=str(outcome.target_error),
+            )
+        elif outcome.is_complete and not repair.is_in_place:
+            memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
+        return outcome
+
+    async def _write(
+        self,
+        take: Take,
+        versioned: VersionedMetadata,
+        plan: Plan,
+        outcomes: Sequence[CopyOutcome],
+    ) -> Outcome | None:
+        """Write what was copied whole, and say what was not. None: to be checked again."""
+        pairs = list(zip(plan.repairs, outcomes, strict=True))
+        moved = [r for r, o in pairs if o.is_complete and not r.is_in_place]
+        in_the_way = [*plan.blocked, *(b for r, o in pairs if (b := _blocked(r, o)) is not None)]
+        is_all_done = all(outcome.is_complete for outcome in outcomes) and not plan.blocked
+        may_unmark = is_all_done and (
+            sum(o.entry_count for o in outcomes) <= SECOND_CHECK_ENTRIES
+            and all(not r.is_in_place for r in plan.repairs)
+        )
+        if moved:
+            write = self._manager.write_operation(
+                take.ledger_id, _repaired(versioned.metadata, moved), read_as=versioned
+            )
+            if may_unmark:
+                return DONE if await self._queue.finish(take, [write]) else MARKED_AGAIN
+            await self._queue.write(take, [write])
+        if in_the_way:
+            return waiting(in_the_way[0].reason, "; ".join(b.detail for b in in_the_way))
+        return None
+
+
+def _repaired(metadata: LedgerMetadata, moved: Sequence[Repair]) -> LedgerMetadata:
+    """All changed ensembles at once."""
+    changes: dict[int, dict[int, BookieId]] = {}
+    for repair in moved:
+        changes.setdefault(repair.fragment.first_entry_id, {})[repair.index] = repair.target
+    segments = tuple(
+        segment.with_bookies(changes.get(segment.first_entry_id, {}))
+        for segment in metadata.segments
+    )
+    return replace(metadata, segments=segments)
+
+
+def _blocked(repair: Repair, outcome: CopyOutcome) -> Blocked | None:
+    """Why a copy is not complete; None also when its target failed: another round takes another."""
+    if outcome.without_copy:
+        detail = (
+            f"no good copy of {_listed(outcome.without_copy)} besides the one on {repair.replaced}"
+        )
+        return Blocked(reason=Reason.NO_COPY, detail=detail)
+    if outcome.unknown:
+        detail = f"no replica answered for {_listed(outcome.unknown)}"
+        return Blocked(reason=Reason.NO_ANSWER, detail=detail)
+    return None
+
+
+def _listed(entry_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, entry_ids[:5]))
+    if len(entry_ids) == 1:
+        return f"entry {shown}"
+    return f"{len(entry_ids)} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"
+
+
+def _entry_bytes(metadata: LedgerMetadata, digest: EntryDigest) -> int:
+    """A guess at the stored size of an entry, from what the metadata says."""
+    overhead = HEADER_BYTES + digest.size
+    if not metadata.is_closed or metadata.last_entry_id < 0:
+        return 1024
+    return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)

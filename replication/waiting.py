@@ -1,0 +1,81 @@
+"""Why a marked ledger is not being repaired now: notes that all nodes and commands can read.
+
+One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the ledger
+aside and deleted when it is done. A note without a mark means nothing: readers skip it, and an idle
+worker deletes it.
+"""
+
+import contextlib
+import json
+from dataclasses import dataclass
+
+from ledgers.errors import NodeExistsError, NoNodeError
+from ledgers.store import ANY_VERSION, MetadataStore
+from replication.own_state import read_json, waiting_path
+from replication.plan import Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingNote:
+    """``since_ms``: wall-clock time of the writing node, for people. ``node``: its host."""
+
+    ledger_id: int
+    reason: Reason
+    detail: str
+    node: str
+    since_ms: int
+
+    def to_json(self) -> bytes:
+        record = {
+            "version": 1,
+            "ledger_id": self.ledger_id,
+            "reason": self.reason.value,
+            "detail": self.detail,
+            "node": self.node,
+            "since_ms": self.since_ms,
+        }
+        return json.dumps(record).encode()
+
+
+class WaitingNotes:
+    """The notes of all nodes."""
+
+    def __init__(self, store: MetadataStore, ur: str) -> None:
+        self._store = store
+        self._ur = ur
+
+    async def write(self, note: WaitingNote) -> None:
+        path = waiting_path(self._ur, note.ledger_id)
+        try:
+            await self._store.create(path, note.to_json(), with_parents=True)
+        except NodeExistsError:
+            with contextlib.suppress(NoNodeError):  # deleted by a node that was done just now
+                await self._store.set(path, note.to_json(), version=ANY_VERSION)
+
+    async def delete(self, ledger_id: int) -> None:
+        with contextlib.suppress(NoNodeError):
+            await self._store.delete(waiting_path(self._ur, ledger_id))
+
+    async def ledger_ids(self) -> set[int]:
+        """Ledgers that have a note."""
+        try:
+            names = await self._store.children(waiting_path(self._ur))
+        except NoNodeError:
+            return set()
+        return {int(name) for name in names if name.isdecimal()}
+
+    async def read(self, ledger_id: int) -> WaitingNote | None:
+        """None when there is none, or a later release wrote it in a way that we cannot read."""
+        record = await read_json(self._store, waiting_path(self._ur, ledger_id))
+        if record is None:
+            return None
+        try:
+            return WaitingNote(
+                ledger_id=ledger_id,
+                reason=Reason(record["reason"]),
+                detail=str(record["detail"]),
+                node=str(record["node"]),
+                since_ms=int(record["since_ms"]),
+            )
+        except (KeyError, ValueError, TypeError):
+            return None

@@ -1,0 +1,50 @@
+import pytest
+
+from auditor.absence import lost_bookies, next_loss_s, still_absent
+from ledgers.metadata import BookieId
+
+A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")
+
+
+@pytest.mark.parametrize(
+    ("absent_s", "delay_s", "is_lost"),
+    [
+        pytest.param(0, 0, True, id="without a delay a bookie is lost at once"),
+        pytest.param(59, 60, False, id="just inside the delay"),
+        pytest.param(60, 60, True, id="the boundary itself counts"),
+    ],
+)
+def test_absence_becomes_loss(absent_s: float, delay_s: float, is_lost: bool) -> None:
+    lost = lost_bookies({A: 1000.0}, now_s=1000.0 + absent_s, delay_s=delay_s)
+
+    assert (A in lost) is is_lost
+
+
+def test_each_bookie_waits_out_its_own_delay() -> None:
+    since_s = {A: 1000.0, B: 1050.0}
+
+    assert lost_bookies(since_s, now_s=1070.0, delay_s=60) == {A}
+    assert next_loss_s(since_s, now_s=1070.0, delay_s=60) == 40.0
+
+
+def test_nothing_to_wait_for_when_every_absent_bookie_is_lost_already() -> None:
+    assert next_loss_s({A: 1000.0}, now_s=2000.0, delay_s=60) is None
+    assert next_loss_s({}, now_s=2000.0, delay_s=60) is None
+
+
+def test_a_bookie_that_came_back_begins_anew_when_it_goes_again() -> None:
+    since_s = still_absent({A: 1000.0}, known=[A, B], available=[A, B], now_s=1030.0)
+    assert since_s == {}
+
+    since_s = still_absent(since_s, known=[A, B], available=[B], now_s=1040.0)
+    assert since_s == {A: 1040.0}
+
+
+def test_the_first_absence_is_remembered_while_it_lasts() -> None:
+    since_s = still_absent({A: 1000.0}, known=[A, B], available=[], now_s=1030.0)
+
+    assert since_s == {A: 1000.0, B: 1030.0}
+
+
+def test_a_bookie_that_nobody_knows_of_any_more_is_forgotten() -> None:
+    assert still_absent({C: 1000.0}, known=[A], available=[A], now_s=1030.0) == {}

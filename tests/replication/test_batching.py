@@ -1,0 +1,121 @@
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from ledgers.errors import NodeExistsError, SessionLostError
+from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.store import Check, Create, MultiFailed
+from replication.batching import (
+    BATCH_BYTES_MAX,
+    BATCH_TRANSACTIONS_MAX,
+    SENDER_COUNT,
+    Batcher,
+    Guard,
+)
+
+GUARD = Guard(check=Check(path="/guard"), error=SessionLostError)
+
+
+@asynccontextmanager
+async def running(store: MemoryStore) -> AsyncIterator[Batcher]:
+    batcher = Batcher(store, [GUARD])
+    async with asyncio.TaskGroup() as tasks:
+        sender = tasks.create_task(batcher.run())
+        yield batcher
+        sender.cancel()
+
+
+def with_store(test: Callable[[MemoryStore, Batcher], Awaitable[None]]) -> None:
+    async def run() -> None:
+        store = MemoryStore(MemoryTree())
+        await store.create("/guard", is_ephemeral=True)
+        async with running(store) as batcher:
+            await test(store, batcher)
+
+    asyncio.run(run())
+
+
+def test_transactions_that_are_ready_together_share_a_packet() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        before = store.request_count
+
+        await asyncio.gather(*(batcher.commit([Create(path=f"/n{i}")]) for i in range(100)))
+
+        assert len(await store.children("/")) == 101
+        assert store.request_count - before <= 100 / BATCH_TRANSACTIONS_MAX + SENDER_COUNT + 1
+
+    with_store(test)
+
+
+def test_rule_s14_one_conflict_in_a_batch_reaches_only_its_owner() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        await store.create("/n3")
+        commits = [
+            batcher.commit([Create(path=f"/n{i}"), Create(path=f"/n{i}/child")]) for i in range(5)
+        ]
+
+        results = await asyncio.gather(*commits, return_exceptions=True)
+
+        failure = results.pop(3)
+        assert isinstance(failure, MultiFailed)
+        assert (failure.index, type(failure.cause)) == (0, NodeExistsError)
+        assert results == [[f"/n{i}", f"/n{i}/child"] for i in (0, 1, 2, 4)]
+
+    with_store(test)
+
+
+def test_rule_s14_a_multi_stays_below_its_bound_in_bytes() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        before = store.request_count
+        data = bytes(BATCH_BYTES_MAX // 2)
+
+        await asyncio.gather(
+            *(batcher.commit([Create(path=f"/n{i}", data=data)]) for i in range(6))
+        )
+
+        assert store.request_count - before == 6
+
+    with_store(test)
+
+
+def test_rule_s3_nothing_is_written_once_the_guard_is_gone() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        await store.delete("/guard")
+
+        with pytest.raises(SessionLostError):
+            await batcher.commit([Create(path="/n")])
+
+        assert await store.exists("/n") is None
+
+    with_store(test)
+
+
+def test_a_transaction_that_was_cancelled_while_it_waited_is_not_sent() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        waiting = asyncio.create_task(batcher.commit([Create(path="/cancelled")]))
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+        await batcher.commit([Create(path="/n")])
+
+        assert await store.children("/") == ["guard", "n"]
+
+    with_store(test)
+
+
+def test_stopping_fails_what_still_waits() -> None:
+    async def run() -> None:
+        batcher = Batcher(MemoryStore(MemoryTree()), [GUARD])
+        sender = asyncio.create_task(batcher.run())
+        waiting = asyncio.create_task(batcher.commit([Create(path="/n")]))
+        await asyncio.sleep(0)
+        sender.cancel()
+
+        with pytest.raises(SessionLostError):
+            await waiting
+        with pytest.raises(asyncio.CancelledError):
+            await sender
+
+    asyncio.run(run())

@@ -1,0 +1,180 @@
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from replication.check import Finding, Verdict
+from replication.plan import Plan, Reason, Targets, plan_repair
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledger, fragment
+
+SEED = 3
+CLOSED = closed_ledger((B1, B2, B3))
+EVERYBODY = dict.fromkeys((B1, B2, B3, B4, B5, B6), 0)
+
+
+def finding(
+    index: int,
+    verdict: Verdict,
+    *,
+    absent: tuple[int, ...] = (),
+    mismatched: tuple[int, ...] = (),
+    is_closed: bool = True,
+) -> Finding:
+    return Finding(
+        fragment=fragment(is_closed=is_closed),
+        index=index,
+        verdict=verdict,
+        absent=absent,
+        mismatched=mismatched,
+    )
+
+
+def plan(
+    findings: Sequence[Finding],
+    targets: Targets | None = None,
+    metadata: LedgerMetadata = CLOSED,
+) -> Plan:
+    targets = targets or Targets(load_bytes=EVERYBODY)
+    return plan_repair(metadata, findings, targets, rng=random.Random(SEED))
+
+
+def test_good_copies_need_nothing() -> None:
+    assert plan([finding(i, Verdict.GOOD) for i in range(3)]).is_whole
+
+
+def test_a_lost_index_moves_with_just_the_entries_it_stored() -> None:
+    [repair] = plan([finding(2, Verdict.LOST)]).repairs
+
+    assert repair.target in {B4, B5, B6}
+    assert list(repair.entry_ids) == [1, 2, 4, 5, 7, 8]
+    assert not repair.is_in_place
+
+
+def test_two_lost_indexes_never_get_the_same_target() -> None:
+    for seed in range(50):
+        repairs = plan_repair(
+            CLOSED,
+            [finding(0, Verdict.LOST), finding(2, Verdict.LOST)],
+            Targets(load_bytes=EVERYBODY),
+            rng=random.Random(seed),
+        ).repairs
+
+        assert len({repair.target for repair in repairs} - {B1, B2, B3}) == 2, seed
+
+
+def test_a_member_of_the_ensemble_is_never_a_target() -> None:
+    [blocked] = plan(
+        [finding(2, Verdict.LOST)], Targets(load_bytes=dict.fromkeys((B1, B2), 0))
+    ).blocked
+
+    assert blocked.reason is Reason.NO_TARGET
+    assert "of 2 writable ones 2 already hold" in blocked.detail
+
+
+def test_rule_s11_a_bookie_that_refused_is_not_asked_again() -> None:
+    targets = Targets(load_bytes=EVERYBODY, refused=frozenset({B4, B5}))
+
+    [repair] = plan([finding(0, Verdict.LOST)], targets).repairs
+
+    assert repair.target == B6
+
+
+def test_the_least_loaded_bookie_is_taken_and_the_local_one_among_equals() -> None:
+    loaded = Targets(load_bytes={B4: 500, B5: 10, B6: 500})
+    equal = Targets(load_bytes={B4: 0, B5: 0, B6: 0}, local=B6)
+
+    assert plan([finding(0, Verdict.LOST)], loaded).repairs[0].target == B5
+    assert plan([finding(0, Verdict.LOST)], equal).repairs[0].target == B6
+
+
+def test_rule_s15_a_live_bookie_gets_back_just_what_it_explicitly_lacks() -> None:
+    [repair] = plan([finding(1, Verdict.MISSING, absent=(1, 4))]).repairs
+
+    assert repair.is_in_place
+    assert repair.target == B2
+    assert repair.entry_ids == (1, 4)
+
+
+def test_rule_s15_damaged_entries_move_to_another_bookie() -> None:
+    findings = [finding(0, Verdict.GOOD), finding(1, Verdict.MISSING, absent=(1,), mismatched=(4,))]
+
+    [repair] = plan(findings).repairs
+
+    assert repair.target in {B4, B5, B6}
+    assert list(repair.entry_ids) == [0, 1, 3, 4, 6, 7, 9]
+
+
+def test_rule_s15_damaged_entries_are_rewritten_in_place_only_without_another_target() -> None:
+    findings = [finding(0, Verdict.GOOD), finding(1, Verdict.MISSING, absent=(7,), mismatched=(4,))]
+
+    [repair] = plan(findings, Targets(load_bytes=dict.fromkeys((B1, B2, B3), 0))).repairs
+
+    assert repair.is_in_place
+    assert list(repair.entry_ids) == [4, 7]
+
+
+def test_rule_s5_an_index_that_did_not_answer_is_left_alone_and_reported() -> None:
+    made = plan([finding(0, Verdict.UNKNOWN), finding(1, Verdict.GOOD)])
+
+    assert made.repairs == ()
+    assert [b.reason for b in made.blocked] == [Reason.NO_ANSWER]
+    assert not made.is_whole
+
+
+def test_rule_s4_a_fragment_that_is_not_closed_is_never_copied() -> None:
+    made = plan([finding(0, Verdict.LOST, is_closed=False)])
+
+    assert made.repairs == ()
+    assert [b.reason for b in made.blocked] == [Reason.OPEN_FRAGMENT]
+
+
+def test_rule_s7_copies_that_all_fail_alike_put_the_key_in_doubt() -> None:
+    findings = [
+        finding(0, Verdict.MISSING, mismatched=(0, 9)),
+        finding(1, Verdict.MISSING, mismatched=(0, 9)),
+        finding(2, Verdict.LOST),
+    ]
+
+    made = plan(findings)
+
+    assert made.repairs == ()
+    assert [b.reason for b in made.blocked] == [Reason.DIGEST_SUSPECT]
+
+
+def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_a_target() -> None:
+    metadata = LedgerMetadata(
+        ensemble_size=3,
+        write_quorum=2,
+        ack_quorum=1,
+        state=LedgerState.OPEN,
+        segments=(
+            Segment(first_entry_id=0, ensemble=(B1, B2, B3)),
+            Segment(first_entry_id=10, ensemble=(B4, B5, B3)),
+        ),
+    )
+
+    [repair] = plan([finding(0, Verdict.LOST)], metadata=metadata).repairs
+
+    assert repair.target == B6
+
+
+@pytest.mark.parametrize("copied_to", [B4, B5])
+def test_rule_s3_a_copy_made_in_an_earlier_round_is_not_made_again(copied_to: BookieId) -> None:
+    lost = finding(0, Verdict.LOST)
+    targets = Targets(load_bytes=EVERYBODY, copied={(lost.fragment, lost.index): copied_to})
+
+    [repair] = plan([lost], targets).repairs
+
+    assert repair.target == copied_to
+    assert list(repair.entry_ids) == []
+
+
+def test_an_earlier_copy_on_a_bookie_that_has_gone_is_made_anew() -> None:
+    lost = finding(0, Verdict.LOST)
+    targets = Targets(load_bytes={B4: 0}, copied={(lost.fragment, lost.index): B5})
+
+    [repair] = plan([lost], targets).repairs
+
+    assert repair.target == B4
+    assert len(repair.entry_ids) == 7
