@@ -33,13 +33,16 @@ class FakeBookie:
         self.adds: list[tuple[int, bytes, bytes]] = []
         """Flags, master key and entry of each add received, refused ones too."""
         self.may_answer = asyncio.Event()
-        """Cleared, requests pile up unanswered."""
+        """Cleared, requests pile up unanswered; ``answer_one`` lets one through."""
         self.may_answer.set()
+        self._answering_one = False
         self.is_reading = asyncio.Event()
         """Cleared, nothing more is received, so that it piles up on the client's side."""
         self.is_reading.set()
         self.requests_waiting = 0
         """Received and not answered yet."""
+        self.stale_codes: deque[int] = deque()
+        """Codes of the next replies, whatever is true by then: the bookie looked before."""
         self.never_answers: set[tuple[int, int]] = set()
         self.is_reordering = False
         """Whether replies that wait together are sent in random order."""
@@ -48,6 +51,10 @@ class FakeBookie:
         self.answers_before_reset: int | None = None
         self.forged: deque[bytes] = deque()
         """Raw bytes sent in place of the next replies, one each."""
+        self.honest_answers = 0
+        """How many replies come before the first forged one."""
+        self.extra: list[bytes] = []
+        """Raw bytes sent after every reply."""
         self.answers_twice = False
         self.reads_in_flight = 0
         self.reads_in_flight_peak = 0
@@ -76,6 +83,10 @@ class FakeBookie:
     def restart_random(self, seed: int) -> None:
         self._random = random.Random(seed)
 
+    @property
+    def is_connected(self) -> bool:
+        return bool(self._connections)
+
     async def __aenter__(self) -> "FakeBookie":
         await self.start()
         return self
@@ -102,6 +113,10 @@ class FakeBookie:
         while self._connections:
             await asyncio.wait(list(self._connections))
         await self._server.wait_closed()
+
+    def answer_one(self) -> None:
+        self._answering_one = True
+        self.may_answer.set()
 
     def reset(self) -> None:
         """Drop all connections, and what was asked over them."""
@@ -139,8 +154,12 @@ class FakeBookie:
             try:
                 await asyncio.sleep(0)  # let more arrive, so that the peaks mean something
                 await self.may_answer.wait()
-                while not requests.empty():
-                    batch.append(requests.get_nowait())
+                if self._answering_one:
+                    self._answering_one = False
+                    self.may_answer.clear()
+                else:
+                    while not requests.empty():
+                        batch.append(requests.get_nowait())
                 if self.is_reordering:
                     self._random.shuffle(batch)
                 while batch:
@@ -173,17 +192,18 @@ class FakeBookie:
         _, operation, flags = _HEADER.unpack_from(packet)
         if operation == READ:
             key = _IDS.unpack_from(packet, 4)
-            code, entry = self._read(key)
+            code, entry = (self.stale_codes.popleft(), b"") if self.stale_codes else self._read(key)
         else:
             entry = b""
             key = _IDS.unpack_from(packet, 24)
             code = self._add(key, flags, packet[4:24], packet[24:])
         if key in self.never_answers:
             return []
-        if self.forged:
+        if self.forged and self.honest_answers == 0:
             return [self.forged.popleft()]
+        self.honest_answers = max(0, self.honest_answers - 1)
         reply = _REPLY.pack(24 + len(entry), 2, operation, 0, code, *key) + entry
-        return [reply, reply] if self.answers_twice else [reply]
+        return [reply, *self.extra, *([reply] if self.answers_twice else [])]
 
     def _read(self, key: tuple[int, int]) -> tuple[int, bytes]:
         code = self.read_codes.get(key, EOK)
@@ -193,7 +213,7 @@ class FakeBookie:
 
     def _add(self, key: tuple[int, int], flags: int, master_key: bytes, entry: bytes) -> int:
         self.adds.append((flags, master_key, entry))
-        code = self.add_codes.get(key, EOK)
+        code = self.stale_codes.popleft() if self.stale_codes else self.add_codes.get(key, EOK)
         if code == EOK:
             self.entries[key] = entry
         return code

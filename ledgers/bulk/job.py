@@ -92,11 +92,11 @@ class Job:
             failed.update(dict.fromkeys(entry_ids, Answer.UNKNOWN))
             self._decide(len(entry_ids))
 
-    def fail_writing(self, error: BookmenderError) -> None:
-        """The target refused or is gone: nothing more is read for it."""
+    def fail_writing(self, error: BookmenderError, *refused: int) -> None:
+        """The target is gone, or refused an entry: nothing more is read for it."""
         if not self.is_over:
             assert self.writing is not None
-            unwritten = set(self.writing.end())
+            unwritten = {*refused, *self.writing.end()}
             for reading in self.readings:
                 unwritten.update(reading.end())
             assert len(unwritten) == self.undecided_count, self.ledger_id

@@ -51,6 +51,7 @@ class SourceLane(Lane):
     # --- Asking --------------------------------------------------------------------------------
 
     def begin(self, reading: Reading) -> None:
+        self._used_s = self._loop.time()
         self._readings.setdefault(reading.ledger_id, []).append(reading)
         self.enqueue(reading)
 

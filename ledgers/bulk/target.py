@@ -67,6 +67,7 @@ class TargetLane(Lane):
     # --- Sending -------------------------------------------------------------------------------
 
     def begin(self, writing: Writing) -> None:
+        self._used_s = self._loop.time()
         self._writings.setdefault(writing.ledger_id, []).append(writing)
         self.connect()
 
@@ -136,7 +137,7 @@ class TargetLane(Lane):
         if not writing.is_over:
             writing.job.add_written(count - (refusal is not None), good_bytes)
             if refusal is not None:
-                writing.job.fail_writing(refusal)
+                writing.job.fail_writing(refusal, entry_id)
         self.forget_if_idle(writing)
         return position + count * REPLY_BYTES
 

@@ -100,11 +100,20 @@ class Scene:
         assert isinstance(loop, SkippingLoop)
         loop.skipped_s += duration_s
 
+    async def wait_checks(self, duration_s: float) -> None:
+        """Put the clock forward in steps, so that every periodic check in between happens."""
+        for _ in range(round(duration_s / 0.5)):
+            self.skip(0.5)
+            await self.settle()
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Let the loop run until that holds."""
         async with asyncio.timeout(STEP_S):
             while not condition():  # noqa: ASYNC110 - nothing announces what is waited for
                 await asyncio.sleep(0.001)
+
+    async def until_read(self, count: int) -> None:
+        await self.until(lambda: self.bulk.totals.entries_read >= count)
 
     async def settle(self) -> None:
         """Let all that can happen without outside help happen."""

@@ -1,0 +1,483 @@
+"""The bulk path where bookies refuse, lie, break or fall silent: what it says of each entry."""
+
+import asyncio
+import random
+
+import pytest
+
+from ledgers.bookies import Answer
+from ledgers.bulk.lane import UNASKED_MAX
+from ledgers.errors import (
+    BookmenderError,
+    BusyError,
+    FencedError,
+    ReadOnlyError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.metadata import BookieId
+from tests.fake_bookie import ADD, READ, forged_reply
+from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
+
+TIMEOUT_S = 5.0
+"""The default, which no test waits for: the clock is put forward."""
+
+
+@pytest.mark.parametrize(
+    ("code", "answer"),
+    [
+        pytest.param(1, Answer.ABSENT, id="no such ledger"),
+        pytest.param(2, Answer.ABSENT, id="no such entry"),
+        pytest.param(100, Answer.UNKNOWN, id="bad request"),
+        pytest.param(101, Answer.UNKNOWN, id="disk error"),
+        pytest.param(102, Answer.UNKNOWN, id="unauthorised"),
+        pytest.param(106, Answer.UNKNOWN, id="too many requests"),
+        pytest.param(107, Answer.UNKNOWN, id="in limbo, which is no no"),
+        pytest.param(-5, Answer.UNKNOWN, id="a code nobody knows"),
+    ],
+)
+@pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "check"])
+def test_a_read_reply_means_what_its_code_says(code: int, answer: Answer, is_copy: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(40))
+        scene.a.read_codes = {(LEDGER_ID, entry_id): code for entry_id in (0, 10, 12, 38)}
+        changes = {} if is_copy else {"target": None}
+
+        result = await scene.run(scene.halves(40, **changes))
+
+        assert result.failures == {scene.a.bookie_id: dict.fromkeys((0, 10, 12, 38), answer)}
+        assert result.entry_count == 36
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_all_entries_may_be_missing() -> None:
+    async def act(scene: Scene) -> None:
+        result = await scene.run(scene.halves(200))
+
+        assert result.entry_count == 0
+        assert not scene.target.adds
+        assert {a for failures in result.failures.values() for a in failures.values()} == {
+            Answer.ABSENT
+        }
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        pytest.param(100, UnavailableError, id="bad request"),
+        pytest.param(101, UnavailableError, id="disk error"),
+        pytest.param(102, UnauthorizedError, id="another master key"),
+        pytest.param(104, FencedError, id="deleted there before"),
+        pytest.param(105, ReadOnlyError, id="read-only"),
+        pytest.param(106, BusyError, id="too many requests"),
+        pytest.param(999, UnavailableError, id="a code nobody knows"),
+    ],
+)
+def test_a_target_that_refuses_ends_the_transfer_with_its_reason(
+    code: int, error: type[BookmenderError]
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(2_000))
+        scene.target.add_codes[LEDGER_ID, 300] = code
+
+        result = await scene.run(scene.halves(2_000))
+
+        assert type(result.target_error) is error
+        assert 300 in result.unwritten
+        assert result.entry_count + len(result.unwritten) == 2_000
+        assert len(scene.a.reads_seen) < 900  # it stopped asking
+        await scene.until(scene.is_at_rest)
+
+    play(act)
+
+
+def test_a_refused_ledger_does_not_disturb_others_at_that_target() -> None:
+    async def act(scene: Scene) -> None:
+        for ledger_id in range(20):
+            scene.fill(range(50), ledger_id=ledger_id)
+        scene.target.add_codes = {(13, entry_id): 104 for entry_id in range(50)}
+
+        results = await asyncio.gather(
+            *(scene.run(scene.halves(50, ledger_id=ledger_id)) for ledger_id in range(20))
+        )
+
+        refused = [n for n, result in enumerate(results) if result.target_error]
+        assert refused == [13]
+        assert all(r.entry_count == 50 for n, r in enumerate(results) if n != 13)
+        assert scene.target.connection_count == 1
+        await scene.until(scene.is_at_rest)
+
+    play(act)
+
+
+LIES = [
+    pytest.param(forged_reply(length=-1), id="negative length"),
+    pytest.param(forged_reply(length=0), id="no length"),
+    pytest.param(forged_reply(length=23), id="shorter than any reply"),
+    pytest.param(forged_reply(length=0x7FFF_FFFF), id="longest possible frame"),
+    pytest.param(forged_reply(length=5 * 1024 * 1024 + 64 * 1024), id="just above the limit"),
+    pytest.param(forged_reply(operation=7), id="reply to another operation"),
+    pytest.param(forged_reply(version=1), id="another version"),
+    pytest.param(forged_reply(code=2, length=40, entry=bytes(16)), id="an entry with an error"),
+    pytest.param(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 2, id="not even the protocol"),
+    pytest.param(random.Random(1).randbytes(5_000), id="noise"),
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_source_that_lies_loses_its_connection_and_nothing_else_suffers(lie: bytes) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        scene.fill(range(200), ledger_id=8)
+        scene.a.forged.append(lie)
+
+        lied_to, other = await asyncio.gather(
+            scene.run(scene.halves(200)),
+            scene.run(
+                scene.halves(0, ledger_id=8, reads={scene.b.bookie_id: range(200)}, target=None)
+            ),
+        )
+
+        failed = lied_to.failures[scene.a.bookie_id]
+        assert set(failed.values()) == {Answer.UNKNOWN}
+        assert scene.b.bookie_id not in lied_to.failures
+        assert other.entry_count == 200
+        assert scene.is_at_rest()
+        assert scene.a.connection_count == 1
+
+    play(act)
+
+
+def test_good_entries_before_a_lie_in_the_same_arrival_count() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(30))
+        scene.a.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            transfer = scene.halves(0, reads={scene.a.bookie_id: range(16)})
+            running = group.create_task(scene.run(transfer))
+            await scene.until(lambda: scene.a.reads_in_flight == 16)
+            scene.a.honest_answers = 10
+            scene.a.forged.append(forged_reply(length=-1))
+            scene.a.may_answer.set()
+
+        result = running.result()
+        assert result.entry_count == 10
+        assert len(result.failures[scene.a.bookie_id]) == 6
+
+    play(act)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        pytest.param(forged_reply(operation=ADD, length=25, entry=b"x"), id="wrong length"),
+        pytest.param(forged_reply(operation=READ), id="reply to a read"),
+        pytest.param(forged_reply(operation=ADD, length=-1), id="negative length"),
+        pytest.param(random.Random(2).randbytes(5_000), id="noise"),
+    ],
+)
+def test_a_target_that_lies_fails_what_it_had_not_acknowledged(lie: bytes) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        scene.target.forged.append(lie)
+
+        result = await scene.run(scene.halves(200))
+
+        assert isinstance(result.target_error, UnavailableError)
+        assert not result.failures
+        assert result.unwritten
+
+    play(act)
+
+
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_replies_that_nobody_asked_for_are_ignored(operation: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(50))
+        liar = scene.a if operation == READ else scene.target
+        liar.extra = [
+            forged_reply(operation=operation, ledger_id=LEDGER_ID, entry_id=4_711),
+            forged_reply(operation=operation, ledger_id=99, entry_id=1, code=2),
+        ]
+
+        result = await scene.run(scene.halves(50))
+
+        assert result.entry_count == 50
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_every_reply_may_come_twice() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(300))
+        del scene.a.entries[LEDGER_ID, 8]
+        for bookie in scene.bookies:
+            bookie.answers_twice = True
+
+        result = await scene.run(scene.halves(300))
+
+        assert result.entry_count == 299
+        assert result.failures == {scene.a.bookie_id: {8: Answer.ABSENT}}
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_a_flood_of_unasked_replies_ends_the_connection() -> None:
+    async def act(scene: Scene) -> None:
+        scene.a.forged.append(forged_reply(ledger_id=99, entry_id=1) * (UNASKED_MAX + 1))
+
+        result = await scene.run(scene.halves(2))
+
+        assert result.failures[scene.a.bookie_id] == {0: Answer.UNKNOWN}
+
+    play(act)
+
+
+def test_a_reply_with_another_entry_inside_is_a_mismatch() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.fill(range(10), ledger_id=8)
+        scene.a.entries[LEDGER_ID, 2] = scene.a.entries[LEDGER_ID, 4]
+        scene.a.entries[LEDGER_ID, 6] = scene.a.entries[8, 6]
+
+        result = await scene.run(scene.halves(10))
+
+        mismatched = {2: Answer.MISMATCH, 6: Answer.MISMATCH}
+        assert result.failures == {scene.a.bookie_id: mismatched}
+        assert {(LEDGER_ID, 2), (LEDGER_ID, 6)}.isdisjoint(scene.target.entries)
+
+    play(act)
+
+
+@pytest.mark.parametrize("answer_count", [0, 1, 17, 60])
+def test_a_broken_source_fails_all_it_had_not_given_at_once(answer_count: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(1_000))
+        scene.a.answers_before_reset = answer_count
+
+        result = await scene.run(scene.halves(1_000))
+
+        failed = result.failures[scene.a.bookie_id]
+        assert set(failed.values()) == {Answer.UNKNOWN}
+        assert len(failed) >= 500 - answer_count
+        assert result.entry_count == 1_000 - len(failed)
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+@pytest.mark.parametrize("answer_count", [0, 1, 60])
+def test_a_broken_target_leaves_the_rest_unwritten_at_once(answer_count: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(1_000))
+        scene.target.answers_before_reset = answer_count
+
+        result = await scene.run(scene.halves(1_000))
+
+        assert isinstance(result.target_error, UnavailableError)
+        assert not result.failures
+        assert len(result.unwritten) >= 1_000 - answer_count
+        await scene.until(scene.is_at_rest)
+
+    play(act)
+
+
+def test_a_bookie_that_cannot_be_reached_is_unknown() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.a.stop()
+
+        result = await scene.run(scene.halves(10))
+        again = await scene.run(scene.halves(10))  # now backing off
+
+        for each in (result, again):
+            assert each.failures == {
+                scene.a.bookie_id: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)
+            }
+            assert each.entry_count == 5
+        await scene.a.start()
+
+    play(act)
+
+
+def test_a_target_that_cannot_be_reached_is_said_so_without_reading() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.target.stop()
+
+        result = await scene.run(scene.halves(10))
+        again = await scene.run(scene.halves(10))
+
+        for each in (result, again):
+            assert isinstance(each.target_error, UnavailableError)
+            assert each.unwritten == frozenset(range(10))
+        assert not scene.a.reads_seen
+        await scene.target.start()
+
+    play(act)
+
+
+@pytest.mark.parametrize("bookie_id", ["somebody", "host:", ":3181", "host:port"])
+def test_a_bookie_without_address_is_unknown(bookie_id: str) -> None:
+    async def act(scene: Scene) -> None:
+        reads = {BookieId(bookie_id): range(3)}
+
+        result = await scene.bulk.transfer(scene.halves(0, reads=reads, target=None))
+
+        assert result.failures == {BookieId(bookie_id): dict.fromkeys(range(3), Answer.UNKNOWN)}
+
+    play(act)
+
+
+def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        scene.a.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(200)))
+            await scene.until(lambda: len(scene.target.adds) == 100)
+            await scene.wait_checks(TIMEOUT_S + 2.0)
+
+        result = running.result()
+        assert set(result.failures) == {scene.a.bookie_id}
+        assert len(result.failures[scene.a.bookie_id]) == 100
+        assert result.entry_count == 100
+        assert scene.is_at_rest()
+        await scene.until(lambda: scene.a.reads_in_flight == 0)
+
+    play(act)
+
+
+def test_a_silent_target_is_given_up_and_its_connection_dropped() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        scene.target.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(200)))
+            await scene.until(lambda: scene.target.requests_waiting == 200)
+            await scene.wait_checks(TIMEOUT_S + 2.0)
+
+        result = running.result()
+        assert isinstance(result.target_error, UnavailableError)
+        assert result.unwritten == frozenset(range(200))
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_one_entry_without_a_reply_fails_its_transfer_alone(operation: int) -> None:
+    """The bookie answers others all the while, so that the connection is good."""
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(50))
+        scene.fill(range(10), ledger_id=8)
+        silent = scene.a if operation == READ else scene.target
+        silent.never_answers.add((LEDGER_ID, 20))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(50)))
+            while not running.done():
+                await scene.run(scene.halves(10, ledger_id=8))
+                scene.skip(0.3)
+
+        result = running.result()
+        if operation == READ:
+            assert result.failures == {scene.a.bookie_id: {20: Answer.UNKNOWN}}
+        else:
+            assert result.unwritten == {20}
+            assert isinstance(result.target_error, UnavailableError)
+        assert silent.connection_count == 1
+
+    play(act)
+
+
+def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(50))
+        scene.fill(range(10), ledger_id=8)
+        scene.a.never_answers.add((LEDGER_ID, 20))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(50)))
+            while not scene.is_at_rest() or not running.done():
+                await scene.run(scene.halves(10, ledger_id=8))
+                scene.skip(0.3)
+
+        assert scene.a.connection_count == 1
+
+    play(act)
+
+
+def test_a_slow_entry_that_moves_is_waited_for() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        async with asyncio.TaskGroup() as group:
+            scene.a.may_answer.clear()
+            transfer = scene.halves(0, reads={scene.a.bookie_id: range(10)})
+            running = group.create_task(scene.run(transfer))
+            await scene.until(lambda: scene.a.reads_in_flight == 10)
+            for count in range(10):
+                await scene.wait_checks(TIMEOUT_S - 1.0)
+                scene.a.answer_one()
+                await scene.until_read(count + 1)
+
+        assert running.result().entry_count == 10
+
+    play(act)
+
+
+def test_a_bookie_that_came_back_is_asked_again() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.run(scene.halves(10))
+        scene.a.reset()
+        scene.target.reset()
+        await scene.settle()
+
+        result = await scene.run(scene.halves(10))
+
+        assert result.entry_count == 10
+        assert scene.a.connection_count == scene.target.connection_count == 2
+
+    play(act)
+
+
+def test_a_bookie_that_accepts_and_drops_is_not_stormed() -> None:
+    """As one does while it replays its journal."""
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.a.answers_before_reset = 0
+
+        for _ in range(50):
+            await scene.run(scene.halves(10))
+        assert scene.a.connection_count < 10
+
+        scene.a.answers_before_reset = None
+        scene.skip(20.0)
+        assert (await scene.run(scene.halves(10))).entry_count == 10
+
+    play(act)
+
+
+def test_codes_are_said_with_the_ids_a_reader_needs() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(4))
+        scene.target.add_codes[LEDGER_ID, 3] = 104
+
+        result = await scene.run(scene.halves(4))
+
+        assert result.target_error is not None
+        assert result.target_error.context == {
+            "bookie": scene.target.bookie_id,
+            "ledger_id": LEDGER_ID,
+            "entry_id": 3,
+            "code": 104,
+        }
+
+    play(act)

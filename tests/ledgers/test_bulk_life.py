@@ -1,0 +1,229 @@
+"""The bulk path from start to end: cancellation, pauses, idle connections, closing."""
+
+import asyncio
+
+from ledgers.bookies import Answer
+from ledgers.bulk.lane import IDLE_MAX_S
+from ledgers.errors import UnavailableError
+from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
+
+
+async def _cancelled(task: asyncio.Task[object]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+
+
+def test_a_cancelled_transfer_asks_nothing_more() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(5_000))
+        running = asyncio.create_task(scene.run(scene.halves(5_000)))
+        await scene.until_read(200)
+
+        await _cancelled(running)
+
+        await scene.until(scene.is_at_rest)
+        assert len(scene.a.reads_seen) < 2_000
+
+    play(act)
+
+
+def test_a_cancelled_transfer_keeps_its_credit_only_until_the_bookie_is_done() -> None:
+    """The bookie is still at work on what was asked: its budget must not be spent twice (rule S10)."""
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(100))
+        scene.a.may_answer.clear()
+        running = asyncio.create_task(
+            scene.run(scene.halves(0, reads={scene.a.bookie_id: range(100)}))
+        )
+        await scene.until(lambda: scene.a.reads_in_flight == 16)
+
+        await _cancelled(running)
+
+        assert scene.budgets.reads(scene.a.bookie_id).count == 16
+        scene.a.may_answer.set()
+        await scene.until(scene.is_at_rest)
+        assert scene.a.connection_count == 1
+
+    play(act)
+
+
+def test_late_replies_to_a_cancelled_transfer_are_nobody_elses() -> None:
+    """The first check saw the entry missing; since then it was written."""
+
+    async def act(scene: Scene) -> None:
+        check = scene.halves(0, reads={scene.a.bookie_id: range(10)}, target=None)
+        scene.a.may_answer.clear()
+        first = asyncio.create_task(scene.run(check))
+        await scene.until(lambda: scene.a.reads_in_flight == 10)
+        for _ in range(10):  # what the bookie has in hand are ten times "no"
+            scene.a.stale_codes.append(2)
+        await _cancelled(first)
+        scene.fill(range(10))
+
+        async with asyncio.TaskGroup() as group:
+            second = group.create_task(scene.run(check))
+            await scene.until(lambda: scene.a.reads_in_flight == 20)
+            scene.a.may_answer.set()
+
+        assert second.result().entry_count == 10
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_late_acknowledgements_of_a_cancelled_transfer_are_nobody_elses() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.target.may_answer.clear()
+        first = asyncio.create_task(scene.run(scene.halves(10)))
+        await scene.until(lambda: scene.target.requests_waiting == 10)
+        scene.target.stale_codes.extend([105] * 10)
+        await _cancelled(first)
+
+        async with asyncio.TaskGroup() as group:
+            second = group.create_task(scene.run(scene.halves(10)))
+            await scene.until(lambda: scene.target.requests_waiting == 20)
+            scene.target.may_answer.set()
+
+        assert second.result().entry_count == 10
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_cancelling_one_of_many_disturbs_no_other() -> None:
+    async def act(scene: Scene) -> None:
+        for ledger_id in range(40):
+            scene.fill(range(100), ledger_id=ledger_id)
+        tasks = [
+            asyncio.create_task(scene.run(scene.halves(100, ledger_id=ledger_id)))
+            for ledger_id in range(40)
+        ]
+        for number, task in enumerate(tasks[::4]):
+            await scene.until_read(number * 100)
+            task.cancel()
+        await asyncio.wait(tasks)
+
+        finished = [task for task in tasks if not task.cancelled()]
+        assert len(finished) >= 30
+        assert all(task.result().entry_count == 100 for task in finished)
+        await scene.until(scene.is_at_rest)
+
+    play(act)
+
+
+def test_cancelled_while_connecting() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        running = asyncio.create_task(scene.run(scene.halves(10)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+        await _cancelled(running)
+
+        assert (await scene.run(scene.halves(10))).entry_count == 10
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_paused_nothing_more_is_read_and_resumed_all_goes_on() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(1_000))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(1_000)))
+            await scene.until_read(100)
+            scene.bulk.pause()
+            await scene.until(lambda: scene.budgets.reads(scene.a.bookie_id).count == 0)
+            await scene.until(lambda: scene.budgets.reads(scene.b.bookie_id).count == 0)
+            seen_count = len(scene.a.reads_seen)
+            await scene.wait_checks(60.0)
+
+            assert len(scene.a.reads_seen) == seen_count
+            assert not running.done()
+            scene.bulk.resume()
+
+        assert running.result().entry_count == 1_000
+
+    play(act)
+
+
+def test_closing_ends_what_runs_as_unknown() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(100))
+        scene.a.may_answer.clear()
+        scene.target.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            check = group.create_task(scene.run(scene.halves(100, target=None)))
+            copy = group.create_task(scene.run(scene.halves(100)))
+            await scene.until(lambda: scene.target.requests_waiting == 50)
+
+            await scene.bulk.close()
+
+        assert set(check.result().failures[scene.a.bookie_id].values()) == {Answer.UNKNOWN}
+        ends = copy.result()
+        assert isinstance(ends.target_error, UnavailableError) or ends.failures
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+def test_closing_ends_a_connection_attempt() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(10)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+            await scene.bulk.close()
+
+        assert running.result().entry_count == 0
+
+    play(act)
+
+
+def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.run(scene.halves(10))
+
+        await scene.wait_checks(IDLE_MAX_S + 5.0)
+        await scene.until(lambda: not scene.a.is_connected)
+        result = await scene.run(scene.halves(10))
+
+        assert result.entry_count == 10
+        assert scene.a.connection_count == 2
+
+    play(act)
+
+
+def test_a_bookie_in_steady_use_keeps_its_connection() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        for _ in range(10):
+            await scene.run(scene.halves(10))
+            await scene.wait_checks(IDLE_MAX_S / 2)
+
+        assert scene.a.connection_count == 1
+
+    play(act)
+
+
+def test_the_same_transfer_may_be_run_again_after_a_failure() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(20))
+        transfer = scene.halves(20)
+        scene.target.add_codes[LEDGER_ID, 7] = 105
+        first = await scene.run(transfer)
+        scene.target.add_codes.clear()
+
+        second = await scene.run(transfer)
+
+        assert 7 in first.unwritten
+        assert second.entry_count == 20
+        await scene.until(scene.is_at_rest)
+
+    play(act)
