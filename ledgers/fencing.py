@@ -84,7 +84,7 @@ class EndFinder:
         self._digest, self._bookies = digest, bookies
         self._targets, self._clock = targets, clock
         self._distrusted = frozenset(distrusted)
-        self._answering: frozenset[BookieId] = frozenset()
+        self._answers: dict[BookieId, Answer] = {}
         self._changed: dict[int, Segment] = {}
 
     async def find_end(self) -> RecoveredEnd:
@@ -108,9 +108,7 @@ class EndFinder:
                 ledger_id=self._ledger_id,
                 replies=said(replies),
             )
-        self._answering = frozenset(
-            bookie for bookie, reply in replies.items() if reply.answer is not Answer.UNKNOWN
-        )
+        self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
         return tail
 
     async def _fenced_tail(self, bookie: BookieId) -> Tail:
@@ -168,8 +166,7 @@ class EndFinder:
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
         )
         verdict, replies = await ask(
-            # First those that answered the fencing: a bookie that hangs is then hardly ever met.
-            sorted(replicas, key=lambda bookie: bookie not in self._answering),
+            sorted(replicas, key=self._promise),
             partial(self._read_fencing, entry_id=entry_id),
             decide,
             clock=self._clock,
@@ -183,6 +180,11 @@ class EndFinder:
                 replies=said(replies),
             )
         return verdict if isinstance(verdict, bytes) else None
+
+    def _promise(self, bookie: BookieId) -> int:
+        """Whom to ask first: who showed an entry when fenced, last who did not answer and may hang."""
+        ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
+        return ranks.get(self._answers.get(bookie, Answer.UNKNOWN), 2)
 
     async def _read_fencing(self, bookie: BookieId, *, entry_id: int) -> bytes:
         entry = await self._bookies.read_fencing(

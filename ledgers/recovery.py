@@ -48,8 +48,8 @@ async def recover_ledger(
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
-    ConflictError: the metadata changed in a way that no writer and no recovery makes. May be cut
-    short anywhere, and run by several at once.
+    LockLostError: a guard does not hold. ConflictError: the metadata changed in a way that no
+    writer and no recovery makes. May be cut short anywhere, and run by several at once.
     """
     versioned = await _mark(ledger_id, manager, guards)
     if versioned.metadata.is_closed:

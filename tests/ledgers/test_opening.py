@@ -1,0 +1,246 @@
+import pytest
+
+from ledgers.asking import Reply
+from ledgers.entry import EntryDigest
+from ledgers.errors import (
+    DigestMismatchError,
+    NoSuchEntryError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.memory_bookies import Fault, Op
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.opening import OpenedLedger, Tail, ledger_digest, tail_verdict
+from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
+from tests.virtual_time import run
+
+NO = Reply[Tail](error=NoSuchEntryError("ENOENTRY"))
+ERROR = Reply[Tail](error=UnavailableError("EIO"))
+BAD = Reply[Tail](error=DigestMismatchError("digest"))
+
+
+def told(lac: int) -> Reply[Tail]:
+    return Reply(value=Tail(lac=lac, length=10 * lac))
+
+
+def ledger(
+    ensemble: str = "abc", *, write_quorum: int = 3, ack_quorum: int = 2, first_entry_id: int = 0
+) -> LedgerMetadata:
+    return LedgerMetadata(
+        ensemble_size=len(ensemble),
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        segments=(
+            Segment(
+                first_entry_id=first_entry_id, ensemble=tuple(BookieId(name) for name in ensemble)
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("replies", "metadata", "lac"),
+    [
+        pytest.param({"a": told(4)}, ledger(), None, id="one of three could be out of date"),
+        pytest.param({"a": told(4), "b": told(6)}, ledger(), 6, id="the greatest LAC told"),
+        pytest.param({"a": told(4), "b": NO}, ledger(), 4, id="a no is an answer too"),
+        pytest.param({"a": NO, "b": NO}, ledger(), -1, id="nothing was ever acknowledged"),
+        pytest.param({"a": told(4), "b": ERROR}, ledger(), None, id="an error is no answer"),
+        pytest.param({"a": told(4), "b": BAD}, ledger(), None, id="nor is a bad digest"),
+        pytest.param(
+            {"a": told(4), "b": told(4)},
+            ledger("abcd", write_quorum=2),
+            None,
+            id="two neighbours of four leave the other two, who may have acknowledged more",
+        ),
+        pytest.param(
+            {"a": told(4), "c": told(4)},
+            ledger("abcd", write_quorum=2),
+            4,
+            id="two opposite ones of four touch every write set",
+        ),
+        pytest.param(
+            {"a": NO, "b": told(7)},
+            ledger(first_entry_id=10),
+            9,
+            id="never below the end of the segment before",
+        ),
+        pytest.param({"a": told(4)}, ledger(ack_quorum=3), 4, id="A 3: any one would know"),
+        pytest.param(
+            {"a": told(4), "b": told(5)},
+            ledger(ack_quorum=1),
+            None,
+            id="A 1: the third may know more",
+        ),
+    ],
+)
+def test_the_last_confirmed_entry_is_told_by_a_covering_set(
+    replies: dict[BookieId, Reply[Tail]], metadata: LedgerMetadata, lac: int | None
+) -> None:
+    tail = tail_verdict(replies, metadata)
+
+    assert (None if tail is None else tail.lac) == lac
+
+
+def test_a_bookie_that_may_have_lost_its_data_covers_nothing_but_is_believed_what_it_shows() -> (
+    None
+):
+    replies = {A: told(9), B: NO, C: told(4)}
+    metadata = ledger()
+    metadata = metadata.with_segment(Segment(first_entry_id=0, ensemble=(A, B, C)))
+
+    assert tail_verdict({A: told(9), B: NO}, metadata, distrusted={A}) is None
+    assert tail_verdict(replies, metadata, distrusted={A}) == Tail(lac=9, length=90)
+
+
+def test_of_equal_lacs_the_first_reply_gives_the_length() -> None:
+    replies = {
+        BookieId("a"): Reply(value=Tail(lac=3, length=40)),
+        BookieId("b"): Reply(value=Tail(lac=3, length=50)),
+    }
+
+    assert tail_verdict(replies, ledger()) == Tail(lac=3, length=40)
+
+
+def test_one_bookie_that_refuses_the_key_ends_it() -> None:
+    replies = {
+        BookieId("a"): told(4),
+        BookieId("b"): told(4),
+        BookieId("c"): Reply[Tail](error=UnauthorizedError("EUA")),
+    }
+
+    with pytest.raises(UnauthorizedError):
+        tail_verdict(replies, ledger())
+
+
+def test_the_key_is_the_metadatas_where_it_holds_one() -> None:
+    metadata = ledger()
+    fallback = EntryDigest(DigestType.CRC32, b"configured")
+    bare = LedgerMetadata(
+        metadata_version=1,
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        digest_type=None,
+        password=None,
+        segments=(),
+    )
+
+    assert ledger_digest(metadata, fallback).digest_type is DigestType.CRC32C
+    assert ledger_digest(bare, fallback) is fallback
+    with pytest.raises(UnauthorizedError):
+        ledger_digest(bare)
+
+
+def opened(world: World, opened: OpenedLedger) -> tuple[int, int]:
+    assert not world.bookies.called("read_fencing"), "opening fences nothing"
+    return opened.lac, opened.length
+
+
+def test_an_open_ledger_ends_at_the_lac_that_its_last_entries_tell() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        await world.put(0, A, B, C)
+        await world.put(1, A, B, C)
+
+        assert opened(world, await world.open()) == (0, 20)
+        assert (await world.metadata()).state is LedgerState.OPEN
+
+    run(scenario())
+
+
+def test_an_explicit_lac_counts_as_well() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        await world.put(0, A, B, C)
+        await world.put(1, A, B, C)
+        for bookie in (A, B, C):
+            await world.bookies.inner.write_lac(
+                bookie,
+                LEDGER_ID,
+                1,
+                master_key=DIGEST.master_key,
+                record=DIGEST.pack_lac_record(ledger_id=LEDGER_ID, lac=1),
+            )
+
+        assert opened(world, await world.open()) == (1, 20)
+
+    run(scenario())
+
+
+def test_bookies_whose_entries_are_bad_tell_nothing() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        await world.put(0, A, B, C)
+        for bookie in (A, B):
+            world.bookies.inner.bookie(bookie).corrupt(LEDGER_ID, 0)
+
+        with pytest.raises(UnavailableError, match="digest mismatch"):
+            await world.open()
+
+    run(scenario())
+
+
+def test_a_bookie_that_hangs_is_not_waited_for() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        await world.put(0, A, B, C)
+        world.down = {C}
+
+        await world.open()
+
+        assert world.clock.now_s() == 0
+
+    run(scenario())
+
+
+def test_too_few_answers_are_an_error_that_says_who_said_what() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        world.bookies.inner.fail(B, Op.READ_LAC, Fault(error=UnavailableError))
+        world.bookies.inner.fail(C, Op.READ_LAC, Fault(error=UnavailableError))
+
+        with pytest.raises(UnavailableError) as raised:
+            await world.open()
+        replies = str(raised.value.context["replies"])
+        assert f"{A}: neither LAC nor entry" in replies
+        assert f"{B}: as told to" in replies
+
+    run(scenario())
+
+
+def test_only_the_last_ensemble_is_asked() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C], [A, B, D], firsts=[0, 5])
+        await world.put(4, A, B, C)
+
+        assert opened(world, await world.open()) == (4, 50)
+        assert {call.bookie for call in world.bookies.calls} == {A, B, D}
+
+    run(scenario())
+
+
+def test_a_closed_ledger_asks_nobody() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C], state=LedgerState.CLOSED, last_entry_id=3, length=40)
+
+        assert opened(world, await world.open()) == (3, 40)
+        assert world.bookies.calls == []
+
+    run(scenario())
+
+
+def test_a_deleted_ledger_is_an_error() -> None:
+    async def scenario() -> None:
+        with pytest.raises(NoSuchLedgerError):
+            await World().open()
+
+    run(scenario())

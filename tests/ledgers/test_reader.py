@@ -1,0 +1,155 @@
+from contextlib import aclosing
+
+import pytest
+
+from ledgers.errors import (
+    BookmenderError,
+    DigestMismatchError,
+    NoSuchEntryError,
+    UnavailableError,
+)
+from ledgers.memory_bookies import Fault, Op
+from ledgers.metadata import LedgerState
+from ledgers.reader import LedgerEntry, LedgerReader
+from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
+from tests.virtual_time import run
+
+
+async def world_with_entries(count: int = 1) -> World:
+    world = World()
+    await world.make_ledger([A, B, C], state=LedgerState.CLOSED, last_entry_id=count - 1)
+    for entry_id in range(count):
+        await world.put(entry_id, A, B, C)
+    return world
+
+
+async def reader(world: World) -> LedgerReader:
+    return LedgerReader(
+        LEDGER_ID,
+        await world.metadata(),
+        digest=DIGEST,
+        bookies=world.bookies,
+        clock=world.clock,
+    )
+
+
+def test_entries_come_in_order_with_their_payloads() -> None:
+    async def scenario() -> None:
+        world = await world_with_entries(5)
+
+        entries = [entry async for entry in (await reader(world)).entries(1, 3)]
+
+        assert entries == [
+            LedgerEntry(entry_id=entry_id, length=10 * (entry_id + 1), payload=b"%010d" % entry_id)
+            for entry_id in (1, 2, 3)
+        ]
+
+    run(scenario())
+
+
+def test_the_write_set_is_asked_in_its_order_and_no_further_than_needed() -> None:
+    async def scenario() -> None:
+        world = await world_with_entries(2)
+
+        await (await reader(world)).read(1)
+
+        assert [call.bookie for call in world.bookies.called("read")] == [B]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("spoilt", ["lost", "corrupt", "down", "busy"])
+def test_the_next_replica_is_asked_after_any_failure(spoilt: str) -> None:
+    async def scenario() -> None:
+        world = await world_with_entries()
+        bookie = world.bookies.inner.bookie(A)
+        match spoilt:
+            case "lost":
+                bookie.lose(LEDGER_ID, 0)
+            case "corrupt":
+                bookie.corrupt(LEDGER_ID, 0)
+            case "down":
+                bookie.is_down = True
+            case "busy":
+                world.bookies.inner.fail(A, Op.READ, Fault(error=UnavailableError))
+
+        entry = await (await reader(world)).read(0)
+
+        assert DIGEST.payload(entry) == b"%010d" % 0
+        assert [call.bookie for call in world.bookies.called("read")] == [A, B]
+
+    run(scenario())
+
+
+def test_a_replica_that_hangs_is_overtaken_after_two_seconds() -> None:
+    async def scenario() -> None:
+        world = await world_with_entries()
+        world.down = {A}
+
+        await (await reader(world)).read(0)
+
+        assert world.clock.now_s() == 2.0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("lost", "corrupt", "down", "error"),
+    [
+        pytest.param("abc", "", "", NoSuchEntryError, id="nobody has it"),
+        pytest.param("", "abc", "", DigestMismatchError, id="all have it wrong"),
+        pytest.param("ab", "c", "", DigestMismatchError, id="the only one has it wrong"),
+        pytest.param("ab", "", "c", UnavailableError, id="the last one may have it"),
+        pytest.param("", "ab", "c", UnavailableError, id="the last one may have it right"),
+    ],
+)
+def test_an_entry_that_no_replica_gives_is_an_error_that_says_who_said_what(
+    lost: str, corrupt: str, down: str, error: type[BookmenderError]
+) -> None:
+    async def scenario() -> None:
+        world = await world_with_entries()
+        for name, bookie in zip("abc", (A, B, C), strict=True):
+            if name in lost:
+                world.bookies.inner.bookie(bookie).lose(LEDGER_ID, 0)
+            if name in corrupt:
+                world.bookies.inner.bookie(bookie).corrupt(LEDGER_ID, 0)
+            if name in down:
+                world.down.add(bookie)
+
+        with pytest.raises(error) as raised:
+            await (await reader(world)).read(0)
+        assert type(raised.value) is error
+        assert all(f"{bookie}: " in str(raised.value) for bookie in (A, B, C))
+
+    run(scenario())
+
+
+def test_each_entry_is_read_from_the_segment_that_it_belongs_to() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C], [D, B, C], firsts=[0, 1], write_quorum=2)
+        await world.put(0, A)
+        await world.put(1, B)
+        await world.put(3, D)
+
+        ledger_reader = await reader(world)
+        for entry_id in (0, 1, 3):
+            await ledger_reader.read(entry_id)
+
+        assert [call.bookie for call in world.bookies.called("read")] == [A, B, D]
+
+    run(scenario())
+
+
+def test_reading_ahead_is_bounded_and_ends_with_the_loop() -> None:
+    async def scenario() -> None:
+        world = await world_with_entries(1000)
+
+        async with aclosing((await reader(world)).entries(0, 999)) as entries:
+            async for entry in entries:
+                if entry.entry_id == 99:
+                    break
+
+        assert 100 <= len(world.bookies.called("read")) <= 100 + 64
+
+    run(scenario())

@@ -1,0 +1,167 @@
+"""A small cluster in memory, for the tests of what is done to ledgers."""
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from random import Random
+
+from ledgers.creation import LedgerOptions
+from ledgers.ensembles import Targets
+from ledgers.entry import EntryDigest
+from ledgers.errors import UnavailableError
+from ledgers.layout import Layout
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.memory_bookies import MemoryBookies
+from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
+from ledgers.opening import OpenedLedger, open_ledger
+from ledgers.placement import Candidate, RandomPlacement
+from ledgers.reader import LedgerReader
+from ledgers.recovery import recover_ledger
+from ledgers.store import Operation
+from ledgers.writer import LedgerWriter
+from tests.ledgers.hooked_bookies import Call, HookedBookies
+from tests.virtual_time import LoopClock
+
+ROOT = "/ledgers"
+TIMEOUT_S = 5.0
+LEDGER_ID = 7
+PASSWORD = b"secret"
+DIGEST = EntryDigest(DigestType.CRC32C, PASSWORD)
+A, B, C, D, E, F = BOOKIES = tuple(BookieId(f"{name}:3181") for name in "abcdef")
+
+
+class World:
+    """Bookies, a metadata store and the time that passes there. Made within a running loop.
+
+    ``down``: bookies that answer nothing, and are not writable. ``unwritable``: not registered as
+    writable, though they answer.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.clock = LoopClock()
+        self.random = Random(seed)
+        self.tree = MemoryTree(clock=self.clock)
+        self.store = MemoryStore(self.tree)
+        self.manager = self.new_manager(self.store)
+        self.bookies = HookedBookies(MemoryBookies(BOOKIES, clock=self.clock))
+        self.bookies.before = self._answer_unless_down
+        self.down: set[BookieId] = set()
+        self.unwritable: set[BookieId] = set()
+        self.targets = Targets(writable=self._writable, placement=RandomPlacement(self.random))
+
+    def new_manager(self, store: MemoryStore | None = None) -> LedgerManager:
+        """Another session's, if none is given."""
+        return LedgerManager(store or MemoryStore(self.tree), root=ROOT, layout=Layout.HIERARCHICAL)
+
+    # --- What is done to ledgers ------------------------------------------------------------------
+
+    def writer(
+        self,
+        *,
+        manager: LedgerManager | None = None,
+        ledger_id: int | None = None,
+        **options: object,
+    ) -> AbstractAsyncContextManager[LedgerWriter]:
+        return LedgerWriter.create(
+            replace(LedgerOptions(password=PASSWORD), **options),  # type: ignore[arg-type]
+            manager=manager or self.manager,
+            bookies=self.bookies,
+            targets=self.targets,
+            clock=self.clock,
+            random=self.random,
+            ledger_id=ledger_id,
+        )
+
+    async def recover(
+        self,
+        ledger_id: int = LEDGER_ID,
+        *,
+        manager: LedgerManager | None = None,
+        fallback: EntryDigest | None = None,
+        distrusted: Collection[BookieId] = (),
+        guards: Sequence[Operation] = (),
+    ) -> LedgerMetadata:
+        versioned = await recover_ledger(
+            ledger_id,
+            manager=manager or self.manager,
+            bookies=self.bookies,
+            targets=self.targets,
+            clock=self.clock,
+            fallback=fallback,
+            distrusted=distrusted,
+            guards=guards,
+        )
+        return versioned.metadata
+
+    async def open(self, ledger_id: int = LEDGER_ID) -> OpenedLedger:
+        return await open_ledger(
+            ledger_id, manager=self.manager, bookies=self.bookies, clock=self.clock
+        )
+
+    async def payloads(self, ledger_id: int = LEDGER_ID) -> list[bytes]:
+        """All that a reader reads of the ledger."""
+        opened = await self.open(ledger_id)
+        reader = LedgerReader(
+            ledger_id,
+            opened.metadata,
+            digest=opened.digest,
+            bookies=self.bookies,
+            clock=self.clock,
+        )
+        return [entry.payload async for entry in reader.entries(0, opened.lac)]
+
+    # --- Ledgers made by hand ---------------------------------------------------------------------
+
+    async def make_ledger(
+        self, *ensembles: Sequence[BookieId], firsts: Sequence[int] = (0,), **fields: object
+    ) -> VersionedMetadata:
+        """A ledger ``LEDGER_ID`` in the metadata, without entries. E is what the ensembles have."""
+        metadata = LedgerMetadata(
+            ensemble_size=len(ensembles[0]),
+            write_quorum=3,
+            ack_quorum=2,
+            password=PASSWORD,
+            segments=tuple(
+                Segment(first_entry_id=first_entry_id, ensemble=tuple(ensemble))
+                for first_entry_id, ensemble in zip(firsts, ensembles, strict=True)
+            ),
+        )
+        return await self.manager.create(LEDGER_ID, replace(metadata, **fields))  # type: ignore[arg-type]
+
+    async def put(
+        self,
+        entry_id: int,
+        *bookies: BookieId,
+        lac: int | None = None,
+        digest: EntryDigest = DIGEST,
+    ) -> bytes:
+        """Store an entry of ten bytes' payload on these bookies, as the writer would have."""
+        entry = digest.pack(
+            ledger_id=LEDGER_ID,
+            entry_id=entry_id,
+            lac=entry_id - 1 if lac is None else lac,
+            length=10 * (entry_id + 1),
+            payload=b"%010d" % entry_id,
+        )
+        for bookie in bookies:
+            await self.bookies.inner.add(bookie, entry, master_key=digest.master_key)
+        return entry
+
+    def holders(self, entry_id: int, ledger_id: int = LEDGER_ID) -> set[BookieId]:
+        """The bookies that store the entry."""
+        return {b for b in BOOKIES if entry_id in self.bookies.inner.bookie(b).entry_ids(ledger_id)}
+
+    async def metadata(self, ledger_id: int = LEDGER_ID) -> LedgerMetadata:
+        return (await self.manager.read(ledger_id)).metadata
+
+    # --- Faults -----------------------------------------------------------------------------------
+
+    async def _answer_unless_down(self, call: Call) -> None:
+        if call.bookie in self.down:
+            await self.clock.sleep(TIMEOUT_S)
+            raise UnavailableError("time-out", bookie=call.bookie)
+
+    async def _writable(self) -> list[Candidate]:
+        writable: Iterable[BookieId] = set(BOOKIES) - self.down - self.unwritable
+        return [Candidate(bookie=bookie) for bookie in sorted(writable)]
