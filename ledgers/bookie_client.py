@@ -50,9 +50,11 @@ class BookieClientSettings:
 
 
 class BulkPath(Protocol):
-    """Whoever carries out transfers."""
+    """Whoever carries out transfers. It is closed with the client."""
 
     async def transfer(self, transfer: Transfer) -> TransferResult: ...
+
+    async def close(self) -> None: ...
 
 
 class BookieClient:
@@ -188,6 +190,7 @@ class BookieClient:
         self._is_closed = True
         for lines in self._lines.values():
             await lines.close()
+        await self._bulk.close()
 
     async def _ask(self, line: Channel, request: Request) -> Reply:
         connection = await line.connection()

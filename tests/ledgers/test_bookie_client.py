@@ -56,6 +56,9 @@ class NoBulk:
     async def transfer(self, transfer: Transfer) -> TransferResult:
         raise AssertionError("no transfer in these tests")
 
+    async def close(self) -> None:
+        pass
+
 
 @asynccontextmanager
 async def client_of(

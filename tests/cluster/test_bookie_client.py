@@ -1,0 +1,165 @@
+"""The client against bookies that differ, break or reach a limit; see also the contract tests."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.spec import Storage
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import SystemClock
+from ledgers.connection import ConnectionSettings
+from ledgers.entry import EntryDigest
+from ledgers.errors import NoSuchEntryError, RejectedError, UnavailableError
+from ledgers.metadata import DigestType
+from tests.cluster.conftest import MakeCluster
+
+pytestmark = pytest.mark.cluster
+
+DIGEST = EntryDigest(DigestType.DUMMY, b"foobar")
+KEY = DIGEST.master_key
+LARGEST_V2_PAYLOAD_BYTES = 5 * 1024 * 1024 - 4 - 24 - 32
+"""What fits into a frame beside its length, the header word with the master key, and the entry's header."""
+
+
+def entry(ledger_id: int, entry_id: int, payload: bytes = b"hello") -> bytes:
+    return DIGEST.pack(ledger_id=ledger_id, entry_id=entry_id, lac=-1, length=0, payload=payload)
+
+
+@asynccontextmanager
+async def client(
+    *, protocol: Literal["v2", "v3"] = "v3", request_timeout_s: float = 5.0
+) -> AsyncIterator[BookieClient]:
+    budgets = Budgets()
+    made = BookieClient(
+        resolve=lambda bookie: None,
+        budgets=budgets,
+        bulk=BulkTransfers(budgets),
+        clock=SystemClock(),
+        rng=random.Random(1),
+        settings=BookieClientSettings(
+            protocol=protocol,
+            connection=replace(ConnectionSettings(), request_timeout_s=request_timeout_s),
+        ),
+    )
+    try:
+        async with asyncio.timeout(60):
+            yield made
+    finally:
+        await made.close()
+
+
+def test_the_largest_entry_of_v2_comes_back_over_v3(cluster: LocalCluster) -> None:
+    bookie, ledger_id = cluster.bookies[0], 9_100_000_000
+    largest = entry(ledger_id, 0, bytes(LARGEST_V2_PAYLOAD_BYTES))
+
+    async def main() -> None:
+        async with client(protocol="v2") as v2, client() as v3:
+            await v2.add(bookie, largest, master_key=KEY)
+            assert await v2.read(bookie, ledger_id, 0) == largest
+            assert await v3.read(bookie, ledger_id, 0) == largest
+            batch = await v2.read_batch(bookie, ledger_id, 0, count_max=1, bytes_max=1)
+            assert batch == [largest]
+
+            with pytest.raises(RejectedError, match="does not fit"):
+                await v2.add(bookie, largest + b"x", master_key=KEY)
+            assert await v2.read(bookie, ledger_id, 0) == largest
+
+    asyncio.run(main())
+
+
+def test_a_bookie_before_4_17_is_read_singly(make_cluster: MakeCluster) -> None:
+    (bookie,) = make_cluster(bookies=1, bookkeeper="4.16.6").bookies
+
+    async def main() -> None:
+        async with client() as asked:
+            for entry_id in range(3):
+                await asked.add(bookie, entry(1, entry_id), master_key=KEY)
+
+            batches = await asyncio.gather(
+                *(asked.read_batch(bookie, 1, i, count_max=3, bytes_max=9999) for i in range(3))
+            )
+
+            assert batches == [[entry(1, entry_id)] for entry_id in range(3)]
+            with pytest.raises(NoSuchEntryError):
+                await asked.read_batch(bookie, 1, 3, count_max=3, bytes_max=9999)
+
+    asyncio.run(main())
+
+
+def test_db_storage_is_silent_about_entries_and_the_connection_stays_good(
+    make_cluster: MakeCluster,
+) -> None:
+    (bookie,) = make_cluster(bookies=1, storage=Storage.DB).bookies
+
+    async def main() -> None:
+        async with client(request_timeout_s=1.0) as asked:
+            await asked.add(bookie, entry(1, 0), master_key=KEY)
+
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await asked.list_entries(bookie, 1)
+            with pytest.raises(NoSuchEntryError):
+                await asked.list_entries(bookie, 2)
+            assert await asked.read(bookie, 1, 0) == entry(1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_killed_bookie_fails_requests_and_serves_them_after_its_return(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(bookies=1)
+    (bookie,) = cluster.bookies
+
+    async def main() -> None:
+        async with client() as asked:
+            await asked.add(bookie, entry(1, 0), master_key=KEY)
+
+            await asyncio.to_thread(cluster.kill, bookie)
+            for _ in range(3):
+                with pytest.raises(UnavailableError):
+                    await asked.read(bookie, 1, 0)
+            await asyncio.to_thread(cluster.start_bookie, bookie)
+            asked.bookie_returned(bookie)
+
+            assert await asked.read(bookie, 1, 0) == entry(1, 0)
+
+    asyncio.run(main())
+
+
+def test_a_bookie_that_hangs_is_given_up_in_time_and_served_again(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(bookies=1)
+    (bookie,) = cluster.bookies
+
+    async def main() -> None:
+        async with client(request_timeout_s=1.0) as asked:
+            await asked.add(bookie, entry(1, 0), master_key=KEY)
+
+            cluster.pause(bookie)
+            try:
+                with pytest.raises(UnavailableError, match="no answer in time"):
+                    await asked.read(bookie, 1, 0)
+            finally:
+                cluster.resume(bookie)
+
+            assert await eventually(lambda: asked.read(bookie, 1, 0)) == entry(1, 0)
+
+    asyncio.run(main())
+
+
+async def eventually(request: Callable[[], Awaitable[bytes]]) -> bytes:
+    """Its answer, once there is one; the client's own time-outs and pauses set the pace."""
+    while True:
+        try:
+            return await request()
+        except UnavailableError:
+            await asyncio.sleep(0.1)
