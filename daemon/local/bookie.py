@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from daemon.local.ports import LOOPBACK
+from daemon.local.ports import LOOPBACK, loopback_interface
 from daemon.local.spec import ClusterSpec, Storage
 
 BOOKIE_CLASS = "org.apache.bookkeeper.server.Main"
@@ -64,6 +64,7 @@ def bookie_settings(spec: ClusterSpec, *, port: int, folder: Path) -> dict[str, 
         **BOOKIE_SETTINGS,
         **STORAGE_SETTINGS[spec.storage],
         **_place_in_cluster(spec, port),
+        "listeningInterface": loopback_interface(),  # without it, on every interface
         "ledgerStorageClass": spec.storage.java_class,
         "journalDirectories": str(folder / "journal"),
         "ledgerDirectories": str(folder / "ledgers"),

@@ -1,4 +1,4 @@
-"""Free ports on loopback, and whether somebody answers on one."""
+"""Loopback: its free ports, and whether somebody answers on one."""
 
 import random
 import socket
@@ -29,6 +29,12 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def loopback_interface() -> str:
+    """What this system calls it: ``lo`` (Linux), ``lo0`` (macOS, the BSDs)."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next(name for name in ("lo", "lo0") if name in names)
 
 
 def answers(port: int) -> bool:

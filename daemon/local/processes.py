@@ -5,6 +5,7 @@ sessions of their own, so that Ctrl-C reaches us alone and we stop them in order
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,10 @@ from ledgers.errors import UnavailableError
 
 POLL_S = 0.02
 LAUNCHER = Path(__file__).with_name("launcher.py")
+
+COMPLAINT = re.compile(r" (ERROR|FATAL) |^Caused by: |^Exception in |^Error[: ]")
+"""In a line of a Java program's log; the stack traces in between help nobody at first."""
+TAIL_LINES = 15
 
 # Linux sends the parent's death signal when the *thread* that forked ends. A caller's thread may be
 # short-lived, so all children are born on one thread that lives as long as the process does.
@@ -89,11 +94,13 @@ class Child:
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
 
-    def log_tail(self, lines: int = 15) -> str:
-        """The last of what it printed since it was started."""
+    def log_tail(self) -> str:
+        """The last complaints that it printed since it was started; without any, the last lines."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-lines:])
+            lines = log.read().decode(errors="replace").splitlines()
+        complaints = [line for line in lines if COMPLAINT.search(line)]
+        return "\n".join((complaints or lines)[-TAIL_LINES:])
 
     def _signal(self, number: int) -> None:
         if self.is_running:  # polled just now and not reaped elsewhere: the id is still its own

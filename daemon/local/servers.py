@@ -15,11 +15,11 @@ status = error
 appender.out.type = Console
 appender.out.name = out
 appender.out.layout.type = PatternLayout
-appender.out.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n
+appender.out.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m %X%n
 rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
 """
-"""To standard output, which is each process's log file."""
+"""To standard output, which is each process's log file. %X: where 4.18 puts what varies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

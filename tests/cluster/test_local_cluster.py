@@ -1,25 +1,269 @@
-"""The local cluster itself: real processes, started and broken."""
+"""The local cluster itself: real servers, started and broken."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
-from daemon.local import ports
+from daemon.local import jars, ports
 from daemon.local.cluster import LocalCluster
-from daemon.local.spec import port_of
+from daemon.local.processes import wait_until
+from daemon.local.spec import Storage, port_of
+from daemon.local.status import BookieState, observe
+from ledgers.errors import SettingsError, UnavailableError
+from ledgers.layout import Layout, parse_layout
+from ledgers.metadata import BookieId
 from tests.cluster.conftest import MakeCluster
 
 pytestmark = pytest.mark.cluster
 
+TIMEOUT_S = 30.0
+RSS_BYTES_MAX = 200 << 20
 
-def test_every_bookie_is_writable_once_the_cluster_is_up(cluster: LocalCluster) -> None:
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    wait_until(condition, [], timeout_s=TIMEOUT_S)
+
+
+def znode(cluster: LocalCluster, path: str) -> bytes:
+    client = KazooClient(cluster.zookeeper_address)
+    client.start()
+    try:
+        return bytes(client.get(path)[0])
+    finally:
+        client.stop()
+        client.close()
+
+
+def states(cluster: LocalCluster) -> list[str]:
+    return [bookie.state for bookie in observe(cluster).bookies]
+
+
+def test_every_bookie_is_writable_and_small_once_the_cluster_is_up(cluster: LocalCluster) -> None:
+    status = observe(cluster)
+
+    assert status.is_whole
     assert cluster.writable() == frozenset(cluster.bookies)
     assert all(ports.answers(port_of(bookie)) for bookie in cluster.bookies)
+    assert not any(answers_beyond_loopback(port_of(bookie)) for bookie in cluster.bookies)
+    assert all(0 < (bookie.rss_bytes or 0) <= RSS_BYTES_MAX for bookie in status.bookies)
 
 
-def test_a_wiped_bookie_comes_back_empty_with_the_same_id(make_cluster: MakeCluster) -> None:
-    cluster = make_cluster(bookies=1)
-    (bookie,) = cluster.bookies
+def test_zookeeper_tells_how_many_requests_it_got(cluster: LocalCluster) -> None:
+    before = int(cluster.zookeeper_monitor()["zk_packets_received"])
 
-    cluster.wipe(bookie)
-    cluster.start_bookie(bookie)
+    cluster.writable()
 
-    assert cluster.writable() == {bookie}
+    assert int(cluster.zookeeper_monitor()["zk_packets_received"]) > before
+
+
+def test_a_killed_bookie_is_down_at_once_and_registered_until_its_session_expires(
+    module_cluster: LocalCluster,
+) -> None:
+    bookie = module_cluster.bookies[0]
+
+    module_cluster.kill(bookie)
+
+    assert module_cluster.pid(bookie) is None
+    assert not ports.answers(port_of(bookie))
+    assert bookie in module_cluster.writable()
+    wait_for(lambda: bookie not in module_cluster.writable())
+
+    module_cluster.start_bookie(bookie)
+    assert observe(module_cluster).is_whole
+
+
+def test_a_bookie_that_is_asked_to_end_takes_its_leave(module_cluster: LocalCluster) -> None:
+    bookie = module_cluster.bookies[0]
+
+    module_cluster.terminate(bookie)
+
+    wait_for(lambda: bookie not in module_cluster.writable())
+
+    module_cluster.start_bookie(bookie)
+    assert observe(module_cluster).is_whole
+
+
+def test_a_killed_bookie_comes_back_only_after_its_former_session(
+    module_cluster: LocalCluster,
+) -> None:
+    bookie = module_cluster.bookies[1]
+    files = {path.name for path in bookie_folder(module_cluster, bookie).rglob("*.txn")}
+    module_cluster.kill(bookie)
+
+    module_cluster.start_bookie(bookie)  # at once: the znode of the former session is still there
+
+    assert observe(module_cluster).is_whole
+    assert files <= {path.name for path in bookie_folder(module_cluster, bookie).rglob("*.txn")}
+
+
+def test_a_wiped_bookie_can_start_again_as_an_empty_one(module_cluster: LocalCluster) -> None:
+    bookie = module_cluster.bookies[2]
+    keepsake = bookie_folder(module_cluster, bookie) / "ledgers" / "current" / "keepsake"
+    keepsake.touch()
+
+    module_cluster.wipe(bookie)
+    assert module_cluster.pid(bookie) is None
+    module_cluster.start_bookie(bookie)
+
+    assert not keepsake.exists()
+    assert observe(module_cluster).is_whole
+
+
+def test_a_paused_bookie_takes_connections_and_loses_its_session(
+    module_cluster: LocalCluster,
+) -> None:
+    bookie = module_cluster.bookies[3]
+
+    module_cluster.pause(bookie)
+
+    assert ports.answers(port_of(bookie))
+    wait_for(lambda: states(module_cluster)[3] == BookieState.UNREGISTERED.value)
+
+    module_cluster.resume(bookie)
+    wait_for(lambda: observe(module_cluster).is_whole)
+
+
+def test_bookies_outlast_a_restart_of_zookeeper(module_cluster: LocalCluster) -> None:
+    pids = [module_cluster.pid(bookie) for bookie in module_cluster.bookies]
+
+    module_cluster.kill_zookeeper()
+    assert set(states(module_cluster)) == {BookieState.UNKNOWN.value}
+    module_cluster.restart_zookeeper()
+
+    wait_for(lambda: observe(module_cluster).is_whole)
+    assert [module_cluster.pid(bookie) for bookie in module_cluster.bookies] == pids
+
+
+def test_a_bookie_that_there_is_not_is_refused(module_cluster: LocalCluster) -> None:
+    with pytest.raises(SettingsError, match=module_cluster.bookies[0]):
+        module_cluster.kill(BookieId("127.0.0.1:1"))
+
+
+def test_a_folder_has_one_owner_at_a_time(module_cluster: LocalCluster) -> None:
+    with pytest.raises(SettingsError, match="running already"):
+        LocalCluster.start(module_cluster.data)
+
+    assert observe(module_cluster).is_whole
+
+
+def test_javas_autorecovery_takes_office(module_cluster: LocalCluster) -> None:
+    election = "/ledgers/underreplication/auditorelection"
+
+    daemon = module_cluster.start_autorecovery("recoverer")
+
+    client = KazooClient(module_cluster.zookeeper_address)
+    client.start()
+    try:
+        wait_for(lambda: bool(client.exists(election) and client.get_children(election)))
+    finally:
+        client.stop()
+        client.close()
+        daemon.terminate()
+    assert daemon.wait(timeout_s=TIMEOUT_S)
+
+
+def test_a_cluster_comes_back_with_its_ports_its_data_and_one_bookie_more(
+    make_cluster: MakeCluster,
+) -> None:
+    first = make_cluster(bookies=1)
+    added = first.add_bookie()
+    instance = znode(first, "/ledgers/INSTANCEID")
+    first.kill(first.bookies[0])  # its znode is still there when ZooKeeper comes back
+    first.stop()
+
+    with LocalCluster.start(first.data) as second:
+        assert second.bookies == (*first.bookies[:1], added)
+        assert observe(second).is_whole
+        assert second.metadata_service_uri == first.metadata_service_uri
+        assert znode(second, "/ledgers/INSTANCEID") == instance
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(make_cluster: MakeCluster) -> None:
+    (port,) = ports.free_ports(1)
+    with (
+        socket.create_server((ports.LOOPBACK, port)),
+        pytest.raises(SettingsError, match=f"port {port} of ZooKeeper"),
+    ):
+        make_cluster(bookies=1, zookeeper_port=port)
+
+
+def test_a_bookie_that_cannot_start_is_shown_with_the_end_of_its_log(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    with pytest.raises(UnavailableError, match=r"(?s)bookie-\d+ ended.*NoSuchStorage"):
+        make_cluster(bookies=1, bookie_settings={"ledgerStorageClass": "NoSuchStorage"})
+
+
+@pytest.mark.parametrize(
+    ("storage", "layout"),
+    [
+        (Storage.INTERLEAVED, Layout.FLAT),
+        (Storage.DB, Layout.LEGACY_HIERARCHICAL),
+        (Storage.SORTED, Layout.LONG_HIERARCHICAL),
+    ],
+)
+def test_storage_and_layout_are_as_chosen(
+    make_cluster: MakeCluster, storage: Storage, layout: Layout
+) -> None:
+    cluster = make_cluster(bookies=1, storage=storage, layout=layout)
+
+    log = (cluster.logs / f"bookie-{port_of(cluster.bookies[0])}.log").read_text()
+    assert storage.java_class in log
+    assert parse_layout(znode(cluster, "/ledgers/LAYOUT")) is layout
+
+
+@pytest.mark.parametrize("version", ["4.16.6", "4.17.3"])
+def test_older_bookies_work_too(make_cluster: MakeCluster, version: str) -> None:
+    if not jars.jars_folder(version).exists():
+        pytest.skip(f"not fetched: bookmender local up --bookkeeper {version} does that")
+
+    cluster = make_cluster(bookies=1, bookkeeper=version)
+
+    assert f"bookkeeper-server-{version}.jar" in cluster.java_classpath()
+    assert observe(cluster).is_whole
+
+
+@pytest.mark.usefixtures("_prerequisites")
+def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from daemon.local.cluster import LocalCluster\n"
+        "cluster = LocalCluster.start(Path(sys.argv[1]), bookies=1)\n"
+        "print(cluster.zookeeper_pid, cluster.pid(cluster.bookies[0]), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        pids = owner.stdout.readline().split()
+        assert len(pids) == 2
+
+        owner.kill()
+
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+
+
+def answers_beyond_loopback(port: int) -> bool:
+    """127.0.0.2 is served by whoever listens on every interface (Linux)."""
+    with socket.socket() as connection:
+        connection.settimeout(1)
+        return connection.connect_ex(("127.0.0.2", port)) == 0
+
+
+def is_alive(pid: str) -> bool:
+    """Not counting a zombie that nobody has reaped yet, as in a container without an init."""
+    found = subprocess.run(
+        ["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False
+    )
+    return found.stdout.strip()[:1] not in ("", "Z")
+
+
+def bookie_folder(cluster: LocalCluster, bookie: BookieId) -> Path:
+    return cluster.data / "bookies" / str(port_of(bookie))

@@ -134,6 +134,13 @@ def test_waiting_ends_with_the_log_of_the_child_that_ended_instead(make_child: M
         wait_until(lambda: False, [child], timeout_s=TIMEOUT_S)
 
 
+def test_complaints_go_before_what_was_printed_after_them(make_child: MakeChild) -> None:
+    child = make_child([sys.executable, "-c", "print('12:00 ERROR [main] no room\\nusage: …')"])
+    child.wait(timeout_s=TIMEOUT_S)
+
+    assert child.log_tail() == "12:00 ERROR [main] no room"
+
+
 def test_waiting_names_the_logs_when_it_takes_too_long(make_child: MakeChild) -> None:
     child = make_child()
 
