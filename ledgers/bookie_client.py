@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from ledgers.bookie_info import Address, parse_address
 from ledgers.bookies import LAST_ENTRY, LacAnswer, Transfer, TransferResult
 from ledgers.budget import Budgets
 from ledgers.channel import BackOffSettings, Channel, OnBroken
 from ledgers.clock import Clock
-from ledgers.connection import Address, BrokenConnectionError, Connection, ConnectionSettings
+from ledgers.connection import BrokenConnectionError, Connection, ConnectionSettings
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.protocol import v2, v3
@@ -239,14 +240,6 @@ def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
     if not reply.entries:
         raise UnavailableError("batch read without an entry", bookie=bookie)
     return list(reply.entries)
-
-
-def parse_address(bookie: BookieId) -> Address | None:
-    """The address in an id of the form ``host:port``; None for any other."""
-    host, _, port = bookie.rpartition(":")
-    if host and port.isascii() and port.isdigit() and 0 < int(port) < 65_536:
-        return host, int(port)
-    return None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
 
+from ledgers.bookie_info import Address
 from ledgers.budget import ReadBudget
 from ledgers.errors import CorruptionError, UnavailableError
 from ledgers.metadata import BookieId
@@ -28,9 +29,6 @@ from ledgers.protocol.messages import (
     WriteLac,
 )
 
-Address = tuple[str, int]
-"""Host and port."""
-
 
 class BrokenConnectionError(UnavailableError):
     """The connection broke while a request was in flight, or before it could be sent."""
@@ -43,6 +41,9 @@ class ConnectionSettings:
     connect_timeout_s: float = 3.0
     request_timeout_s: float = 5.0
     """From sending to the reply; BookKeeper's own default for reads and adds."""
+    late_reply_timeout_s: float = 30.0
+    """How much longer a request counts as in flight that was not answered in time: the bookie may
+    still be at work on it (rule S10)."""
     queue_timeout_s: float = 30.0
     """How long a request waits for room of ours, while the bookie answers earlier ones."""
     adds_in_flight_max: int = 256
@@ -205,11 +206,15 @@ class Connection(asyncio.Protocol):
         Replies that could be taken for one another make the connection useless from here on, since
         the late one may still come (rule S5). So does silence: the host may be gone without a word.
         """
-        self._forget(pending)
         pending.fail(UnavailableError("no answer in time", bookie=self._bookie))
-        is_silent = self._received_at_s < pending.sent_at_s and not pending.may_be_ignored
-        if is_silent or not pending.is_key_unique:
+        is_silent = self._received_at_s < pending.sent_at_s
+        if pending.may_be_ignored:
+            self._forget(pending)
+        elif is_silent or not pending.is_key_unique:
             self._break(TimeoutError("no answer in time"))
+        else:
+            late_s = self._settings.late_reply_timeout_s
+            pending.deadline = self._loop.call_later(late_s, self._forget, pending)
 
     # --- In: called by the transport -------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ledgers.connection import Address
+from ledgers.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.protocol import bookkeeper_wire_pb2 as wire
 from ledgers.protocol.frames import frame
@@ -112,7 +112,7 @@ async def scripted_bookie(*scripts: Script) -> AsyncIterator[ScriptedBookie]:
             writer.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    bookie = ScriptedBookie(server.sockets[0].getsockname()[:2])
+    bookie = ScriptedBookie(Address(*server.sockets[0].getsockname()[:2]))
     try:
         yield bookie
     finally:

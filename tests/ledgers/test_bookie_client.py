@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.bookie_client import BookieClient, BookieClientSettings, parse_address
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.bookie_info import Address
 from ledgers.bookies import LAST_ENTRY, LacAnswer, Transfer, TransferResult
 from ledgers.budget import Budgets
 from ledgers.channel import BackOffSettings, back_off_s
-from ledgers.connection import Address
 from ledgers.entry import HEADER
 from ledgers.errors import NoSuchEntryError, UnavailableError
 from ledgers.metadata import BookieId
@@ -158,27 +158,6 @@ def test_a_registered_address_comes_before_what_the_id_says() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("bookie", "address"),
-    [
-        ("bk1:3181", ("bk1", 3181)),
-        ("192.0.2.1:3181", ("192.0.2.1", 3181)),
-        ("2001:db8::1:3181", ("2001:db8::1", 3181)),
-        ("bk1", None),
-        ("bk1:", None),
-        (":3181", None),
-        ("bk1:0", None),
-        ("bk1:65536", None),
-        ("bk1:+1", None),
-        ("bk1:٣", None),
-    ],
-)
-def test_an_id_is_an_address_only_if_it_says_host_and_port(
-    bookie: str, address: Address | None
-) -> None:
-    assert parse_address(BookieId(bookie)) == address
-
-
 # --- A bookie that cannot be reached -------------------------------------------------------------
 
 
@@ -224,7 +203,7 @@ def test_a_bookie_that_resets_connections_is_left_alone_for_a_while() -> None:
 def test_a_bookie_that_refuses_connections_is_left_alone_until_it_registers_again() -> None:
     async def main() -> None:
         async with scripted_bookie(answer) as bookie:
-            address: Address | None = ("127.0.0.1", 1)  # nobody listens on port 1
+            address: Address | None = Address("127.0.0.1", 1)  # nobody listens on port 1
             async with client_of(resolve=lambda _: address) as client:
                 with pytest.raises(UnavailableError, match="cannot connect"):
                     await client.read(bookie.id, 1, 0)

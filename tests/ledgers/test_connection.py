@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from ledgers.bookie_info import Address
 from ledgers.budget import ReadBudget
 from ledgers.connection import BrokenConnectionError, Connection, ConnectionSettings
 from ledgers.entry import HEADER
@@ -273,7 +274,7 @@ def test_a_host_that_cannot_be_a_host() -> None:
         with pytest.raises(UnavailableError, match="cannot connect"):
             await Connection.open(
                 BookieId("x"),
-                ("no..host", 3181),
+                Address("no..host", 3181),
                 codec=v3,
                 reads=ReadBudget(count_max=1),
                 settings=SETTINGS,
@@ -448,6 +449,36 @@ def test_a_cancelled_read_is_still_in_flight() -> None:
             await desk.answer(0)
             assert await desk.sees(2)
             await desk.answer(1)
+            await second
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_answered_late", [True, False])
+def test_a_read_that_was_not_answered_in_time_is_still_in_flight(is_answered_late: bool) -> None:
+    """Until its reply comes after all, or long after."""
+
+    async def main() -> None:
+        desk = Desk()
+        settings = replace(SETTINGS, late_reply_timeout_s=20)
+        reads = ReadBudget(count_max=1)
+        async with connected(desk.script, V3, reads=reads, settings=settings) as connection:
+            slow, other, second = start(connection, read(0), add(0), read(1))
+            assert await desk.sees(2)
+            await desk.answer(1)
+            await other
+
+            pass_time(5)
+
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await slow
+            assert await desk.sees(2)
+            if is_answered_late:
+                await desk.answer(0)
+            else:
+                pass_time(20)
+            assert await desk.sees(3)
+            await desk.answer(2)
             await second
 
     run(main())
