@@ -60,6 +60,12 @@ def test_only_a_copy_or_enough_explicit_noes_prove_anything(
     assert recovery_verdict(by_bookie, write_quorum=write_quorum, ack_quorum=ack_quorum) == verdict
 
 
+def test_the_no_of_a_distrusted_bookie_does_not_count() -> None:
+    verdict = recovery_verdict({A: NO, B: NO}, write_quorum=3, ack_quorum=2, distrusted={A})
+
+    assert verdict is None
+
+
 def test_an_abandoned_ledger_is_closed_after_its_last_entry() -> None:
     async def scenario() -> None:
         world = World()
@@ -181,6 +187,26 @@ def test_a_bookie_that_hangs_delays_nothing() -> None:
 
         assert closed.last_entry_id == 19
         assert world.clock.now_s() < 1
+
+    run(scenario())
+
+
+def test_a_bookie_that_hangs_only_after_it_was_fenced_delays_little() -> None:
+    """P3, once more: each read of an entry is sent to the next bookie before the first times out."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        await world.put(0, A, B, C)
+
+        async def hang(call: Call) -> None:
+            if call.bookie == A and call.entry_id != LAST_ENTRY:
+                await world.clock.sleep(60)
+
+        world.bookies.before = hang
+
+        assert (await world.recover()).last_entry_id == 0
+        assert world.clock.now_s() < 5
 
     run(scenario())
 

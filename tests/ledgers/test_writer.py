@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -286,8 +287,18 @@ def test_a_bookie_replaced_before_anything_was_acknowledged_is_replaced_in_place
     run(scenario())
 
 
-def test_an_acknowledgement_of_a_replaced_bookie_does_not_count() -> None:
-    """Entry 1 is on the bookie that then fails entry 2, and on one other: one copy is left of it."""
+@pytest.mark.parametrize(
+    ("first_s", "second_s"),
+    [
+        pytest.param(0, 10, id="acknowledged before it was replaced"),
+        pytest.param(0, 0.5, id="the second acknowledgement comes while it is being replaced"),
+        pytest.param(20, 10, id="acknowledged after it was replaced"),
+    ],
+)
+def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
+    first_s: float, second_s: float
+) -> None:
+    """Entry 1 is on the first bookie, which fails entry 2, and soon on the second, last on the third."""
 
     async def scenario() -> None:
         world = World()
@@ -295,19 +306,45 @@ def test_an_acknowledgement_of_a_replaced_bookie_does_not_count() -> None:
         async with world.writer(write_quorum=3, ack_quorum=2) as writer:
             first, second, third = writer.metadata.last_segment.ensemble
             await writer.add(b"0")
+            world.tree.latency = partial(world.clock.sleep, 1.0)
 
             async def spoil(call: Call) -> None:
-                if call.bookie == first and call.entry_id == 2:
+                if (call.bookie, call.entry_id) == (first, 2):
                     raise UnavailableError("EIO")
-                if call.bookie == third or (call.bookie == second and call.entry_id == 1):
-                    await world.clock.sleep(10)
+                await world.clock.sleep(
+                    {first: first_s, second: second_s, third: 30}.get(call.bookie, 60)
+                )
 
             world.bookies.before = spoil
-            one, two = [await writer.send(payload) for payload in (b"1", b"2")]
+            one, _ = [await writer.send(payload) for payload in (b"1", b"2")]
             await one
+
             named = (await world.metadata(writer.ledger_id)).segment_of(1).ensemble
+            assert first not in named
             assert len(world.holders(1, writer.ledger_id) & set(named)) >= 2
-            await two
+
+    run(scenario())
+
+
+def test_late_failures_of_a_replaced_bookie_are_not_held_against_its_replacement() -> None:
+    async def scenario() -> None:
+        world = World()
+
+        async with world.writer(write_quorum=3, ack_quorum=3) as writer:
+            failing = writer.metadata.last_segment.ensemble[0]
+
+            async def fail_later_and_later(call: Call) -> None:
+                if call.bookie == failing:
+                    await world.clock.sleep(call.entry_id)
+                    raise UnavailableError("EIO")
+
+            world.bookies.before = fail_later_and_later
+            futures = [await writer.send(b"entry") for _ in range(5)]
+            await futures[-1]
+            await world.clock.sleep(10)
+            await writer.add(b"entry")
+
+            assert (await world.manager.read(writer.ledger_id)).version == 1
 
     run(scenario())
 
