@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 from collections.abc import Iterable
 from itertools import islice
 
@@ -9,6 +10,7 @@ from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 
 ADDS_IN_FLIGHT = 256
+CONNECT_ATTEMPTS, CONNECT_WAIT_S = 20, 0.1
 _REPLY = struct.Struct(">iiiqq")
 
 
@@ -17,9 +19,8 @@ def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: byt
 
     Raises UnavailableError when it refuses one.
     """
-    host, _, port = bookie.rpartition(":")
     remaining = iter(entries)
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
+    with _connect(bookie) as connection:
         while batch := list(islice(remaining, ADDS_IN_FLIGHT)):
             connection.sendall(b"".join(_add(entry, master_key) for entry in batch))
             for _ in batch:
@@ -32,6 +33,22 @@ def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: byt
                         ledger_id=ledger_id,
                         entry_id=entry_id,
                     )
+
+
+def _connect(bookie: BookieId) -> socket.socket:
+    """A connection that has answered: a bookie that starts up accepts some only to reset them."""
+    host, _, port = bookie.rpartition(":")
+    for _ in range(CONNECT_ATTEMPTS):
+        connection = socket.create_connection((host, int(port)), timeout=30)
+        try:
+            connection.sendall(struct.pack(">iiqq", 20, 0x0202_0000, 0, 0))
+            _receive(connection, _REPLY.size)  # "no such ledger"
+        except (ConnectionError, UnavailableError):
+            connection.close()
+            time.sleep(CONNECT_WAIT_S)
+        else:
+            return connection
+    raise UnavailableError("bookie resets every connection", bookie=bookie)
 
 
 def _add(entry: bytes, master_key: bytes) -> bytes:

