@@ -69,9 +69,9 @@ class Nodes:
     def running(self) -> list[Node]:
         return [node for node in self.nodes if node.child.is_running]
 
-    def cpu_s(self) -> float:
-        """User and system time of the daemons that still run."""
-        return sum(cpu_s(node.child.pid) for node in self.running())
+    def cpu_s(self) -> dict[str, float]:
+        """User and system time of each daemon that still runs, by name."""
+        return {node.name: cpu_s(node.child.pid) for node in self.running()}
 
     def rss_bytes_max(self) -> int:
         return max((rss_bytes(node.child.pid) or 0 for node in self.running()), default=0)

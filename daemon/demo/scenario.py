@@ -3,15 +3,16 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from auditor.scan import scan_ledgers
 from daemon.demo.nodes import Nodes
 from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.shapes import shapes
-from daemon.demo.watching import Say, Timeline, is_settled, line
+from daemon.demo.watching import Say, Timeline, line, stuck_ledgers
 from daemon.demo.workload import Workload
 from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
@@ -29,8 +30,6 @@ SESSION_TIMEOUT_S = 4.0
 GRACE_S = 5.0
 POLL_S = 0.1
 LINE_S = 1.0
-SETTLED_LOOKS = 3
-"""Looks in a row that must find nothing left to do: one may fall between an unmark and a mark."""
 SETTLE_TIMEOUT_S = 120.0
 NODES_TIMEOUT_S = 30.0
 
@@ -113,7 +112,7 @@ async def _run_on(
     say(f"killing bookie {killed} (SIGKILL)")
     cluster.kill(killed)
     timeline = await _watch_until_settled(plan, nodes, seen, killed, say)
-    packets, cpu_s = _packets(cluster) - packets, nodes.cpu_s() - cpu_s
+    packets, cpu_s = _packets(cluster) - packets, _spent(cpu_s, nodes.cpu_s())
 
     say("reading every copy of every entry")
     await workload.stop()
@@ -149,8 +148,8 @@ async def _watch_until_settled(
     plan: Plan, nodes: Nodes, seen: Visit, killed: BookieId, say: Say
 ) -> Timeline:
     timeline, began_s = Timeline(), time.monotonic()
-    said_s, settled, is_leader_to_die = 0.0, 0, plan.kill_leader
-    while settled < SETTLED_LOOKS:
+    said_s, is_whole, is_leader_to_die = 0.0, False, plan.kill_leader
+    while not is_whole:
         await asyncio.sleep(POLL_S)
         status = await gather_status(seen)
         now_s = time.monotonic() - began_s
@@ -158,10 +157,10 @@ async def _watch_until_settled(
         timeline.see(status, bookie=killed, now_s=now_s)
         if is_leader_to_die and timeline.first_mark_s is not None:
             is_leader_to_die = not _kill_leader(status, nodes, say)
-        settled = settled + 1 if is_settled(status, bookie=killed) else 0
-        if settled == 1:
+        is_whole = await _is_whole(status, seen, killed)
+        if is_whole:
             timeline.whole_s = now_s
-        if now_s - said_s >= LINE_S or settled == SETTLED_LOOKS:
+        if is_whole or now_s - said_s >= LINE_S:
             said_s = now_s
             say(line(timeline, status, now_s=now_s))
         if now_s > SETTLE_TIMEOUT_S:
@@ -169,6 +168,18 @@ async def _watch_until_settled(
                 f"not whole after {SETTLE_TIMEOUT_S:g} s; see the logs in {plan.data / 'logs'}"
             )
     return timeline
+
+
+async def _is_whole(status: Status, seen: Visit, killed: BookieId) -> bool:
+    """Whether nothing names the killed bookie any more but ledgers that only it can help.
+
+    An empty queue alone would prove nothing: the marks may not have been made yet.
+    """
+    stuck = stuck_ledgers(status)
+    if stuck is None:
+        return False
+    scan = await scan_ledgers(seen.manager, lost=[killed], available=())
+    return {ledger.ledger_id for ledger in scan.endangered} == stuck
 
 
 def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
@@ -179,6 +190,10 @@ def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
     say(f"killing the leader, {leader.name} (SIGKILL)")
     nodes.kill(leader)
     return True
+
+
+def _spent(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    return sum(cpu_s - before[name] for name, cpu_s in after.items())
 
 
 def _packets(cluster: LocalCluster) -> int:

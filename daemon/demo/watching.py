@@ -69,11 +69,11 @@ def waiting_in_words(notes: Sequence[WaitingNote]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
 
 
-def is_settled(status: Status, *, bookie: str) -> bool:
-    """Whether all that can be mended is: what is left waits for help from outside."""
-    is_noticed = bookie not in (*status.writable, *status.read_only)
-    stuck = sum(note.reason.needs_help for note in status.waiting)
-    return is_noticed and status.marked_count == stuck == status.waiting_count
+def stuck_ledgers(status: Status) -> frozenset[int] | None:
+    """The marked ledgers, if all of them wait for help from outside; None while some are worked on."""
+    stuck = [note.ledger_id for note in status.waiting if note.reason.needs_help]
+    is_all = status.marked_count == len(stuck) == status.waiting_count
+    return frozenset(stuck) if is_all else None
 
 
 Say = Callable[[str], None]
