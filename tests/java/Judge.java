@@ -155,7 +155,7 @@ final class Judge {
                                         : CopyState.of(rc);
                     } catch (BKException.BKDigestMatchException error) {
                         state = CopyState.CORRUPT;
-                    } catch (RuntimeException error) { // whatever it is, the copy was not seen to be good
+                    } catch (RuntimeException | Error error) { // whatever it is, the copy was not seen to be good
                         state = CopyState.UNKNOWN;
                     }
                     settle(verdict, entryId, bookie, state);
