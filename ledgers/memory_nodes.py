@@ -117,7 +117,9 @@ class Change:
 
     def _create(self, create: Create) -> str:
         parent_path, _ = _split(create.path)
-        parent = self._nodes[parent_path]
+        parent = self._nodes.find(parent_path)
+        if parent is None:
+            raise NoNodeError("there is no such znode", path=create.path)
         path = f"{create.path}{parent.made_count:010d}" if create.is_sequential else create.path
         if self._nodes.find(path) is not None:
             raise NodeExistsError("there is such a znode already", path=path)

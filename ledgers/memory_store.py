@@ -16,7 +16,7 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.errors import RejectedError, UnavailableError, UnknownOutcomeError
 from ledgers.memory_nodes import Change, Nodes, Result
 from ledgers.parents import create_with_parents
-from ledgers.session import READ_ATTEMPTS_MAX, Session
+from ledgers.session import READ_ATTEMPTS_MAX, Session, check_size
 from ledgers.store import (
     ANY_VERSION,
     Create,
@@ -148,6 +148,9 @@ class MemoryStore:
     async def wait_connected(self) -> None:
         await self.session.wait_connected()
 
+    async def wait_disconnected(self) -> None:
+        await self.session.wait_disconnected()
+
     async def get(self, path: str) -> tuple[bytes, Stat]:
         def read() -> tuple[bytes, Stat]:
             node = self._tree.nodes[path]
@@ -195,6 +198,9 @@ class MemoryStore:
         await self._write_one(Delete(path=path, version=version))
 
     async def multi(self, operations: Sequence[Operation]) -> list[Result]:
+        if not operations:
+            return []
+        check_size(operations)
         try:
             return await self._exchange(
                 lambda: self._tree.apply(self._session_id, operations), operations

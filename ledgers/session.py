@@ -1,18 +1,20 @@
-"""What both stores share: the state of one session, and the readers of its watches.
+"""What both stores share: a session's state, the readers of its watches, the size of requests.
 
 All of it belongs to the store's loop.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ledgers.errors import SessionLostError
-from ledgers.store import Event, EventKind, SessionState
+from ledgers.errors import RejectedError, SessionLostError
+from ledgers.store import Create, Event, EventKind, Operation, SessionState, SetData
 
 EVENTS_MAX = 10_000
 """Events that may wait for their reader; more collapse into one RESET."""
+REQUEST_BYTES_MAX = 1_000_000
+"""Past its jute.maxbuffer, 1 MiB, ZooKeeper cuts the connection, and others' requests with it."""
 READ_ATTEMPTS_MAX = 5
 """Connections that a read may see break before it fails; a write sees one only."""
 
@@ -26,6 +28,7 @@ class Session:
         """How often the connection broke: tells whether a request and its reply share one."""
         self._not_suspended = asyncio.Event()
         self._not_suspended.set()
+        self._disconnected = asyncio.Event()
         self._lost = asyncio.Event()
         self._subscriptions: dict[Subscription, None] = {}
 
@@ -34,11 +37,13 @@ class Session:
             self.state = SessionState.SUSPENDED
             self.break_count += 1
             self._not_suspended.clear()
+            self._disconnected.set()
 
     def resume(self) -> None:
         if self.state is SessionState.SUSPENDED:
             self.state = SessionState.CONNECTED
             self._not_suspended.set()
+            self._disconnected.clear()
             for subscription in self._subscriptions:
                 subscription.reset()
 
@@ -46,6 +51,7 @@ class Session:
         self.break_count += 1
         self.state = SessionState.LOST
         self._not_suspended.set()
+        self._disconnected.set()
         self._lost.set()
         for subscription in self._subscriptions:
             subscription.fail(session_lost())
@@ -59,6 +65,9 @@ class Session:
         while self.state is SessionState.SUSPENDED:
             await self._not_suspended.wait()
         self.raise_if_lost()
+
+    async def wait_disconnected(self) -> None:
+        await self._disconnected.wait()
 
     async def wait_lost(self) -> None:
         await self._lost.wait()
@@ -141,3 +150,20 @@ class Subscription:
 
 def session_lost() -> SessionLostError:
     return SessionLostError("the ZooKeeper session is lost")
+
+
+def check_size(operations: Sequence[Operation]) -> None:
+    """Raises RejectedError for a request that no server takes."""
+    request_bytes = sum(map(_size_bytes, operations))
+    if request_bytes > REQUEST_BYTES_MAX:
+        raise RejectedError(
+            f"ZooKeeper takes no request of more than {REQUEST_BYTES_MAX} bytes",
+            path=operations[0].path,
+            request_bytes=request_bytes,
+        )
+
+
+def _size_bytes(operation: Operation) -> int:
+    """In a request, at least."""
+    data = operation.data if isinstance(operation, Create | SetData) else b""
+    return len(operation.path) + len(data) + 64

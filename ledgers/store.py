@@ -118,6 +118,10 @@ class MetadataStore(Protocol):
         """Return when CONNECTED; raises SessionLostError when it never will be again."""
         ...
 
+    async def wait_disconnected(self) -> None:
+        """Return when it is not CONNECTED (any more)."""
+        ...
+
     async def get(self, path: str) -> tuple[bytes, Stat]:
         """Raises NoNodeError."""
         ...

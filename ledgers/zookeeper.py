@@ -17,11 +17,11 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss, KazooException
 from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
 
-from ledgers.errors import RejectedError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.kazoo_session import KazooSession
 from ledgers.kazoo_watch import AddWatch, RemoveWatches, WatchMode
 from ledgers.parents import create_with_parents
-from ledgers.session import READ_ATTEMPTS_MAX
+from ledgers.session import READ_ATTEMPTS_MAX, check_size
 from ledgers.store import (
     ANY_VERSION,
     Create,
@@ -33,11 +33,9 @@ from ledgers.store import (
     SetData,
     Stat,
 )
-from ledgers.zookeeper_requests import error_of, request_of, results_of, size_bytes, stat_of
+from ledgers.zookeeper_requests import error_of, request_of, results_of, stat_of
 
 REQUESTS_AT_ONCE_MAX = 1_000
-REQUEST_BYTES_MAX = 1_000_000
-"""Past its jute.maxbuffer, 1 MiB, ZooKeeper cuts the connection, and others' requests with it."""
 
 
 class ZooKeeperStore:
@@ -86,6 +84,9 @@ class ZooKeeperStore:
     async def wait_connected(self) -> None:
         await self._session.wait_connected()
 
+    async def wait_disconnected(self) -> None:
+        await self._session.wait_disconnected()
+
     async def get(self, path: str) -> tuple[bytes, Stat]:
         data, stat = await self._read(GetData(path, None), path)
         return data or b"", stat_of(stat)  # None: a znode that was created without data
@@ -127,7 +128,7 @@ class ZooKeeperStore:
         if not operations:
             return []
         requests = [request_of(each, is_secured=self._is_secured) for each in operations]
-        _check_size(operations)
+        check_size(operations)
         replies = await self._write(Transaction(requests), operations[0].path)
         return results_of(operations, replies)
 
@@ -158,7 +159,7 @@ class ZooKeeperStore:
         raise UnavailableError("the connection broke again and again", path=path) from lost
 
     async def _write_one(self, operation: Operation) -> Any:
-        _check_size([operation])
+        check_size([operation])
         request = request_of(operation, is_secured=self._is_secured)
         return await self._write(request, operation.path)
 
@@ -172,13 +173,3 @@ class ZooKeeperStore:
         async with self._slots:
             await self._session.wait_connected()
             return await self._session.ask(request)
-
-
-def _check_size(operations: Sequence[Operation]) -> None:
-    request_bytes = sum(map(size_bytes, operations))
-    if request_bytes > REQUEST_BYTES_MAX:
-        raise RejectedError(
-            f"ZooKeeper takes no request of more than {REQUEST_BYTES_MAX} bytes",
-            path=operations[0].path,
-            request_bytes=request_bytes,
-        )

@@ -52,12 +52,6 @@ def request_of(operation: Operation, *, is_secured: bool) -> Any:
             return serialization.CheckVersion(path, version)
 
 
-def size_bytes(operation: Operation) -> int:
-    """Its size in a request, at least."""
-    data = operation.data if isinstance(operation, Create | SetData) else b""
-    return len(operation.path) + len(data) + 64
-
-
 def stat_of(stat: ZnodeStat) -> Stat:
     return Stat(
         version=stat.version,
