@@ -1,0 +1,90 @@
+"""A TCP proxy that breaks connections on demand, on the test's own loop."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from daemon.local.ports import LOOPBACK
+
+
+class TcpProxy:
+    """In front of a port of this machine."""
+
+    def __init__(self, port: int) -> None:
+        self._target_port = port
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._is_up = True
+        self._replies_pass = asyncio.Event()
+        self._replies_pass.set()
+        self._has_reply = asyncio.Event()
+
+    async def start(self) -> str:
+        """Return the address that it listens on, ``host:port``."""
+        self._server = await asyncio.start_server(self._serve, LOOPBACK, 0)
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    def cut(self) -> None:
+        """Break what is connected, with all that is under way; whoever connects is turned away."""
+        self._is_up = False
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def restore(self) -> None:
+        self._is_up = True
+        self._replies_pass.set()
+
+    def hold_replies(self) -> None:
+        """Requests arrive, replies wait for ``restore``; those of a connection cut before are lost."""
+        self._replies_pass.clear()
+        self._has_reply.clear()
+
+    async def wait_reply(self) -> None:
+        """Until something is held back."""
+        await self._has_reply.wait()
+
+    async def close(self) -> None:
+        self.cut()
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._is_up:
+            writer.transport.abort()
+            return
+        from_server, to_server = await asyncio.open_connection(LOOPBACK, self._target_port)
+        self._writers |= {writer, to_server}
+        self._start(self._carry_requests(reader, to_server))
+        self._start(self._carry_replies(from_server, writer))
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _carry_requests(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError):
+            while chunk := await source.read(65_536):
+                target.write(chunk)
+                await target.drain()
+        target.transport.abort()
+
+    async def _carry_replies(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter
+    ) -> None:
+        with suppress(OSError):
+            while chunk := await source.read(65_536):
+                self._has_reply.set()
+                await self._replies_pass.wait()
+                target.write(chunk)
+                await target.drain()
+        target.transport.abort()

@@ -1,0 +1,50 @@
+"""A ZooKeeper server without bookies, for tests of what needs no more."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from daemon.local.java import Java
+from daemon.local.ports import free_ports
+from daemon.local.processes import Child, wait_until
+from daemon.local.servers import Servers
+from daemon.local.spec import ClusterSpec
+from daemon.local.zookeeper import is_ready
+
+START_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def running_zookeeper(folder: Path) -> Iterator["ZooKeeperServer"]:
+    server = ZooKeeperServer(folder)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.process.kill()
+
+
+class ZooKeeperServer:
+    """Keeps its data, and the sessions it knows, over a restart."""
+
+    def __init__(self, folder: Path) -> None:
+        (self.port,) = free_ports(1)
+        self._servers = Servers(data=folder, java=Java.find())
+        self._process: Child | None = None
+
+    @property
+    def address(self) -> str:
+        return self._spec.zookeeper_address
+
+    @property
+    def process(self) -> Child:
+        assert self._process is not None, "not started"
+        return self._process
+
+    def start(self) -> None:
+        self._process = self._servers.zookeeper(self._spec)
+        wait_until(lambda: is_ready(self.port), [self._process], timeout_s=START_TIMEOUT_S)
+
+    @property
+    def _spec(self) -> ClusterSpec:
+        return ClusterSpec(zookeeper_port=self.port, bookie_ports=())
