@@ -1,0 +1,145 @@
+"""A writer, recoveries and faults at once, drawn from a seed: what must hold whatever happens.
+
+No entry that the writer was told is acknowledged is lost or changed; whoever closes or recovers the
+ledger is told the same end; and every entry up to it is on A bookies that the metadata names.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.memory_bookies import Fault, Op, no_faults
+from ledgers.memory_store import Fault as StoreFault
+from ledgers.memory_store import MemoryStore
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.reader import replicas_in
+from ledgers.store import Operation
+from ledgers.writer import LedgerWriter
+from tests.ledgers.world import BOOKIES, World
+from tests.virtual_time import run
+
+ENTRY_COUNT_MAX = 40
+
+
+class Race:
+    """One of them. ``acknowledged`` and ``ends`` are what the parties were told."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.world = Random(seed), World(seed=seed)
+        self.ledger_id = seed
+        self.sent: list[bytes] = []
+        self.acknowledged: set[int] = set()
+        self.ends: list[LedgerMetadata] = []
+
+    async def run(self) -> LedgerMetadata:
+        ensemble_size = self.random.randint(1, 5)
+        write_quorum = self.random.randint(1, ensemble_size)
+        async with self.world.writer(
+            manager=self.world.new_manager(),
+            ledger_id=self.ledger_id,
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=self.random.randint(1, write_quorum),
+        ) as writer:
+            self._spoil()
+            async with asyncio.TaskGroup() as group:
+                spoiler = group.create_task(self._take_bookies_down())
+                parties = [group.create_task(self._write(writer))]
+                for _ in range(self.random.randint(1, 3)):
+                    parties.append(group.create_task(self._recover()))
+                await asyncio.wait(parties)
+                spoiler.cancel()
+            self._heal()
+            return await self.world.recover(self.ledger_id)
+
+    # --- The parties ------------------------------------------------------------------------------
+
+    async def _write(self, writer: LedgerWriter) -> None:
+        try:
+            for number in range(self.random.randint(0, ENTRY_COUNT_MAX)):
+                payload = b"%d" % number
+                self.sent.append(payload)
+                (await writer.send(payload)).add_done_callback(self._note_acknowledged)
+                await self._pause(0.5)
+            if self.random.random() < 0.5:
+                self.ends.append((await writer.close()).metadata)
+        except BookmenderError:
+            pass  # fenced, closed by somebody else, or left without bookies
+
+    def _note_acknowledged(self, add: asyncio.Future[int]) -> None:
+        if not add.cancelled() and add.exception() is None:
+            self.acknowledged.add(add.result())
+
+    async def _recover(self) -> None:
+        """Now and then cut short: a worker that dies in the middle."""
+        await self._pause(15)
+        manager = self.world.new_manager()
+        try:
+            async with asyncio.timeout(self.random.choice([0.5, 2.0, 120.0])):
+                self.ends.append(await self.world.recover(self.ledger_id, manager=manager))
+        except (BookmenderError, TimeoutError):
+            pass
+
+    async def _pause(self, up_to_s: float) -> None:
+        await self.world.clock.sleep(self.random.uniform(0, up_to_s))
+
+    # --- The faults -------------------------------------------------------------------------------
+
+    def _spoil(self) -> None:
+        self.world.bookies.inner.faults = self._fault
+        self.world.tree.faults = self._store_fault
+        self.world.tree.latency = lambda: self._pause(0.1)
+
+    def _heal(self) -> None:
+        self.world.bookies.inner.faults = no_faults
+        self.world.tree.faults = None
+        for bookie in BOOKIES:
+            self.world.bookies.inner.bookie(bookie).start()
+
+    def _fault(self, bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        delay_s, reply_delay_s = self.random.expovariate(20), self.random.expovariate(20)
+        lot = self.random.random()
+        if lot < 0.06:
+            return Fault(delay_s=5.0, error=UnavailableError, is_executed=lot < 0.03)
+        if lot < 0.12:
+            return Fault(delay_s=self.random.uniform(0, 4), reply_delay_s=reply_delay_s)
+        return Fault(delay_s=delay_s, reply_delay_s=reply_delay_s)
+
+    def _store_fault(
+        self, store: MemoryStore, operations: Sequence[Operation]
+    ) -> StoreFault | None:
+        return self.random.choice(list(StoreFault)) if self.random.random() < 0.1 else None
+
+    async def _take_bookies_down(self) -> None:
+        while True:
+            await self._pause(3)
+            bookie = self.world.bookies.inner.bookie(self.random.choice(BOOKIES))
+            bookie.is_down = True
+            await self._pause(3)
+            bookie.start()
+            bookie.flush()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(seed: int) -> None:
+    async def scenario() -> None:
+        race = Race(seed)
+
+        closed = await race.run()
+
+        assert {(end.last_entry_id, end.length) for end in race.ends} <= {
+            (closed.last_entry_id, closed.length)
+        }
+        assert max(race.acknowledged, default=-1) <= closed.last_entry_id
+        payloads = await race.world.payloads(seed)
+        assert payloads == race.sent[: closed.last_entry_id + 1]
+        for entry_id in range(closed.last_entry_id + 1):
+            replicas = replicas_in(
+                closed.segment_of(entry_id), entry_id, write_quorum=closed.write_quorum
+            )
+            assert len(race.world.holders(entry_id, seed) & set(replicas)) >= closed.ack_quorum
+
+    run(scenario())
