@@ -6,6 +6,7 @@ marked already gets the replicas it does not name yet, and keeps the time of its
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from auditor.endangered import Endangered
 from ledgers.clock import Clock
@@ -20,7 +21,6 @@ from ledgers.metadata import BookieId
 from ledgers.store import Create, MetadataStore, MultiFailed, SetData
 from replication import payloads
 from replication.batching import Batcher
-from replication.membership import ensure
 from replication.payloads import Mark
 
 MARKS_AT_ONCE = 200
@@ -66,7 +66,7 @@ class Marker:
             )
         except MultiFailed as failure:
             if isinstance(failure.cause, NoNodeError):  # a worker tidied the upper directories away
-                await ensure(self._store, directory.rpartition("/")[0])
+                await self._ensure(directory.rpartition("/")[0])
                 raise failure.cause from failure
             if not isinstance(failure.cause, NodeExistsError):
                 raise failure.cause from failure
@@ -98,8 +98,16 @@ class Marker:
         for ledger in ledgers:
             parent = payloads.mark_path(self._ur, ledger.ledger_id).rsplit("/", 2)[0]
             if parent not in ready:
-                await ensure(self._store, parent)
+                await self._ensure(parent)
                 ready.add(parent)
+
+    async def _ensure(self, directory: str) -> None:
+        """Create the directory and those above it, up to the marks' own, unless they are there."""
+        above = directory.rpartition("/")[0]
+        if above != payloads.marks_path(self._ur):
+            await self._ensure(above)
+        with suppress(NodeExistsError):
+            await self._commit_one(Create(path=directory))
 
 
 def _merged(data: bytes, new: Mark) -> Mark | None:

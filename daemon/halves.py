@@ -40,7 +40,7 @@ from replication.payloads import underreplication_path
 from replication.queue import Queue
 from replication.repair import Repairer
 from replication.tree import prepare_tree
-from replication.waiting import WaitingNotes
+from replication.waiting import WaitingNotesWriter
 from replication.worker import ReplicationWorker
 
 log = structlog.get_logger()
@@ -197,7 +197,7 @@ def _worker(
         queue=queue,
         repairer=repairer,
         views=session.views,
-        notes=WaitingNotes(session.store, session.ur),
+        notes=WaitingNotesWriter(session.store, batcher, session.ur),
         settings=ours,
         node=session.node,
         clock=session.clock,

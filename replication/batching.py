@@ -63,7 +63,7 @@ class Batcher:
 
     def __init__(self, store: MetadataStore, guards: Sequence[Guard]) -> None:
         self._store = store
-        self._guards = tuple(guards)
+        self.guards = tuple(guards)
         self._waiting: deque[_Transaction] = deque()
         self._arrived = asyncio.Event()
 
@@ -135,12 +135,12 @@ class Batcher:
                 results = results[count:]
 
     async def _multi(self, operations: Sequence[Operation]) -> Results:
-        guard_count = len(self._guards)
+        guard_count = len(self.guards)
         try:
-            results = await self._store.multi([*(g.check for g in self._guards), *operations])
+            results = await self._store.multi([*(g.check for g in self.guards), *operations])
         except MultiFailed as failure:
             if failure.index < guard_count:
-                guard = self._guards[failure.index]
+                guard = self.guards[failure.index]
                 raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
             raise MultiFailed(failure.index - guard_count, failure.cause) from failure
         return results[guard_count:]

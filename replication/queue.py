@@ -7,7 +7,6 @@ Znodes and payloads: BookKeeper's ZkLedgerUnderreplicationManager.
 """
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -177,10 +176,21 @@ class Queue:
             raise failure.cause from failure
         return results[1:]
 
+    def guards(self, take: Take) -> list[Check]:
+        """What must hold for any write about the ledger, whoever makes it (rule S3)."""
+        return [*(guard.check for guard in self._batcher.guards), take.guard]
+
     async def give_back(self, take: Take) -> None:
-        """Delete our lock, if it still is ours. The mark stays."""
-        with contextlib.suppress(NoNodeError, ConflictError):
-            await self._store.delete(take.lock_path, version=OWN_LOCK_VERSION)
+        """Delete our lock, if it still is ours. The mark stays.
+
+        Another node of ours would have made it at the same version: only the session tells them
+        apart, and the batcher's guards prove it.
+        """
+        try:
+            await self._batcher.commit([Delete(path=take.lock_path, version=OWN_LOCK_VERSION)])
+        except MultiFailed as failure:
+            if not isinstance(failure.cause, NoNodeError | ConflictError):
+                raise failure.cause from failure
 
     async def is_disabled(self) -> bool:
         return await self._store.exists(payloads.disable_path(self._ur)) is not None

@@ -191,7 +191,7 @@ class Repairer:
         if grace is not None:
             return waiting(grace.reason, grace.detail, grace)
         try:
-            await self._open_ledgers.recover(versioned, view, guards=[take.guard])
+            await self._open_ledgers.recover(versioned, view, guards=self._queue.guards(take))
         except (ConflictError, SessionLostError, LockLostError):
             raise
         except BookmenderError as error:

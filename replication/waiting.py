@@ -5,12 +5,12 @@ aside and deleted when it is done. A note without a mark means nothing: readers 
 worker deletes it.
 """
 
-import contextlib
 import json
 from dataclasses import dataclass
 
 from ledgers.errors import NodeExistsError, NoNodeError
-from ledgers.store import ANY_VERSION, MetadataStore
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
+from replication.batching import Batcher
 from replication.own_state import read_json, waiting_path
 from replication.plan import Reason
 
@@ -44,18 +44,6 @@ class WaitingNotes:
         self._store = store
         self._ur = ur
 
-    async def write(self, note: WaitingNote) -> None:
-        path = waiting_path(self._ur, note.ledger_id)
-        try:
-            await self._store.create(path, note.to_json(), with_parents=True)
-        except NodeExistsError:
-            with contextlib.suppress(NoNodeError):  # deleted by a node that was done just now
-                await self._store.set(path, note.to_json(), version=ANY_VERSION)
-
-    async def delete(self, ledger_id: int) -> None:
-        with contextlib.suppress(NoNodeError):
-            await self._store.delete(waiting_path(self._ur, ledger_id))
-
     async def ledger_ids(self) -> set[int]:
         """Ledgers that have a note."""
         try:
@@ -79,3 +67,29 @@ class WaitingNotes:
             )
         except (KeyError, ValueError, TypeError):
             return None
+
+
+class WaitingNotesWriter(WaitingNotes):
+    """The notes, for a worker: ``batcher``'s guards prove its session (rule S3)."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
+        super().__init__(store, ur)
+        self._batcher = batcher
+
+    async def write(self, note: WaitingNote) -> None:
+        path, data = waiting_path(self._ur, note.ledger_id), note.to_json()
+        if not await self._commit(Create(path=path, data=data)):
+            await self._commit(SetData(path=path, data=data, version=ANY_VERSION))
+
+    async def delete(self, ledger_id: int) -> None:
+        await self._commit(Delete(path=waiting_path(self._ur, ledger_id)))
+
+    async def _commit(self, operation: Create | SetData | Delete) -> bool:
+        """False when the note was there, or gone, already: another node's hand."""
+        try:
+            await self._batcher.commit([operation])
+        except MultiFailed as failure:
+            if not isinstance(failure.cause, NodeExistsError | NoNodeError):
+                raise failure.cause from failure
+            return False
+        return True

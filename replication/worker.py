@@ -21,7 +21,7 @@ from replication.plan import Reason
 from replication.queue import Queue, QueuedLedger, Take
 from replication.repair import Outcome, OutcomeKind, Repairer
 from replication.settings import ReplicationSettings
-from replication.waiting import WaitingNote, WaitingNotes
+from replication.waiting import WaitingNote, WaitingNotesWriter
 
 log = structlog.get_logger()
 REPAIRS = Counter(
@@ -51,7 +51,7 @@ class ReplicationWorker:
         queue: Queue,
         repairer: Repairer,
         views: ViewSource,
-        notes: WaitingNotes,
+        notes: WaitingNotesWriter,
         settings: ReplicationSettings,
         node: str,
         clock: Clock,

@@ -112,7 +112,8 @@ async def _run_on(
     say(f"killing bookie {killed} (SIGKILL)")
     cluster.kill(killed)
     timeline = await _watch_until_settled(plan, nodes, seen, killed, say)
-    packets, cpu_s = _packets(cluster) - packets, _spent(cpu_s, nodes.cpu_s())
+    packets = _packets(cluster) - packets
+    spent_cpu_s = _spent(cpu_s, nodes.cpu_s())
 
     say("reading every copy of every entry")
     await workload.stop()
@@ -128,7 +129,7 @@ async def _run_on(
         timeline=timeline,
         proofs=await prover.prove(workload.written),
         left=await gather_status(seen),
-        cpu_s=cpu_s,
+        cpu_s=spent_cpu_s,
         rss_bytes_max=nodes.rss_bytes_max(),
         zookeeper_packets=packets,
     )
