@@ -10,7 +10,22 @@ BOOKIE_CLASS = "org.apache.bookkeeper.server.Main"
 AUTORECOVERY_CLASS = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 HEAP_MIB, DIRECT_MIB = 96, 64
 
+
+# What BookKeeper's own scripts open to it, for direct buffers, their checksums and posix_fadvise.
+JVM_FLAGS = tuple(
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.nio", "jdk.internal.misc", "java.io", "java.util.zip")
+)
+# We are measured against AutoRecovery, so it runs as an operator would run it, not at its smallest.
+AUTORECOVERY_JVM_FLAGS = (
+    "-Xmx512m",
+    "-XX:MaxDirectMemorySize=512m",
+    "-XX:TieredStopAtLevel=4",
+    "-XX:ReservedCodeCacheSize=240m",
+)
+
 NETTY_PROPERTIES = {
+    "io.netty.tryReflectionSetAccessible": "true",
     "io.netty.allocator.numDirectArenas": "1",
     "io.netty.allocator.numHeapArenas": "1",
     "io.netty.leakDetection.level": "disabled",

@@ -51,6 +51,7 @@ class LocalCluster:
         layout: Layout | None = None,
         session_timeout_s: float | None = None,
         bookie_settings: Mapping[str, str] | None = None,
+        bookie_jvm_flags: tuple[str, ...] | None = None,
         zookeeper_port: int | None = None,
         on_event: OnEvent = lambda event: None,
         on_fetch: jars.OnProgress = lambda done, total: None,
@@ -73,6 +74,7 @@ class LocalCluster:
                 "layout": layout,
                 "session_timeout_s": session_timeout_s,
                 "bookie_settings": bookie_settings,
+                "bookie_jvm_flags": bookie_jvm_flags,
                 "zookeeper_port": zookeeper_port,
             }
             spec = settle(

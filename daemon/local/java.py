@@ -63,11 +63,13 @@ class Java:
         direct_mib: int,
         temporary: Path,
         properties: Mapping[str, str],
+        flags: Sequence[str] = (),
     ) -> list[str]:
         """A command line. ``main``: the class and its arguments.
 
         ``direct_mib`` bounds the memory outside the heap that Netty uses. ``temporary``: where
-        native libraries are unpacked, which a killed JVM leaves behind.
+        native libraries are unpacked, which a killed JVM leaves behind. ``flags``: the JVM's own,
+        over ours.
         """
         return [
             str(self.executable),
@@ -75,6 +77,7 @@ class Java:
             f"-Xmx{heap_mib}m",
             f"-XX:MaxDirectMemorySize={direct_mib}m",
             *SMALL_AND_QUICK,
+            *flags,
             *(["--enable-native-access=ALL-UNNAMED"] if self.major >= 22 else []),
             f"-Djava.io.tmpdir={temporary}",
             *(f"-D{name}={value}" for name, value in properties.items()),

@@ -55,6 +55,7 @@ class Servers:
             bookie.BOOKIE_CLASS,
             bookie.bookie_settings(spec, port=port, folder=folder),
             spec=spec,
+            flags=spec.bookie_jvm_flags,
         )
 
     def bookie_folder(self, bookie_id: BookieId) -> Path:
@@ -69,6 +70,7 @@ class Servers:
             bookie.AUTORECOVERY_CLASS,
             bookie.autorecovery_settings(spec, port=port, settings=settings),
             spec=spec,
+            flags=bookie.AUTORECOVERY_JVM_FLAGS,
         )
 
     def _spawn_bookkeeper(
@@ -79,6 +81,7 @@ class Servers:
         settings: Mapping[str, str],
         *,
         spec: ClusterSpec,
+        flags: Sequence[str],
     ) -> Child:
         return self._spawn(
             name,
@@ -89,6 +92,7 @@ class Servers:
             classpath=jars.bookkeeper_classpath(spec.bookkeeper),
             heap_mib=bookie.HEAP_MIB,
             direct_mib=bookie.DIRECT_MIB,
+            flags=[*bookie.JVM_FLAGS, *flags],
         )
 
     def _spawn(
@@ -102,6 +106,7 @@ class Servers:
         classpath: str,
         heap_mib: int,
         direct_mib: int,
+        flags: Sequence[str] = (),
     ) -> Child:
         """``main``: the class and its arguments, up to the settings file, which comes last."""
         temporary = folder / "tmp"
@@ -117,5 +122,6 @@ class Servers:
             direct_mib=direct_mib,
             temporary=temporary,
             properties={**properties, "log4j2.configurationFile": str(logging)},
+            flags=flags,
         )
         return Child(name, command, log=self.logs / f"{name}.log")

@@ -58,6 +58,8 @@ class ClusterSpec:
     """The bookies' ZooKeeper session time-out: how long a killed bookie stays registered."""
     bookie_settings: Mapping[str, str] = field(default_factory=dict)
     """Lines for the bookies' settings files, over our own."""
+    bookie_jvm_flags: tuple[str, ...] = ()
+    """For the bookies' JVMs, over our own, which keep them small: e.g. ``-Xmx256m``."""
     zookeeper_port: int
     bookie_ports: tuple[int, ...]
 
