@@ -19,6 +19,7 @@ from ledgers.parents import create_with_parents
 from ledgers.session import READ_ATTEMPTS_MAX, Session, check_size
 from ledgers.store import (
     ANY_VERSION,
+    EVENTS_MAX,
     Create,
     Delete,
     Event,
@@ -208,9 +209,13 @@ class MemoryStore:
         except _ConnectionBroke:
             raise UnknownOutcomeError("the reply to a write was lost") from None
 
-    async def watch(self, path: str, *, is_recursive: bool = False) -> AsyncGenerator[Event, None]:
+    async def watch(
+        self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
+    ) -> AsyncGenerator[Event, None]:
         await self.wait_connected()
-        with self.session.subscription(path, is_recursive=is_recursive) as subscription:
+        with self.session.subscription(
+            path, is_recursive=is_recursive, events_max=events_max
+        ) as subscription:
             while True:
                 yield await subscription.next()
 

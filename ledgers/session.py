@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from ledgers.errors import RejectedError, SessionLostError
 from ledgers.store import Create, Event, EventKind, Operation, SessionState, SetData
 
-EVENTS_MAX = 10_000
-"""Events that may wait for their reader; more collapse into one RESET."""
 REQUEST_BYTES_MAX = 1_000_000
 """Past its jute.maxbuffer, 1 MiB, ZooKeeper cuts the connection, and others' requests with it."""
 READ_ATTEMPTS_MAX = 5
@@ -79,7 +77,9 @@ class Session:
                 subscription.put(event)
 
     @contextmanager
-    def subscription(self, path: str, *, is_recursive: bool) -> Iterator["Subscription"]:
+    def subscription(
+        self, path: str, *, is_recursive: bool, events_max: int
+    ) -> Iterator["Subscription"]:
         """One that begins with a RESET, for as long as the block runs. Raises SessionLostError.
 
         ZooKeeper keeps one mode for a path and a session, so that all of a path are of one mode.
@@ -87,7 +87,7 @@ class Session:
         self.raise_if_lost()
         others = [each for each in self._subscriptions if each.path == path]
         assert all(each.is_recursive == is_recursive for each in others), path
-        subscription = Subscription(path, is_recursive=is_recursive)
+        subscription = Subscription(path, is_recursive=is_recursive, events_max=events_max)
         self._subscriptions[subscription] = None
         try:
             yield subscription
@@ -101,9 +101,10 @@ class Session:
 class Subscription:
     """Events of one watch on their way to its reader, in order."""
 
-    def __init__(self, path: str, *, is_recursive: bool) -> None:
+    def __init__(self, path: str, *, is_recursive: bool, events_max: int) -> None:
         self.path = path
         self.is_recursive = is_recursive
+        self._events_max = events_max
         self._below = f"{path.rstrip('/')}/"
         self._events: deque[Event] = deque()
         self._error: Exception | None = None
@@ -121,7 +122,7 @@ class Subscription:
         return is_covered and event.kind is not EventKind.CHILDREN
 
     def put(self, event: Event) -> None:
-        if len(self._events) >= EVENTS_MAX:
+        if len(self._events) >= self._events_max:
             self.reset()
             return
         self._events.append(event)

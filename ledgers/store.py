@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 ANY_VERSION = -1
+EVENTS_MAX = 10_000
+"""Unread events of a watch, unless it is given another number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,9 @@ class MetadataStore(Protocol):
         """Later reads see all that was written anywhere before this call."""
         ...
 
-    def watch(self, path: str, *, is_recursive: bool = False) -> AsyncGenerator[Event, None]:
+    def watch(
+        self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
+    ) -> AsyncGenerator[Event, None]:
         """Events of a znode (its data, its children; recursive: of all below too) from now on.
 
         A persistent watch (ZooKeeper 3.6+). The first event is a RESET, sent once the watch stands,

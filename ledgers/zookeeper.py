@@ -24,6 +24,7 @@ from ledgers.parents import create_with_parents
 from ledgers.session import READ_ATTEMPTS_MAX, check_size
 from ledgers.store import (
     ANY_VERSION,
+    EVENTS_MAX,
     Create,
     Delete,
     Event,
@@ -132,9 +133,13 @@ class ZooKeeperStore:
         replies = await self._write(Transaction(requests), operations[0].path)
         return results_of(operations, replies)
 
-    async def watch(self, path: str, *, is_recursive: bool = False) -> AsyncGenerator[Event, None]:
+    async def watch(
+        self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
+    ) -> AsyncGenerator[Event, None]:
         mode = WatchMode.PERSISTENT_RECURSIVE if is_recursive else WatchMode.PERSISTENT
-        with self._session.subscription(path, is_recursive=is_recursive) as subscription:
+        with self._session.subscription(
+            path, is_recursive=is_recursive, events_max=events_max
+        ) as subscription:
             try:
                 while True:
                     event = await subscription.next()

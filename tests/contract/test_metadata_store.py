@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from ledgers import session
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -717,14 +716,11 @@ async def test_a_reset_follows_a_reconnection_and_then_events_go_on(world: World
 
 
 @on_loop
-async def test_events_that_nobody_reads_collapse_into_a_reset(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(session, "EVENTS_MAX", 5)
+async def test_events_that_nobody_reads_collapse_into_a_reset(world: World) -> None:
     store = await world.open()
     await store.create(f"{world.root}/a")
 
-    async with aclosing(store.watch(f"{world.root}/a")) as events:
+    async with aclosing(store.watch(f"{world.root}/a", events_max=5)) as events:
         await anext(events)
         for version in range(6):
             await store.set(f"{world.root}/a", b"", version=version)
