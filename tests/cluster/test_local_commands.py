@@ -1,0 +1,220 @@
+"""The commands of the local cluster as a user types them, on real servers."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.local.processes import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("_prerequisites")]
+
+COMMAND = [sys.executable, "-c", "from daemon.cli import main; main()", "local"]
+TIMEOUT_S = 60.0
+
+
+class Terminal:
+    """Types commands about one data folder."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*COMMAND, *arguments, "--data", str(self.data)]
+
+    def run(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+    def status(self) -> Any:
+        return json.loads(self.run("status", "-o", "json").stdout)
+
+    def states(self) -> list[str]:
+        return [bookie["state"] for bookie in self.status()["bookies"]]
+
+    def processes(self) -> list[str]:
+        """Command lines of all that runs on this folder, but for the terminal itself."""
+        listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+        return [line for line in listed.stdout.splitlines() if str(self.data) in line]
+
+    def wait_until_nothing_runs(self) -> None:
+        wait_for(lambda: not self.processes())
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    wait_until(condition, [], timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """On a folder without a cluster; what it starts is stopped."""
+    terminal = Terminal(tmp_path / "data")
+    yield terminal
+    terminal.run("down")
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """On a cluster of two bookies; each test leaves it whole."""
+    terminal = Terminal(tmp_path_factory.mktemp("up") / "data")
+    started = terminal.run("up", "--bookies", "2", "--session-timeout", "2")
+    assert started.returncode == 0, started.stderr
+    assert "zk+hierarchical://127.0.0.1:" in started.stdout
+    yield terminal
+    assert terminal.run("down").returncode == 0
+    assert terminal.processes() == []
+
+
+def test_up_returns_when_every_bookie_is_writable(up: Terminal) -> None:
+    shown = up.run("status")
+
+    assert shown.returncode == 0
+    assert shown.stdout.count("writable") == 2
+    assert up.states() == ["writable", "writable"]
+
+
+def test_a_bookie_is_killed_and_started_by_its_number(up: Terminal) -> None:
+    address = up.status()["bookies"][1]["address"]
+
+    killed = up.run("kill", "2")
+
+    assert killed.stdout == f"killed {address}\n"
+    assert up.states() == ["writable", "down"]
+    assert up.run("status").returncode == 1
+
+    started = up.run("start", "2")
+    assert started.stdout == f"started {address}\n"
+    assert up.states() == ["writable", "writable"]
+
+
+def test_a_stopped_bookie_is_started_by_its_id(up: Terminal) -> None:
+    address = up.status()["bookies"][0]["address"]
+
+    stopped = up.run("kill", "--stop", address)
+
+    assert stopped.stdout == f"stopped {address}\n"
+    assert up.run("start", address).returncode == 0
+    assert up.states() == ["writable", "writable"]
+
+
+def test_a_wiped_bookie_stays_down_until_it_is_started(up: Terminal) -> None:
+    assert up.run("wipe", "1").returncode == 0
+
+    assert up.states() == ["down", "writable"]
+
+    assert up.run("start", "1").returncode == 0
+    assert up.states() == ["writable", "writable"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        pytest.param(["up"], "running already", id="it runs already"),
+        pytest.param(["kill", "3"], "there is no bookie 3, only 1: 127", id="no such bookie"),
+        pytest.param(["start", "1"], "is running already", id="the bookie runs already"),
+    ],
+)
+def test_wrong_calls_are_refused_in_one_line(
+    up: Terminal, arguments: list[str], complaint: str
+) -> None:
+    refused = up.run(*arguments)
+
+    assert refused.returncode == 2
+    assert complaint in refused.stderr
+    assert refused.stderr.count("\n") == 1
+    assert up.states() == ["writable", "writable"]
+
+
+def test_the_same_cluster_comes_back_after_down(terminal: Terminal) -> None:
+    first = terminal.run("up", "--bookies", "1", "-o", "json")
+    terminal.run("down")
+    assert terminal.processes() == []
+
+    second = terminal.run("up", "-o", "json")
+
+    assert addresses(second.stdout) == addresses(first.stdout)
+
+
+def addresses(status: str) -> tuple[str, list[str]]:
+    found = json.loads(status)
+    return found["metadata_service_uri"], [bookie["address"] for bookie in found["bookies"]]
+
+
+def test_nothing_is_left_when_the_supervisor_is_killed(terminal: Terminal) -> None:
+    terminal.run("up", "--bookies", "1")
+    terminal_status = terminal.status()
+
+    os.kill(supervisor_pid(terminal), signal.SIGKILL)
+
+    terminal.wait_until_nothing_runs()
+    assert terminal_status["is_running"]
+    assert not terminal.status()["is_running"]
+    assert terminal.run("up").returncode == 0
+
+
+def supervisor_pid(terminal: Terminal) -> int:
+    """The parent of its servers."""
+    server = terminal.status()["zookeeper"]["pid"]
+    parent = subprocess.run(
+        ["ps", "-o", "ppid=", "-p", str(server)], capture_output=True, text=True, check=True
+    )
+    return int(parent.stdout)
+
+
+@pytest.mark.parametrize(
+    ("number", "exit_code"),
+    [
+        pytest.param(signal.SIGINT, 130, id="by Ctrl-C"),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="by kill -9"),
+    ],
+)
+def test_nothing_is_left_when_up_is_cut_short(
+    terminal: Terminal, number: signal.Signals, exit_code: int
+) -> None:
+    with subprocess.Popen(terminal.command("up", "--bookies", "1")) as started:
+        wait_for((terminal.data / "logs" / "zookeeper.log").exists)
+
+        started.send_signal(number)
+
+    assert started.returncode == exit_code
+    terminal.wait_until_nothing_runs()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_in_the_foreground_a_signal_stops_everything(
+    terminal: Terminal, number: signal.Signals
+) -> None:
+    command = terminal.command("up", "--foreground", "--bookies", "1")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as foreground:
+        assert foreground.stdout is not None
+        assert "is up" in foreground.stdout.readline()
+        assert terminal.states() == ["writable"]
+
+        foreground.send_signal(number)
+
+    assert foreground.returncode == 0
+    assert terminal.processes() == []
+
+
+def test_down_ends_a_foreground_cluster_too(terminal: Terminal) -> None:
+    command = terminal.command("up", "--foreground", "--bookies", "1")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as foreground:
+        assert foreground.stdout is not None
+        foreground.stdout.readline()
+
+        down = terminal.run("down", "--delete")
+
+    assert down.returncode == 0
+    assert foreground.returncode == 0
+    assert not terminal.data.exists()
