@@ -9,7 +9,7 @@ still waits for it: a caller that is cancelled does not make the bookie forget t
 """
 
 import asyncio
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max + REPLY_SLACK_BYTES)
-        self._pending: defaultdict[Hashable, deque[_Pending]] = defaultdict(deque)
+        self._pending: dict[Hashable, deque[_Pending]] = {}
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()
         self._cause: Exception | None = None
@@ -195,7 +195,7 @@ class Connection(asyncio.Protocol):
         )
         timeout_s = self._settings.request_timeout_s
         pending.deadline = self._loop.call_later(timeout_s, self._expire, pending)
-        self._pending[pending.key].append(pending)
+        self._pending.setdefault(pending.key, deque()).append(pending)
         assert self._transport is not None
         self._transport.write(data)
         return pending
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
         self._received_at_s = self._loop.time()
         self._frames.feed(data)
         try:
-            while not self.is_broken and (packet := self._frames.next_packet()) is not None:
+            while (packet := self._frames.next_packet()) is not None:
                 self._settle(self._codec.decode(packet))
         except CorruptionError as error:
             self._break(error)

@@ -53,11 +53,13 @@ class ManualClock:
 
 
 class NoBulk:
+    is_closed = False
+
     async def transfer(self, transfer: Transfer) -> TransferResult:
         raise AssertionError("no transfer in these tests")
 
     async def close(self) -> None:
-        pass
+        self.is_closed = True
 
 
 @asynccontextmanager
@@ -66,11 +68,12 @@ async def client_of(
     settings: BookieClientSettings = SETTINGS,
     clock: ManualClock | None = None,
     resolve: Callable[[BookieId], Address | None] = lambda bookie: None,
+    bulk: NoBulk | None = None,
 ) -> AsyncIterator[BookieClient]:
     client = BookieClient(
         resolve=resolve,
         budgets=Budgets(),
-        bulk=NoBulk(),
+        bulk=bulk or NoBulk(),
         clock=clock or ManualClock(),
         rng=random.Random(7),
         settings=settings,
@@ -200,6 +203,25 @@ def test_a_bookie_that_resets_connections_is_left_alone_for_a_while() -> None:
     run(main())
 
 
+def test_the_pause_grows_from_failure_to_failure() -> None:
+    async def main() -> None:
+        clock = ManualClock()
+        async with scripted_bookie(reset) as bookie, client_of(clock=clock) as client:
+
+            async def attempt() -> int:
+                with pytest.raises(UnavailableError):
+                    await client.read(bookie.id, 1, 0)
+                return bookie.connection_count
+
+            assert await attempt() == 1
+            await clock.sleep(SETTINGS.back_off.first_s)
+            assert await attempt() == 2
+            await clock.sleep(SETTINGS.back_off.first_s)
+            assert await attempt() == 2  # the second pause is longer than the first may be
+
+    run(main())
+
+
 def test_a_bookie_that_refuses_connections_is_left_alone_until_it_registers_again() -> None:
     async def main() -> None:
         async with scripted_bookie(answer) as bookie:
@@ -262,10 +284,12 @@ def test_a_caller_that_gives_up_connecting_leaves_the_attempt_to_the_next() -> N
 
 def test_a_closed_client_asks_nobody() -> None:
     async def main() -> None:
-        async with scripted_bookie(answer) as bookie, client_of() as client:
+        bulk = NoBulk()
+        async with scripted_bookie(answer) as bookie, client_of(bulk=bulk) as client:
             await client.read(bookie.id, 1, 0)
             await client.close()
 
+            assert bulk.is_closed
             with pytest.raises(UnavailableError, match="closed by us"):
                 await client.read(bookie.id, 1, 0)
 
@@ -317,6 +341,53 @@ def test_a_bookie_that_registers_again_is_asked_for_batches_again() -> None:
             await read_batch(client, bookie)
 
             assert carried == ["batch", "single", "batch"]
+
+    run(main())
+
+
+def test_a_bookie_that_was_connected_to_anew_is_asked_for_batches_again() -> None:
+    """It may be another version by now. That it refused before is no failure to back off from."""
+    carried: list[str] = []
+
+    async def script(peer: Peer) -> None:
+        packet = await peer.packet()
+        carried.append("batch" if packet[:2] == b"\x02\x07" else "single")
+        if carried[-1] == "single":
+            await answer_one(peer, packet)
+
+    async def main() -> None:
+        async with scripted_bookie(script) as bookie, client_of() as client:
+            for _ in range(2):
+                assert await read_batch(client, bookie) == [ENTRY]
+                await step()  # the bookie closes the connection for single reads
+
+    run(main())
+
+    assert carried == ["batch", "single"] * 2
+
+
+def test_a_bookie_that_comes_back_as_an_older_version_is_read_singly() -> None:
+    batch_count = 0
+
+    async def script(peer: Peer) -> None:
+        nonlocal batch_count
+        while True:
+            packet = await peer.packet()
+            batch_count += packet[:2] == b"\x02\x07"
+            if batch_count == 2:
+                batch_count += 1
+                return
+            await answer_one(peer, packet)
+            if batch_count == 1:
+                return
+
+    async def main() -> None:
+        async with scripted_bookie(script) as bookie, client_of() as client:
+            assert await read_batch(client, bookie) == [ENTRY]
+            await step()  # the bookie closes the connection
+            assert await read_batch(client, bookie) == [ENTRY]
+
+            assert bookie.connection_count == 3
 
     run(main())
 

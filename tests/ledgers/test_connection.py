@@ -198,6 +198,20 @@ def test_a_thousand_requests_at_once_are_all_answered(dialect: Dialect) -> None:
     assert [reply.status for reply in run(main())] == [Status.EOK] * 1000
 
 
+def test_a_reply_may_be_somewhat_longer_than_the_longest_request() -> None:
+    """The largest entry that was added over V2 comes back over V3 in a longer frame."""
+
+    async def script(peer: Peer) -> None:
+        await peer.send(v3_reply(await peer.packet(), entry=bytes(1100)))
+        await peer.is_left()
+
+    async def main() -> Reply:
+        async with connected(script, V3, settings=replace(SETTINGS, frame_bytes_max=1000)) as to:
+            return await to.request(read(0))
+
+    assert run(main()).entries == (bytes(1100),)
+
+
 # --- Broken connections --------------------------------------------------------------------------
 
 
@@ -430,6 +444,35 @@ def test_reads_beyond_the_budget_wait_for_a_reply() -> None:
             await desk.answer(0)
             await desk.answer(2)
             await asyncio.gather(*tasks)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_", "in_flight"),
+    [
+        pytest.param(read(0), 10, id="a read of unknown size"),
+        pytest.param(ListEntries(ledger_id=1), 10, id="a list of entries"),
+        pytest.param(
+            ReadBatch(ledger_id=1, first_entry_id=0, count_max=9, bytes_max=400),
+            2,
+            id="a batch read, by what it may bring",
+        ),
+    ],
+)
+def test_reads_are_limited_by_their_bytes(request_: Request, in_flight: int) -> None:
+    async def main() -> None:
+        desk = Desk()
+        dialect = V2 if isinstance(request_, ReadBatch) else V3
+        reads = ReadBudget(count_max=64, bytes_max=1000)
+        settings = replace(SETTINGS, read_bytes_guess=100)
+        async with connected(desk.script, dialect, reads=reads, settings=settings) as connection:
+            tasks = start(connection, *(request_ for _ in range(20)))
+
+            assert await desk.sees(in_flight)
+
+            await connection.close()
+            await errors_of(tasks)
 
     run(main())
 

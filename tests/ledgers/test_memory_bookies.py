@@ -65,6 +65,8 @@ def test_a_ledger_collected_while_in_use_refuses_every_add_until_the_bookie_star
         bookie.write_lac(LEDGER_ID, master_key=KEY, record=b"")
     with pytest.raises(NoSuchEntryError):
         bookie.read_fencing(LEDGER_ID, 0, master_key=KEY)
+    with pytest.raises(NoSuchEntryError):
+        bookie.list_entries(LEDGER_ID)
 
     bookie.crash()
     bookie.start()

@@ -140,6 +140,7 @@ def test_what_needs_v3_is_refused(request_: Request) -> None:
         pytest.param("02070000 00000000" + "00" * 24 + "0000", id="entry size cut short"),
         pytest.param("02070000 00000000" + "00" * 24 + "00000002 aa", id="entry cut short"),
         pytest.param("02070000 00000000" + "00" * 24 + "ffffffff", id="negative entry size"),
+        pytest.param("02070000 00000000" + "00" * 24 + "fffffffc", id="entry size back to itself"),
         pytest.param("02070000 00000002" + "00" * 24 + "00000001 aa", id="no batch, and entry"),
         pytest.param("02030000 ff", id="auth message that is none"),
         pytest.param("02030000 0a0178", id="auth message without a payload"),
