@@ -18,7 +18,8 @@ from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.reader import replicas_in
 from ledgers.store import Operation
 from ledgers.writer import LedgerWriter
-from tests.ledgers.world import BOOKIES, World
+from tests.ledgers.hooked_bookies import Call
+from tests.ledgers.world import BOOKIES, A, B, C, World
 from tests.virtual_time import run
 
 ENTRY_COUNT_MAX = 40
@@ -141,5 +142,39 @@ def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(
                 closed.segment_of(entry_id), entry_id, write_quorum=closed.write_quorum
             )
             assert len(race.world.holders(entry_id, seed) & set(replicas)) >= closed.ack_quorum
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("step", range(40))
+def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> None:
+    """Entries 0 to 5 are acknowledged by A and B alone; B then fails, so that it is replaced."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        for entry_id in range(6):
+            await world.put(entry_id, A, B, lac=-1)
+        requests = 0
+
+        async def cut_short(call: Call) -> None:
+            nonlocal requests
+            requests += 1
+            if requests == step:
+                first.cancel()
+
+        world.bookies.before = cut_short
+        world.bookies.inner.fail(B, Op.ADD, Fault(error=UnavailableError))
+        first = asyncio.create_task(world.recover(manager=world.new_manager()))
+        await asyncio.wait([first])
+
+        closed = await world.recover()
+
+        assert first.cancelled() or first.result() == closed
+        assert (closed.last_entry_id, closed.length) == (5, 60)
+        assert len(await world.payloads()) == 6
+        for entry_id in range(6):
+            named = set(closed.segment_of(entry_id).ensemble)
+            assert len(world.holders(entry_id) & named) >= closed.ack_quorum
 
     run(scenario())

@@ -1,0 +1,300 @@
+"""Ledgers written, read and recovered on real bookies, with Java's client on the other side."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import SystemClock
+from ledgers.creation import LedgerOptions
+from ledgers.ensembles import Targets
+from ledgers.errors import FencedError, LedgerClosedError
+from ledgers.layout import MetadataUri
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata
+from ledgers.opening import open_ledger
+from ledgers.placement import Candidate, RandomPlacement
+from ledgers.reader import LedgerReader
+from ledgers.recovery import recover_ledger
+from ledgers.registration import Registration
+from ledgers.writer import LedgerWriter
+from ledgers.zookeeper import ZooKeeperStore
+from tests.java.messages import Shape, Verdict
+from tests.java.tool import JavaTool, JavaWriter
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = pytest.mark.cluster
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Client:
+    """One process's view of the cluster: what the operations need."""
+
+    manager: LedgerManager
+    bookies: BookieClient
+    targets: Targets
+
+    def writer(self, options: LedgerOptions) -> AbstractAsyncContextManager[LedgerWriter]:
+        return LedgerWriter.create(
+            options,
+            manager=self.manager,
+            bookies=self.bookies,
+            targets=self.targets,
+            clock=CLOCK,
+            random=Random(),
+        )
+
+    async def recover(self, ledger_id: int) -> LedgerMetadata:
+        versioned = await recover_ledger(
+            ledger_id,
+            manager=self.manager,
+            bookies=self.bookies,
+            targets=self.targets,
+            clock=CLOCK,
+        )
+        return versioned.metadata
+
+    async def payloads(self, ledger_id: int) -> list[bytes]:
+        opened = await open_ledger(
+            ledger_id, manager=self.manager, bookies=self.bookies, clock=CLOCK
+        )
+        reader = LedgerReader(
+            ledger_id, opened.metadata, digest=opened.digest, bookies=self.bookies, clock=CLOCK
+        )
+        return [entry.payload async for entry in reader.entries(0, opened.lac)]
+
+
+@asynccontextmanager
+async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
+    uri = MetadataUri.parse(cluster.metadata_service_uri)
+    store = await ZooKeeperStore.open(uri.hosts)
+    registration = Registration(store, uri.root)
+    view = await registration.read()
+    budgets = Budgets()
+    bookies = BookieClient(
+        resolve=view.address,
+        budgets=budgets,
+        bulk=BulkTransfers(budgets),
+        clock=CLOCK,
+        rng=Random(),
+        settings=BookieClientSettings(),
+    )
+
+    async def writable() -> Sequence[Candidate]:
+        return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
+
+    try:
+        yield Client(
+            manager=await LedgerManager.open(store, uri),
+            bookies=bookies,
+            targets=Targets(writable=writable, placement=RandomPlacement(Random())),
+        )
+    finally:
+        await bookies.close()
+        await store.close()
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(coroutine, DEADLINE_S))
+
+
+def payloads(count: int = 20) -> list[bytes]:
+    """Small ones and, now and then, one of 50,000 bytes."""
+    return [b"%d" % number * (10_000 if number % 7 == 3 else 1) for number in range(count)]
+
+
+def sha256(parts: Sequence[bytes]) -> str:
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+async def write(writer: LedgerWriter, parts: Sequence[bytes]) -> None:
+    """Pipelined; returns when all are acknowledged."""
+    adds = [await writer.send(part) for part in parts]
+    await asyncio.gather(*adds)
+
+
+@pytest.mark.parametrize("digest_type", DigestType)
+@pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (4, 2, 2)], ids=str)
+def test_a_ledger_of_ours_is_read_by_us_and_by_java(
+    cluster: LocalCluster, java: JavaTool, digest_type: DigestType, quorums: tuple[int, int, int]
+) -> None:
+    ensemble_size, write_quorum, ack_quorum = quorums
+    options = LedgerOptions(
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        digest_type=digest_type,
+        password=b"secret",
+        metadata_version=2 if digest_type is DigestType.CRC32 else 3,
+    )
+
+    async def scenario() -> int:
+        async with client(cluster) as ours:
+            async with ours.writer(options) as writer:
+                await write(writer, payloads())
+                await writer.close()
+            assert await ours.payloads(writer.ledger_id) == payloads()
+            return writer.ledger_id
+
+    ledger_id = run(scenario())
+
+    content = java.read(cluster.metadata_service_uri, ledger_id)
+    assert content.error is None
+    assert (content.state, content.last) == ("CLOSED", 19)
+    assert content.length == content.bytes == sum(map(len, payloads()))
+    assert content.sha256 == sha256(payloads())
+
+
+@pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
+@pytest.mark.parametrize("entries", [0, 1, 25])
+def test_a_ledger_that_java_left_open_is_recovered_with_all_its_entries(
+    cluster: LocalCluster, java: JavaTool, digest: str, entries: int
+) -> None:
+    uri = cluster.metadata_service_uri
+    shape = Shape(digest=digest, entries=entries, ensemble_size=4, write_quorum=3, close=False)
+    (written,) = java.write(uri, shape)
+
+    async def scenario() -> LedgerMetadata:
+        async with client(cluster) as ours:
+            return await ours.recover(written.ledger)
+
+    closed = run(scenario())
+
+    assert (closed.last_entry_id, closed.length) == (entries - 1, 100 * entries)
+    report = java.judge(uri, [written.ledger], expected=[written])
+    assert report.verdict is Verdict.WHOLE
+
+
+def test_a_java_writer_is_fenced_and_loses_nothing_that_was_acknowledged(
+    cluster: LocalCluster, java: JavaTool
+) -> None:
+    uri = cluster.metadata_service_uri
+    writer = JavaWriter(uri, Shape(ack_quorum=2), window=20, pause_ms=0)
+    writer.wait_acknowledged(100)
+
+    async def scenario() -> LedgerMetadata:
+        async with client(cluster) as ours:
+            return await ours.recover(writer.ledger_id)
+
+    closed = run(scenario())
+
+    stopped = writer.wait_stopped()
+    assert stopped.error is not None
+    assert writer.last_acknowledged <= closed.last_entry_id
+    assert java.judge(uri, [writer.ledger_id]).verdict is Verdict.WHOLE
+
+
+def test_a_writer_of_ours_is_fenced_by_java_and_loses_nothing_that_was_acknowledged(
+    cluster: LocalCluster, java: JavaTool
+) -> None:
+    uri = cluster.metadata_service_uri
+
+    async def write_until_stopped(writer: LedgerWriter, acknowledged: int) -> int:
+        try:
+            while True:
+                acknowledged = await writer.add(b"entry")
+        except (FencedError, LedgerClosedError):
+            return acknowledged
+
+    async def scenario() -> tuple[int, int]:
+        async with client(cluster) as ours, ours.writer(LedgerOptions()) as writer:
+            acknowledged = await writer.add(b"entry")
+            acknowledged, _ = await asyncio.gather(
+                write_until_stopped(writer, acknowledged),
+                asyncio.to_thread(java.read, uri, writer.ledger_id, with_recovery=True),
+            )
+            return writer.ledger_id, acknowledged
+
+    ledger_id, acknowledged = run(scenario())
+
+    content = java.read(uri, ledger_id)
+    assert content.state == "CLOSED"
+    assert content.last is not None
+    assert content.last >= acknowledged
+
+
+def test_ours_and_javas_recovery_at_once_agree(cluster: LocalCluster, java: JavaTool) -> None:
+    uri = cluster.metadata_service_uri
+    ledgers = java.write(uri, Shape(entries=5, close=False, count=10))
+
+    async def scenario() -> list[LedgerMetadata]:
+        async with client(cluster) as one, client(cluster) as other:
+            closed: list[LedgerMetadata] = []
+            for written in ledgers:
+                theirs, *ours = await asyncio.gather(
+                    asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True),
+                    one.recover(written.ledger),
+                    other.recover(written.ledger),
+                )
+                assert (theirs.error, theirs.last) == (None, 4)
+                assert ours[0] == ours[1]
+                closed.append(ours[0])
+            return closed
+
+    assert [metadata.last_entry_id for metadata in run(scenario())] == [4] * len(ledgers)
+    assert java.judge(uri, [w.ledger for w in ledgers], expected=ledgers).verdict is Verdict.WHOLE
+
+
+def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
+    module_cluster: LocalCluster, java: JavaTool
+) -> None:
+    options = LedgerOptions(write_quorum=3, ack_quorum=3, password=b"secret")
+
+    async def scenario() -> LedgerMetadata:
+        async with client(module_cluster) as ours:
+            async with ours.writer(options) as writer:
+                await write(writer, payloads()[:10])
+                killed = writer.metadata.last_segment.ensemble[1]
+                module_cluster.kill(killed)
+                await write(writer, payloads()[10:])
+                closed = await writer.close()
+            assert await ours.payloads(writer.ledger_id) == payloads()
+            _, second = closed.metadata.segments
+            assert second.first_entry_id == 10
+            assert killed not in second.ensemble
+            content = await asyncio.to_thread(
+                java.read, module_cluster.metadata_service_uri, writer.ledger_id
+            )
+            assert content.sha256 == sha256(payloads())
+            module_cluster.start_bookie(killed)
+            return closed.metadata
+
+    assert run(scenario()).last_entry_id == 19
+
+
+def test_an_abandoned_ledger_is_recovered_although_one_of_its_bookies_is_dead(
+    module_cluster: LocalCluster, java: JavaTool
+) -> None:
+    uri = module_cluster.metadata_service_uri
+    shape = Shape(entries=50, write_quorum=3, ack_quorum=2, close=False, count=5)
+    written = java.write(uri, shape)
+    victim = BookieId(java.metadata(uri, written[0].ledger).ensembles[0][0])
+    module_cluster.kill(victim)
+
+    async def scenario() -> list[LedgerMetadata]:
+        async with client(module_cluster) as ours:
+            closed = await asyncio.gather(*(ours.recover(each.ledger) for each in written))
+            for each in written:
+                assert sha256(await ours.payloads(each.ledger)) == each.sha256
+            return closed
+
+    closed = run(scenario())
+    module_cluster.start_bookie(victim)
+
+    assert {metadata.last_entry_id for metadata in closed} == {49}
+    for each in written:
+        content = java.read(uri, each.ledger)
+        assert (content.state, content.last, content.sha256) == ("CLOSED", 49, each.sha256)

@@ -1,0 +1,68 @@
+import asyncio
+
+import pytest
+
+from ledgers.errors import UnavailableError
+from ledgers.tasks import task_scope
+from tests.virtual_time import run
+
+
+def test_tasks_end_with_their_block() -> None:
+    async def scenario() -> None:
+        async with task_scope() as scope:
+            task = scope.start(asyncio.sleep(60))
+            await asyncio.sleep(1)
+
+        assert task.cancelled()
+        assert asyncio.get_running_loop().time() == 1
+
+    run(scenario())
+
+
+def test_an_error_of_a_task_ends_the_block_and_comes_out_unwrapped() -> None:
+    async def fail() -> None:
+        raise UnavailableError("time-out")
+
+    async def wait_for(other: asyncio.Task[None]) -> None:
+        async with task_scope() as scope:
+            scope.start(fail())
+            await other
+
+    async def scenario() -> None:
+        other = asyncio.create_task(asyncio.sleep(60))
+        with pytest.raises(UnavailableError):
+            await wait_for(other)
+
+    run(scenario())
+
+
+def test_an_error_of_the_block_comes_out_unwrapped() -> None:
+    async def fail() -> None:
+        async with task_scope() as scope:
+            scope.start(asyncio.sleep(60))
+            raise UnavailableError("time-out")
+
+    async def scenario() -> None:
+        with pytest.raises(UnavailableError):
+            await fail()
+
+    run(scenario())
+
+
+def test_a_cancelled_block_is_cancelled_and_so_are_its_tasks() -> None:
+    started: list[asyncio.Task[None]] = []
+
+    async def block() -> None:
+        async with task_scope() as scope:
+            started.append(scope.start(asyncio.sleep(60)))
+            await asyncio.sleep(60)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(block())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert started[0].cancelled()
+
+    run(scenario())
