@@ -5,7 +5,7 @@ an empty or missing list is unknown, never a mass loss (rule S8).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -56,29 +56,28 @@ class Registration:
         self._available = f"{root}/available"
         self._cookies = f"{root}/cookies"
         self._known: dict[str, RegisteredBookie] = {}
-        """By znode path. A registration is ephemeral and its data never changes, but a bookie may
-        come back under the same path: the czxid tells."""
+        """By znode path, as of the last read. A registration never changes its data, but a bookie
+        may come back under the same path: the czxid tells."""
 
     async def read(self) -> BookieView:
         """Raises UnavailableError when the list cannot be had whole, or is empty."""
         await self._store.sync(self._available)
         before = await self._writable_names()
         read_only = await self._read_only_names()
-        after = await self._writable_names()
-        # From writable to read-only a bookie is in both for a while, and back it may be in neither
-        # list when each is read once: so the first is read again.
-        writable = await self._registered(self._available, {*before, *after}, is_writable=True)
-        view = BookieView(
-            writable={
-                bookie: found for bookie, found in writable.items() if bookie not in read_only
-            },
-            read_only=await self._registered(
-                f"{self._available}/{READ_ONLY}", read_only, is_writable=False
-            ),
+        after = await self._writable_names()  # for those that became writable between the two
+        found = await asyncio.gather(
+            *(
+                self._find(BookieId(name), is_read_only=name in read_only)
+                for name in sorted(before | read_only | after)
+            )
         )
-        if not view.available:
+        self._known = {self._path(each): each for each in found if each is not None}
+        if not self._known:
             raise UnavailableError("no bookie is registered at all", path=self._available)
-        return view
+        return BookieView(
+            writable={b.bookie_id: b for b in self._known.values() if b.is_writable},
+            read_only={b.bookie_id: b for b in self._known.values() if not b.is_writable},
+        )
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode."""
@@ -94,8 +93,13 @@ class Registration:
         }
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        """Something happened below ``available``; the first comes at once."""
-        async with aclosing(self._store.watch(self._available, is_recursive=True)) as events:
+        """Something happened below ``available``; the first comes at once.
+
+        What happens while nobody asks for the next one makes a single one together, or two.
+        """
+        async with aclosing(
+            self._store.watch(self._available, is_recursive=True, events_max=1)
+        ) as events:
             async for _ in events:
                 yield
 
@@ -113,34 +117,43 @@ class Registration:
         except NoNodeError:
             return set()
 
-    async def _registered(
-        self, parent: str, names: Iterable[str], *, is_writable: bool
-    ) -> dict[BookieId, RegisteredBookie]:
-        paths = {f"{parent}/{name}": BookieId(name) for name in names}
-        found = await asyncio.gather(
-            *(self._one(path, bookie, is_writable) for path, bookie in paths.items())
-        )
-        return {bookie.bookie_id: bookie for bookie in found if bookie is not None}
+    async def _find(self, bookie: BookieId, *, is_read_only: bool) -> RegisteredBookie | None:
+        """Where it is registered now; None when it is gone.
 
-    async def _one(self, path: str, bookie: BookieId, is_writable: bool) -> RegisteredBookie | None:
-        """None when its znode has gone since it was listed."""
+        Changing sides, it is registered on the new one before it leaves the old one. So it is on
+        the other side if it is not where it was listed, or else back again.
+        """
+        for is_writable in (not is_read_only, is_read_only, not is_read_only):
+            if registered := await self._registered(bookie, is_writable=is_writable):
+                return registered
+        return None
+
+    async def _registered(self, bookie: BookieId, *, is_writable: bool) -> RegisteredBookie | None:
+        path = f"{self._parent(is_writable)}/{bookie}"
         stat = await self._store.exists(path)
+        if stat is None:
+            return None
         known = self._known.get(path)
-        if stat is None or (known is not None and known.czxid == stat.czxid):
-            return known if stat is not None else None
+        if known is not None and known.czxid == stat.czxid:
+            return known
         try:
             data, stat = await self._store.get(path)
         except NoNodeError:
             return None
         info = _info(bookie, data)
-        self._known[path] = RegisteredBookie(
+        return RegisteredBookie(
             bookie_id=bookie,
             address=info.address,
             czxid=stat.czxid,
             is_writable=is_writable,
             has_tls="tls" in info.extensions,
         )
-        return self._known[path]
+
+    def _path(self, registered: RegisteredBookie) -> str:
+        return f"{self._parent(registered.is_writable)}/{registered.bookie_id}"
+
+    def _parent(self, is_writable: bool) -> str:
+        return self._available if is_writable else f"{self._available}/{READ_ONLY}"
 
 
 def _info(bookie: BookieId, data: bytes) -> BookieInfo:

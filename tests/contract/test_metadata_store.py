@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
@@ -32,23 +32,7 @@ from ledgers.store import (
     SetData,
     Stat,
 )
-from tests.contract.metadata_stores import MemoryWorld, World, ZooKeeperWorld, on_loop
-from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
-
-
-@pytest.fixture(scope="module")
-def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
-
-
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.cluster)])
-def world(request: pytest.FixtureRequest) -> World:
-    if request.param == "memory":
-        return MemoryWorld()
-    server: ZooKeeperServer = request.getfixturevalue("zookeeper")
-    return ZooKeeperWorld(server)
-
+from tests.contract.metadata_stores import World, on_loop
 
 # --- Single znodes -------------------------------------------------------------------------------
 

@@ -1,0 +1,262 @@
+"""Who is there, as ``Registration`` reads it, in memory and in ZooKeeper."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+import pytest
+
+from ledgers.bookie_info import Address
+from ledgers.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore
+from tests.contract.metadata_stores import World, on_loop
+
+A, B, C = (BookieId(f"bookie-{letter}:3181") for letter in "abc")
+
+
+def info(host: str, *, extensions: tuple[str, ...] = ()) -> bytes:
+    message = BookieServiceInfoFormat()
+    message.endpoints.add(
+        id="bookie", host=host, port=3181, protocol="bookie-rpc", extensions=extensions
+    )
+    return message.SerializeToString()
+
+
+class Cluster:
+    """Znodes as bookies make them."""
+
+    def __init__(self, store: MetadataStore, root: str) -> None:
+        self.store, self.root = store, root
+
+    @classmethod
+    async def format(cls, world: World) -> "Cluster":
+        cluster = cls(await world.open(), world.root)
+        await cluster.store.create(f"{world.root}/available/readonly", with_parents=True)
+        return cluster
+
+    async def register(self, bookie: str, data: bytes = b"", *, is_read_only: bool = False) -> None:
+        await self.store.create(self._path(bookie, is_read_only), data, is_ephemeral=True)
+
+    async def unregister(self, bookie: str, *, is_read_only: bool = False) -> None:
+        await self.store.delete(self._path(bookie, is_read_only))
+
+    async def to_read_only(self, bookie: str) -> None:
+        await self.register(bookie, is_read_only=True)
+        await self.unregister(bookie)
+
+    async def to_writable(self, bookie: str) -> None:
+        await self.register(bookie)
+        await self.unregister(bookie, is_read_only=True)
+
+    def _path(self, bookie: str, is_read_only: bool) -> str:
+        return f"{self.root}/available/{'readonly/' if is_read_only else ''}{bookie}"
+
+
+@on_loop
+async def test_writable_and_read_only_bookies_are_told_apart(world: World) -> None:
+    cluster = await Cluster.format(world)
+    await cluster.register(A)
+    await cluster.register(B, is_read_only=True)
+
+    view = await Registration(cluster.store, world.root).read()
+
+    assert (set(view.writable), set(view.read_only)) == ({A}, {B})
+    assert set(view.available) == {A, B}
+    assert view.writable[A].is_writable
+    assert not view.read_only[B].is_writable
+
+
+@on_loop
+async def test_the_address_is_what_the_bookie_says_or_else_its_id(world: World) -> None:
+    cluster = await Cluster.format(world)
+    await cluster.register(A, info("192.0.2.7", extensions=("tls",)))
+    await cluster.register(B)
+    await cluster.register("opaque")
+    await cluster.register(C, b"\xff scribble")
+
+    view = await Registration(cluster.store, world.root).read()
+
+    assert view.address(A) == Address(host="192.0.2.7", port=3181)
+    assert view.address(B) == Address(host="bookie-b", port=3181)
+    assert view.address(C) == Address(host="bookie-c", port=3181)
+    assert view.address(BookieId("opaque")) is None
+    assert view.address(BookieId("absent:3181")) is None
+    assert view.available[A].has_tls
+    assert not view.available[B].has_tls
+
+
+@on_loop
+async def test_a_bookie_that_comes_back_is_another_life_of_it(world: World) -> None:
+    cluster = await Cluster.format(world)
+    registration = Registration(cluster.store, world.root)
+    await cluster.register(A, info("192.0.2.1"))
+    before = (await registration.read()).available[A]
+
+    await cluster.unregister(A)
+    await cluster.register(A, info("192.0.2.2"))
+    after = (await registration.read()).available[A]
+
+    assert after.czxid > before.czxid
+    assert after.address == Address(host="192.0.2.2", port=3181)
+
+
+@on_loop
+async def test_what_has_not_changed_is_not_read_again(world: World) -> None:
+    cluster = await Cluster.format(world)
+    registration = Registration(cluster.store, world.root)
+    await cluster.register(A, info("192.0.2.1"))
+    first = await registration.read()
+    before = cluster.store.request_count
+
+    second = await registration.read()
+
+    assert second == first
+    assert cluster.store.request_count - before == 5  # sync, three listings, one look at A
+
+
+@on_loop
+async def test_no_bookie_at_all_is_unknown_and_no_mass_loss(world: World) -> None:
+    cluster = await Cluster.format(world)
+
+    with pytest.raises(UnavailableError, match="no bookie is registered at all"):
+        await Registration(cluster.store, world.root).read()
+
+
+@on_loop
+async def test_a_missing_list_is_unknown(world: World) -> None:
+    store = await world.open()
+
+    with pytest.raises(UnavailableError, match="list of bookies is missing"):
+        await Registration(store, world.root).read()
+
+
+@on_loop
+async def test_read_only_bookies_alone_are_a_view(world: World) -> None:
+    cluster = await Cluster.format(world)
+    await cluster.register(A, is_read_only=True)
+
+    view = await Registration(cluster.store, world.root).read()
+
+    assert (set(view.writable), set(view.read_only)) == (set(), {A})
+
+
+class BetweenRequests:
+    """A store on which something happens before its n-th read."""
+
+    def __init__(self, store: MetadataStore, n: int, happens: Callable[[], Awaitable[None]]):
+        self._store, self._left, self._happens = store, n, happens
+
+    async def sync(self, path: str) -> None:
+        await self._store.sync(path)
+
+    async def children(self, path: str) -> list[str]:
+        await self._count()
+        return await self._store.children(path)
+
+    async def exists(self, path: str) -> object:
+        await self._count()
+        return await self._store.exists(path)
+
+    async def get(self, path: str) -> object:
+        await self._count()
+        return await self._store.get(path)
+
+    async def _count(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            await self._happens()
+
+
+@pytest.mark.parametrize("n", range(8))
+@pytest.mark.parametrize("becomes_read_only", [True, False], ids=["read-only", "writable"])
+@on_loop
+async def test_a_bookie_that_changes_sides_is_never_absent(
+    world: World, n: int, becomes_read_only: bool
+) -> None:
+    """Rule S8, at every step of the reading."""
+    cluster = await Cluster.format(world)
+    await cluster.register(A, is_read_only=not becomes_read_only)
+    await cluster.register(B)
+    change = cluster.to_read_only if becomes_read_only else cluster.to_writable
+    store = BetweenRequests(cluster.store, n, lambda: change(A))
+
+    view = await Registration(store, world.root).read()  # type: ignore[arg-type]  # reads only
+
+    assert set(view.available) == {A, B}
+
+
+@on_loop
+async def test_a_bookie_that_goes_while_it_is_read_is_gone(world: World) -> None:
+    cluster = await Cluster.format(world)
+    await cluster.register(A)
+    await cluster.register(B)
+    store = BetweenRequests(cluster.store, 3, lambda: cluster.unregister(A))
+
+    view = await Registration(store, world.root).read()  # type: ignore[arg-type]  # reads only
+
+    assert set(view.available) == {B}
+
+
+@on_loop
+async def test_cookies_name_every_bookie_that_ever_was(world: World) -> None:
+    cluster = await Cluster.format(world)
+    registration = Registration(cluster.store, world.root)
+    assert await registration.cookies() == {}
+    paths = {bookie: f"{world.root}/cookies/{bookie}" for bookie in (A, B)}
+    for path in paths.values():
+        await cluster.store.create(path, b"5\n", with_parents=True)
+
+    cookies = await registration.cookies()
+
+    assert cookies == {bookie: await cluster.store.exists(path) for bookie, path in paths.items()}
+
+
+@on_loop
+async def test_every_change_of_the_bookies_is_told(world: World) -> None:
+    cluster = await Cluster.format(world)
+    registration = Registration(await world.open(), world.root)
+
+    async with aclosing(registration.changes()) as changes:
+        await anext(changes)
+        for change in (
+            cluster.register(A),
+            cluster.register(B, is_read_only=True),
+            cluster.unregister(A),
+            cluster.unregister(B, is_read_only=True),
+        ):
+            await change
+            await anext(changes)
+
+
+@on_loop
+async def test_changes_that_nobody_looked_at_are_told_at_once(world: World) -> None:
+    cluster = await Cluster.format(world)
+    registration = Registration(cluster.store, world.root)
+
+    async with aclosing(registration.changes()) as changes:
+        await anext(changes)
+        for number in range(100):
+            await cluster.register(f"bookie-{number}:3181")
+        await anext(changes)
+        view = await registration.read()
+        further = asyncio.ensure_future(anext(changes))
+        await cluster.store.sync(world.root)
+        assert len(view.available) == 100
+        assert not further.done()
+        await cluster.register(A)
+        await further
+
+
+@on_loop
+async def test_changes_end_with_the_session(world: World) -> None:
+    cluster = await Cluster.format(world)
+
+    async with aclosing(Registration(cluster.store, world.root).changes()) as changes:
+        await anext(changes)
+        await cluster.store.close()
+
+        with pytest.raises(SessionLostError):
+            await anext(changes)
