@@ -14,7 +14,13 @@ from ledgers.acks import AckWindow
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.ensembles import CurrentEnsemble, Targets
-from ledgers.errors import BookmenderError, FencedError, NotEnoughBookiesError, UnauthorizedError
+from ledgers.errors import (
+    BookmenderError,
+    FencedError,
+    NotEnoughBookiesError,
+    ReadOnlyError,
+    RejectedError,
+)
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.tasks import TaskScope, task_scope
 
@@ -139,8 +145,11 @@ class QuorumAppender:
         self._look_after()
 
     def _refused(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        is_fenced = isinstance(error, FencedError) and not self._is_recovery
-        if is_fenced or isinstance(error, UnauthorizedError):
+        """A failed bookie is replaced; what every bookie would refuse alike ends the appending."""
+        is_this_bookies = isinstance(error, ReadOnlyError) or (
+            isinstance(error, FencedError) and self._is_recovery
+        )
+        if isinstance(error, RejectedError) and not is_this_bookies:
             self.fail(error)
         else:
             self._ensemble.note_failure(index, bookie, error)

@@ -74,7 +74,7 @@ async def find_end(
     clock: Clock,
     fallback: EntryDigest | None = None,
 ) -> OpenedLedger:
-    """The second half of ``open_ledger``, for who has read the metadata. A closed ledger asks nobody."""
+    """The second half of ``open_ledger``, for who has the metadata. Of a closed ledger nobody is asked."""
     metadata = versioned.metadata
     digest = ledger_digest(metadata, fallback)
     if metadata.is_closed:

@@ -19,15 +19,19 @@ from ledgers.ensembles import Targets, with_ensemble
 from ledgers.errors import (
     ConflictError,
     LedgerClosedError,
+    RejectedError,
     UnavailableError,
     UnknownOutcomeError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.opening import ledger_digest
+from ledgers.protocol.frames import FRAME_BYTES_MAX
 from ledgers.reader import replicas_in
 from ledgers.tasks import TaskScope, task_scope
 
+PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 1024
+"""What fits into a frame with its headers, over either protocol."""
 METADATA_ATTEMPTS_MAX = 10
 """Compare-and-sets of one step, before the writer gives up."""
 
@@ -127,7 +131,10 @@ class LedgerWriter:
         Here or in the future: FencedError or LedgerClosedError once somebody else recovers or
         closes the ledger, UnavailableError when the bookies to write to run out; then no further
         entry is taken, and whether this one is stored is for ``close`` or a recovery to decide.
+        RejectedError when it is larger than ``PAYLOAD_BYTES_MAX``; that ends nothing.
         """
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise RejectedError("the payload is too large", payload_bytes=len(payload))
         async with self._turn:
             await self._appender.wait_for_room(len(payload))
             entry_id, length = self._next_entry_id, self._length + len(payload)

@@ -15,6 +15,7 @@ from ledgers.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
     ReadOnlyError,
+    RejectedError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -23,7 +24,7 @@ from ledgers.memory_store import Fault as StoreFault
 from ledgers.memory_store import MemoryStore
 from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Operation
-from ledgers.writer import changed_by_writer, closed_by_writer
+from ledgers.writer import PAYLOAD_BYTES_MAX, changed_by_writer, closed_by_writer
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, PASSWORD, A, B, C, D, World
 from tests.virtual_time import run
@@ -243,6 +244,18 @@ def test_a_caller_that_goes_away_takes_nothing_with_it() -> None:
     run(scenario())
 
 
+def test_a_payload_that_fits_into_no_frame_is_refused_and_nothing_ends() -> None:
+    async def scenario() -> None:
+        world = World()
+
+        async with world.writer() as writer:
+            with pytest.raises(RejectedError, match="too large"):
+                await writer.add(bytes(PAYLOAD_BYTES_MAX + 1))
+            assert await writer.add(bytes(PAYLOAD_BYTES_MAX)) == 0
+
+    run(scenario())
+
+
 # --- When bookies fail ----------------------------------------------------------------------------
 
 
@@ -298,7 +311,7 @@ def test_a_bookie_replaced_before_anything_was_acknowledged_is_replaced_in_place
 def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
     first_s: float, second_s: float
 ) -> None:
-    """Entry 1 is on the first bookie, which fails entry 2, and soon on the second, last on the third."""
+    """Entry 1 is on the first bookie, which fails entry 2, soon on the second, late on the third."""
 
     async def scenario() -> None:
         world = World()
@@ -428,15 +441,19 @@ def test_a_change_of_the_ensemble_survives_a_repair_of_an_earlier_segment() -> N
     run(scenario())
 
 
-def test_a_wrong_key_stops_the_writer() -> None:
+@pytest.mark.parametrize("error", [UnauthorizedError, RejectedError])
+def test_what_every_bookie_would_refuse_stops_the_writer_and_replaces_nobody(
+    error: type[BookmenderError],
+) -> None:
     async def scenario() -> None:
         world = World()
 
         async with world.writer() as writer:
             for bookie in BOOKIES:
-                world.bookies.inner.fail(bookie, Op.ADD, Fault(error=UnauthorizedError))
-            with pytest.raises(UnauthorizedError):
+                world.bookies.inner.fail(bookie, Op.ADD, Fault(error=error))
+            with pytest.raises(error):
                 await writer.add(b"entry")
+            assert (await world.manager.read(writer.ledger_id)).version == 0
 
     run(scenario())
 
