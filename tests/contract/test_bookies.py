@@ -1,151 +1,34 @@
 """What every ``Bookies`` does: the fake in memory, and real bookies over either protocol."""
 
 import asyncio
-import itertools
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable
 
 import pytest
 
-from daemon.local.cluster import LocalCluster
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.bookies import LAST_ENTRY, Answer, Bookies, LacAnswer, Transfer, TransferResult
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
-from ledgers.clock import SystemClock
-from ledgers.entry import EntryDigest, master_key
+from ledgers.bookies import LAST_ENTRY, Answer, LacAnswer, Transfer, TransferResult
 from ledgers.errors import (
     FencedError,
     NoSuchEntryError,
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory_bookies import MemoryBookies
-from ledgers.metadata import BookieId, DigestType
-
-DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")
-KEY = DIGEST.master_key
-OTHER_KEY = master_key(b"another password")
-MEMORY_BOOKIES = (BookieId("bookie-1:3181"), BookieId("bookie-2:3181"))
-LEDGER_IDS = itertools.count(9_000_000_000)
-"""Far from those that other tests of a shared cluster write."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A kind of ``Bookies``, made anew for each test, and the bookies there are."""
-
-    make: Callable[[], Bookies]
-    bookies: tuple[BookieId, ...]
-
-
-@pytest.fixture(
-    params=[
-        "memory",
-        pytest.param("v3", marks=pytest.mark.cluster),
-        pytest.param("v2", marks=pytest.mark.cluster),
-    ]
+from ledgers.metadata import BookieId
+from tests.contract.bookie_cases import (
+    DIGEST,
+    KEY,
+    KINDS,
+    OTHER_KEY,
+    Ledger,
+    Subject,
+    check,
+    subject_of,
 )
+
+
+@pytest.fixture(params=KINDS)
 def subject(request: pytest.FixtureRequest) -> Subject:
-    if request.param == "memory":
-        return Subject(
-            make=lambda: MemoryBookies(MEMORY_BOOKIES, clock=SystemClock()),
-            bookies=MEMORY_BOOKIES,
-        )
-    cluster: LocalCluster = request.getfixturevalue("cluster")
-    return Subject(make=lambda: client(request.param), bookies=cluster.bookies)
-
-
-def client(protocol: str) -> BookieClient:
-    assert protocol in ("v2", "v3")
-    budgets = Budgets()
-    return BookieClient(
-        resolve=lambda bookie: None,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=SystemClock(),
-        rng=random.Random(1),
-        settings=BookieClientSettings(protocol="v2" if protocol == "v2" else "v3"),
-    )
-
-
-class Ledger:
-    """A fresh ledger on the first bookie, and requests about it."""
-
-    def __init__(self, subject: Subject, bookies: Bookies) -> None:
-        self.bookies = bookies
-        self.bookie, self.other_bookie = subject.bookies[:2]
-        self.id = next(LEDGER_IDS)
-
-    def entry(self, entry_id: int, payload: bytes = b"hello") -> bytes:
-        return DIGEST.pack(
-            ledger_id=self.id, entry_id=entry_id, lac=entry_id - 1, length=0, payload=payload
-        )
-
-    async def add(
-        self,
-        entry_id: int,
-        payload: bytes = b"hello",
-        *,
-        key: bytes = KEY,
-        is_recovery: bool = False,
-        is_high_priority: bool = False,
-    ) -> None:
-        await self.bookies.add(
-            self.bookie,
-            self.entry(entry_id, payload),
-            master_key=key,
-            is_recovery=is_recovery,
-            is_high_priority=is_high_priority,
-        )
-
-    async def read(self, entry_id: int) -> bytes:
-        return await self.bookies.read(self.bookie, self.id, entry_id)
-
-    async def fence(self, entry_id: int = LAST_ENTRY, *, key: bytes = KEY) -> bytes:
-        return await self.bookies.read_fencing(self.bookie, self.id, entry_id, master_key=key)
-
-    async def fence_unknown(self) -> None:
-        """Fence it before anything was written to it."""
-        with pytest.raises(NoSuchEntryError):
-            await self.fence()
-
-    async def write_lac(self, lac: int, *, key: bytes = KEY) -> None:
-        await self.bookies.write_lac(
-            self.bookie, self.id, lac, master_key=key, record=self.lac_record(lac)
-        )
-
-    def lac_record(self, lac: int) -> bytes:
-        return DIGEST.pack_lac_record(ledger_id=self.id, lac=lac)
-
-    async def read_lac(self) -> LacAnswer:
-        return await self.bookies.read_lac(self.bookie, self.id)
-
-    async def read_batch(
-        self, first_entry_id: int, *, count_max: int = 100, bytes_max: int = 100_000
-    ) -> list[bytes]:
-        return await self.bookies.read_batch(
-            self.bookie, self.id, first_entry_id, count_max=count_max, bytes_max=bytes_max
-        )
-
-    async def entry_ids(self) -> list[int]:
-        runs = await self.bookies.list_entries(self.bookie, self.id)
-        return [entry_id for run in runs for entry_id in run]
-
-
-def check(subject: Subject, scenario: Callable[[Ledger], Awaitable[None]]) -> None:
-    """Run a test's scenario on a ledger of its own."""
-
-    async def main() -> None:
-        bookies = subject.make()
-        try:
-            async with asyncio.timeout(30):
-                await scenario(Ledger(subject, bookies))
-        finally:
-            await bookies.close()
-
-    asyncio.run(main())
+    return subject_of(request)
 
 
 # --- Adding and reading --------------------------------------------------------------------------
@@ -227,121 +110,6 @@ def test_high_priority_changes_nothing_but_the_priority(subject: Subject) -> Non
         assert entry == ledger.entry(0)
         with pytest.raises(FencedError):
             await ledger.add(1, is_high_priority=True)
-
-    check(subject, scenario)
-
-
-# --- Fencing -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("entry_id", "expected"),
-    [
-        pytest.param(0, 0, id="a given entry"),
-        pytest.param(LAST_ENTRY, 1, id="the last entry"),
-        pytest.param(5, None, id="an entry that is not there"),
-    ],
-)
-def test_a_fenced_ledger_takes_nothing_but_recovery_adds(
-    subject: Subject, entry_id: int, expected: int | None
-) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add(0)
-        await ledger.add(1)
-
-        if expected is None:
-            with pytest.raises(NoSuchEntryError):
-                await ledger.fence(entry_id)
-        else:
-            assert await ledger.fence(entry_id) == ledger.entry(expected)
-
-        with pytest.raises(FencedError):
-            await ledger.add(2)
-        await ledger.add(3, is_recovery=True)
-        assert await ledger.entry_ids() == [0, 1, 3]
-
-    check(subject, scenario)
-
-
-def test_an_unknown_ledger_is_fenced_all_the_same(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.fence_unknown()
-
-        with pytest.raises(FencedError):
-            await ledger.add(0)
-        await ledger.add(1, is_recovery=True)
-        assert await ledger.read(1) == ledger.entry(1)
-
-    check(subject, scenario)
-
-
-def test_a_ledger_that_was_only_fenced_is_known_and_empty(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.fence_unknown()
-
-        assert await ledger.entry_ids() == []
-        with pytest.raises(NoSuchEntryError):
-            await ledger.read(LAST_ENTRY)
-
-    check(subject, scenario)
-
-
-def test_a_recovery_add_fences_nothing(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add(0, is_recovery=True)
-        await ledger.add(1)
-
-        assert await ledger.entry_ids() == [0, 1]
-
-    check(subject, scenario)
-
-
-def test_fencing_twice_is_fencing(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add(0)
-
-        assert await ledger.fence() == await ledger.fence() == ledger.entry(0)
-
-    check(subject, scenario)
-
-
-# --- Master keys ---------------------------------------------------------------------------------
-
-
-def test_the_first_key_is_the_one_that_counts(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.add(0)
-
-        for is_recovery in (False, True):
-            with pytest.raises(UnauthorizedError):
-                await ledger.add(1, key=OTHER_KEY, is_recovery=is_recovery)
-        with pytest.raises(UnauthorizedError):
-            await ledger.write_lac(0, key=OTHER_KEY)
-        with pytest.raises(UnauthorizedError):
-            await ledger.fence(key=OTHER_KEY)
-
-        await ledger.add(1)  # so nobody fenced it
-
-    check(subject, scenario)
-
-
-def test_fencing_an_unknown_ledger_sets_its_key(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        with pytest.raises(NoSuchEntryError):
-            await ledger.fence(key=OTHER_KEY)
-
-        with pytest.raises(UnauthorizedError):
-            await ledger.add(0, is_recovery=True)
-
-    check(subject, scenario)
-
-
-def test_a_wrong_key_is_told_before_a_fence(subject: Subject) -> None:
-    async def scenario(ledger: Ledger) -> None:
-        await ledger.fence_unknown()
-
-        with pytest.raises(UnauthorizedError):
-            await ledger.add(0, key=OTHER_KEY)
 
     check(subject, scenario)
 

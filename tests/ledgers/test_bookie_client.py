@@ -1,110 +1,36 @@
-"""What goes over which connection, what becomes of a bookie that does not answer, and batch reads."""
+"""What goes over which connection, and what becomes of a bookie that does not answer."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.bookie_client import BookieClient
 from ledgers.bookie_info import Address
-from ledgers.bookies import LAST_ENTRY, LacAnswer, Transfer, TransferResult
-from ledgers.budget import Budgets
+from ledgers.bookies import LAST_ENTRY, LacAnswer
 from ledgers.channel import BackOffSettings, back_off_s
-from ledgers.entry import HEADER
 from ledgers.errors import NoSuchEntryError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.protocol import bookkeeper_wire_pb2 as wire
 from ledgers.protocol.frames import frame
-from ledgers.protocol.status import Status
+from tests.ledgers.client_cases import (
+    ENTRY,
+    KEY,
+    SETTINGS,
+    ManualClock,
+    NoBulk,
+    answer,
+    answer_one,
+    client_of,
+    reset,
+)
 from tests.ledgers.scripted_bookie import (
     Peer,
-    Script,
-    ScriptedBookie,
     run,
     scripted_bookie,
     step,
-    v2_batch_reply,
-    v2_reply,
-    v3_reply,
 )
-
-ENTRY = HEADER.pack(1, 0, -1, 0)
-KEY = bytes(20)
-SETTINGS = BookieClientSettings()
-
-
-class ManualClock:
-    """Stands still until it is told to move."""
-
-    def __init__(self) -> None:
-        self._now_s = 1000.0
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def wall_ms(self) -> int:
-        return int(self._now_s * 1000)
-
-    async def sleep(self, duration_s: float) -> None:
-        self._now_s += duration_s
-
-
-class NoBulk:
-    is_closed = False
-
-    async def transfer(self, transfer: Transfer) -> TransferResult:
-        raise AssertionError("no transfer in these tests")
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-
-@asynccontextmanager
-async def client_of(
-    *,
-    settings: BookieClientSettings = SETTINGS,
-    clock: ManualClock | None = None,
-    resolve: Callable[[BookieId], Address | None] = lambda bookie: None,
-    bulk: NoBulk | None = None,
-) -> AsyncIterator[BookieClient]:
-    client = BookieClient(
-        resolve=resolve,
-        budgets=Budgets(),
-        bulk=bulk or NoBulk(),
-        clock=clock or ManualClock(),
-        rng=random.Random(7),
-        settings=settings,
-    )
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def answer(peer: Peer) -> None:
-    """A bookie that stores ENTRY as every entry, in both protocols; batches are one entry long."""
-    while True:
-        await answer_one(peer, await peer.packet())
-
-
-async def answer_one(peer: Peer, packet: bytes) -> None:
-    match packet[:2]:
-        case b"\x02\x07":
-            await peer.send(v2_batch_reply(packet, ENTRY))
-        case b"\x02\x02":
-            await peer.send(v2_reply(packet, entry=ENTRY))
-        case b"\x02\x01":
-            await peer.send(v2_reply(packet))
-        case _:
-            await peer.send(v3_reply(packet, entry=ENTRY))
-
-
-async def reset(peer: Peer) -> None:
-    peer.reset()
-
 
 # --- Which connection ----------------------------------------------------------------------------
 
@@ -292,176 +218,6 @@ def test_a_closed_client_asks_nobody() -> None:
             assert bulk.is_closed
             with pytest.raises(UnavailableError, match="closed by us"):
                 await client.read(bookie.id, 1, 0)
-
-    run(main())
-
-
-# --- Batch reads -----------------------------------------------------------------------------------
-
-
-def bookie_without_batches() -> tuple[Script, list[str]]:
-    """Before 4.17: it closes the connection. And what its connections carried first."""
-    carried: list[str] = []
-
-    async def script(peer: Peer) -> None:
-        packet = await peer.packet()
-        is_batch = packet[:2] == b"\x02\x07"
-        carried.append("batch" if is_batch else "single")
-        if not is_batch:
-            await answer_one(peer, packet)
-            await answer(peer)
-
-    return script, carried
-
-
-def read_batch(client: BookieClient, bookie: ScriptedBookie) -> Awaitable[list[bytes]]:
-    return client.read_batch(bookie.id, 1, 0, count_max=10, bytes_max=1 << 20)
-
-
-def test_a_bookie_without_batch_reads_is_read_singly_and_asked_only_once() -> None:
-    async def main() -> None:
-        script, carried = bookie_without_batches()
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            answers = await asyncio.gather(*(read_batch(client, bookie) for _ in range(5)))
-            answers.append(await read_batch(client, bookie))
-
-            assert answers == [[ENTRY]] * 6
-            assert sorted(carried) == ["batch", "single"]
-
-    run(main())
-
-
-def test_a_bookie_that_registers_again_is_asked_for_batches_again() -> None:
-    async def main() -> None:
-        script, carried = bookie_without_batches()
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            await read_batch(client, bookie)
-
-            client.bookie_returned(bookie.id)
-            await read_batch(client, bookie)
-
-            assert carried == ["batch", "single", "batch"]
-
-    run(main())
-
-
-def test_a_bookie_that_was_connected_to_anew_is_asked_for_batches_again() -> None:
-    """It may be another version by now. That it refused before is no failure to back off from."""
-    carried: list[str] = []
-
-    async def script(peer: Peer) -> None:
-        packet = await peer.packet()
-        carried.append("batch" if packet[:2] == b"\x02\x07" else "single")
-        if carried[-1] == "single":
-            await answer_one(peer, packet)
-
-    async def main() -> None:
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            for _ in range(2):
-                assert await read_batch(client, bookie) == [ENTRY]
-                await step()  # the bookie closes the connection for single reads
-
-    run(main())
-
-    assert carried == ["batch", "single"] * 2
-
-
-def test_a_bookie_that_comes_back_as_an_older_version_is_read_singly() -> None:
-    batch_count = 0
-
-    async def script(peer: Peer) -> None:
-        nonlocal batch_count
-        while True:
-            packet = await peer.packet()
-            batch_count += packet[:2] == b"\x02\x07"
-            if batch_count == 2:
-                batch_count += 1
-                return
-            await answer_one(peer, packet)
-            if batch_count == 1:
-                return
-
-    async def main() -> None:
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            assert await read_batch(client, bookie) == [ENTRY]
-            await step()  # the bookie closes the connection
-            assert await read_batch(client, bookie) == [ENTRY]
-
-            assert bookie.connection_count == 3
-
-    run(main())
-
-
-def test_a_refusal_is_not_believed_of_a_bookie_that_answers_nothing_else() -> None:
-    """It may be going down, and come back as one that knows batch reads."""
-
-    async def main() -> None:
-        clock = ManualClock()
-        async with (
-            scripted_bookie(reset, reset, answer) as bookie,
-            client_of(clock=clock) as client,
-        ):
-            with pytest.raises(UnavailableError):
-                await read_batch(client, bookie)
-
-            await clock.sleep(SETTINGS.back_off.max_s)
-            await read_batch(client, bookie)
-
-            assert bookie.connection_count == 3  # the last one carried the batch
-
-    run(main())
-
-
-def test_a_single_read_that_finds_nothing_confirms_the_refusal_too() -> None:
-    probes = 0
-
-    async def script(peer: Peer) -> None:
-        nonlocal probes
-        while True:
-            packet = await peer.packet()
-            if packet[:2] == b"\x02\x07":
-                probes += 1
-                return
-            await peer.send(v3_reply(packet, Status.ENOENTRY))
-
-    async def main() -> None:
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            for _ in range(3):
-                with pytest.raises(NoSuchEntryError):
-                    await read_batch(client, bookie)
-
-    run(main())
-
-    assert probes == 1
-
-
-def test_a_batch_is_never_asked_to_be_larger_than_the_cap() -> None:
-    sizes = []
-
-    async def script(peer: Peer) -> None:
-        while True:
-            packet = await peer.packet()
-            sizes.append(int.from_bytes(packet[32:40], "big"))
-            await peer.send(v2_batch_reply(packet, ENTRY))
-
-    async def main() -> None:
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            await client.read_batch(bookie.id, 1, 0, count_max=10, bytes_max=1 << 40)
-            await client.read_batch(bookie.id, 1, 0, count_max=10, bytes_max=1000)
-
-    run(main())
-
-    assert sizes == [256 * 1024, 1000]
-
-
-def test_a_good_batch_without_an_entry_proves_nothing() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.send(v2_batch_reply(await peer.packet()))
-
-    async def main() -> None:
-        async with scripted_bookie(script) as bookie, client_of() as client:
-            with pytest.raises(UnavailableError, match="without an entry"):
-                await read_batch(client, bookie)
 
     run(main())
 

@@ -1,0 +1,92 @@
+"""A client, and bookies for it to ask."""
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.bookie_info import Address
+from ledgers.bookies import Transfer, TransferResult
+from ledgers.budget import Budgets
+from ledgers.entry import HEADER
+from ledgers.metadata import BookieId
+from tests.ledgers.scripted_bookie import (
+    Peer,
+    v2_batch_reply,
+    v2_reply,
+    v3_reply,
+)
+
+ENTRY = HEADER.pack(1, 0, -1, 0)
+KEY = bytes(20)
+SETTINGS = BookieClientSettings()
+
+
+class ManualClock:
+    """Stands still until it is told to move."""
+
+    def __init__(self) -> None:
+        self._now_s = 1000.0
+
+    def now_s(self) -> float:
+        return self._now_s
+
+    def wall_ms(self) -> int:
+        return int(self._now_s * 1000)
+
+    async def sleep(self, duration_s: float) -> None:
+        self._now_s += duration_s
+
+
+class NoBulk:
+    is_closed = False
+
+    async def transfer(self, transfer: Transfer) -> TransferResult:
+        raise AssertionError("no transfer in these tests")
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@asynccontextmanager
+async def client_of(
+    *,
+    settings: BookieClientSettings = SETTINGS,
+    clock: ManualClock | None = None,
+    resolve: Callable[[BookieId], Address | None] = lambda bookie: None,
+    bulk: NoBulk | None = None,
+) -> AsyncIterator[BookieClient]:
+    client = BookieClient(
+        resolve=resolve,
+        budgets=Budgets(),
+        bulk=bulk or NoBulk(),
+        clock=clock or ManualClock(),
+        rng=random.Random(7),
+        settings=settings,
+    )
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def answer(peer: Peer) -> None:
+    """A bookie that stores ENTRY as every entry, in both protocols; batches are one entry long."""
+    while True:
+        await answer_one(peer, await peer.packet())
+
+
+async def answer_one(peer: Peer, packet: bytes) -> None:
+    match packet[:2]:
+        case b"\x02\x07":
+            await peer.send(v2_batch_reply(packet, ENTRY))
+        case b"\x02\x02":
+            await peer.send(v2_reply(packet, entry=ENTRY))
+        case b"\x02\x01":
+            await peer.send(v2_reply(packet))
+        case _:
+            await peer.send(v3_reply(packet, entry=ENTRY))
+
+
+async def reset(peer: Peer) -> None:
+    peer.reset()

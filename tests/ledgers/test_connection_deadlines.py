@@ -1,0 +1,126 @@
+"""Requests that are not answered in time, and what becomes of their connection."""
+
+import pytest
+
+from ledgers.connection import BrokenConnectionError
+from ledgers.errors import UnavailableError
+from ledgers.protocol.messages import ListEntries, ReadBatch
+from tests.ledgers.connection_cases import (
+    V2,
+    V3,
+    add,
+    connected,
+    errors_of,
+    read,
+    start,
+)
+from tests.ledgers.scripted_bookie import (
+    Peer,
+    pass_time,
+    run,
+    step,
+    v2_batch_reply,
+    v2_reply,
+    v3_reply,
+)
+
+
+def test_a_v3_request_without_an_answer_fails_alone() -> None:
+    async def script(peer: Peer) -> None:
+        ignored = await peer.packet()
+        await peer.send(v3_reply(await peer.packet(), entry=b"in time"))
+        packet = await peer.packet()
+        await peer.send(v3_reply(ignored, entry=b"late") + v3_reply(packet, entry=b"next"))
+        await peer.is_left()
+
+    async def main() -> None:
+        async with connected(script, V3) as connection:
+            (ignored, answered) = start(connection, read(0), read(1))
+            await answered
+
+            pass_time(5)
+
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await ignored
+            assert (await connection.request(read(0))).entries == (b"next",)
+
+    run(main())
+
+
+def test_a_v2_request_without_an_answer_takes_the_connection_along() -> None:
+    """Its late reply could be taken for that to the next equal request."""
+
+    async def script(peer: Peer) -> None:
+        await peer.packet()
+        await peer.send(v2_reply(await peer.packet(), entry=b"in time"))
+        await peer.is_left()
+
+    async def main() -> None:
+        async with connected(script, V2) as connection:
+            (ignored, answered) = start(connection, read(0), read(1))
+            await answered
+
+            pass_time(5)
+
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await ignored
+            assert connection.is_broken
+
+    run(main())
+
+
+def test_a_v2_batch_read_without_an_answer_fails_alone() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.packet()
+        await peer.send(v2_batch_reply(await peer.packet(), b"in time"))
+        await peer.is_left()
+
+    async def main() -> None:
+        batch = ReadBatch(ledger_id=1, first_entry_id=0, count_max=9, bytes_max=9)
+        async with connected(script, V2) as connection:
+            (ignored, answered) = start(connection, batch, batch)
+            assert (await answered).entries == (b"in time",)
+
+            pass_time(5)
+
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await ignored
+            assert not connection.is_broken
+
+    run(main())
+
+
+def test_a_connection_that_is_silent_altogether_is_dropped() -> None:
+    """The host may be gone without a word; connecting anew finds out."""
+
+    async def main() -> None:
+        async with connected(Peer.is_left, V3) as connection:
+            tasks = start(connection, read(0), add(0))
+            await step()
+
+            pass_time(5)
+
+            assert [type(error) for error in await errors_of(tasks)] == [
+                UnavailableError,
+                BrokenConnectionError,
+            ]
+            assert connection.is_broken
+
+    run(main())
+
+
+def test_silence_about_a_list_of_entries_is_no_silence() -> None:
+    """DbLedgerStorage never answers that one; the connection stays good for others."""
+
+    async def main() -> None:
+        async with connected(Peer.is_left, V3) as connection:
+            (ignored,) = start(connection, ListEntries(ledger_id=1))
+            await step()
+
+            pass_time(5)
+
+            with pytest.raises(UnavailableError, match="no answer in time"):
+                await ignored
+            assert not connection.is_broken
+
+    run(main())
