@@ -65,6 +65,10 @@ class Window:
         assert self.entry_bytes >= 0, self.entry_bytes
 
     @property
+    def free_count(self) -> int:
+        return self._count_max - self.count
+
+    @property
     def is_half_free(self) -> bool:
         return self.count == 0 or (
             2 * self.count <= self._count_max and 2 * self.entry_bytes <= self.bytes_max

@@ -73,8 +73,8 @@ def digest_check(digest: EntryDigest) -> Check:
 
 def _is_good_crc32c(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:
     header_stop = start + HEADER_BYTES
-    crc = google_crc32c.value(bytes(view[start:header_stop]))
-    return bool(google_crc32c.extend(crc, bytes(view[header_stop + 4 : stop])) == first)
+    crc = google_crc32c.value(view[start:header_stop].tobytes())
+    return bool(google_crc32c.extend(crc, view[header_stop + 4 : stop].tobytes()) == first)
 
 
 def _is_good_crc32(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:

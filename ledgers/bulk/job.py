@@ -53,6 +53,8 @@ class Job:
         self.writing: Writing | None = None
         self.expected_bytes = max(1, transfer.entry_bytes_hint)
         """What the next entry may weigh: the largest seen, falling slowly while smaller ones come."""
+        self.quantum = QUANTUM_COUNT
+        """How many entries a source may be asked for in one turn."""
         self.is_weighed = False
         """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's guess."""
         self.is_over = False
@@ -104,6 +106,8 @@ class Job:
 
     def abandon(self) -> None:
         """Nobody waits for the result any more. Replies still to come are ignored."""
+        if self.is_over:
+            return
         self.is_over = True
         for reading in self.readings:
             reading.end()
@@ -146,6 +150,7 @@ class Reading:
     __slots__ = (
         "_entry_ids",
         "_next",
+        "has_pass",
         "is_over",
         "is_queued",
         "job",
@@ -164,6 +169,8 @@ class Reading:
         """Loop time at which the source last replied, or was asked while nothing was outstanding."""
         self.is_queued = False
         """Whether it waits for its next turn, in the lane's ring or parked at the target."""
+        self.has_pass = False
+        """Whether it was parked longest, so that it goes before those that still are."""
         self.is_over = False
         self._entry_ids = entry_ids
         self._next = 0
@@ -174,8 +181,8 @@ class Reading:
         return None if writing is None else writing.lane
 
     @property
-    def pending_count(self) -> int:
-        return len(self._entry_ids) - self._next
+    def has_pending(self) -> bool:
+        return self._next < len(self._entry_ids)
 
     @property
     def is_idle(self) -> bool:
@@ -185,10 +192,10 @@ class Reading:
     @property
     def quantum(self) -> int:
         """How many entries may be asked in one turn; 0 when the first replies should be seen first."""
-        count = min(self.pending_count, QUANTUM_COUNT)
-        if not self.job.is_weighed:
-            return min(count, QUANTUM_COUNT - len(self.outstanding))
-        return min(count, max(1, QUANTUM_BYTES // self.job.expected_bytes))
+        job = self.job
+        count = job.quantum if job.is_weighed else QUANTUM_COUNT - len(self.outstanding)
+        pending_count = len(self._entry_ids) - self._next
+        return count if count < pending_count else pending_count
 
     def ask(self, count: int, now_s: float) -> bytes:
         """The requests for the next ``count`` entries, which are outstanding from now on."""

@@ -89,7 +89,7 @@ class SourceLane(Lane):
             reading = self._ring[0]
             count = reading.quantum
             if count and (target := reading.target) is not None:
-                count = target.take(count, reading.job.expected_bytes)
+                count = target.take(reading, count)
                 if count == 0:
                     self._ring.popleft()
                     target.park(reading)
@@ -249,7 +249,7 @@ class SourceLane(Lane):
         self._unasked_count = 0
         if reading.is_idle:
             forget(self._readings, reading)
-        elif not reading.is_queued and reading.pending_count:
+        elif not reading.is_queued and reading.has_pending:
             self.enqueue(reading)
 
     def _finish_arrival(self) -> None:

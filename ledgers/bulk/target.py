@@ -23,8 +23,7 @@ class TargetLane(Lane):
 
     The window counts an entry from before it is asked of its source until it is acknowledged, so
     that what was read always has a place to go and memory is bounded. Readings that find the window
-    full are parked, and all go on, in their order, when half of it is free again: nobody overtakes
-    them meanwhile.
+    full are parked, and go on in their order whenever half of it is free: nobody overtakes them.
     """
 
     def __init__(self, bookie: BookieId, common: Common) -> None:
@@ -40,11 +39,12 @@ class TargetLane(Lane):
 
     # --- Credit --------------------------------------------------------------------------------
 
-    def take(self, count: int, entry_bytes: int) -> int:
-        """Credit for up to ``count`` entries to be read; 0 means: park."""
-        if self._transport is None or self._parked:
+    def take(self, reading: Reading, count: int) -> int:
+        """Credit for up to ``count`` more of its entries; 0 means: park."""
+        if self._transport is None or (self._parked and not reading.has_pass):
             return 0
-        return self._window.take(count, entry_bytes)
+        reading.has_pass = False
+        return self._window.take(count, reading.job.expected_bytes)
 
     def release(self, entry_bytes: int, *, count: int) -> None:
         window = self._window
@@ -60,8 +60,12 @@ class TargetLane(Lane):
         self._parked.append(reading)
 
     def _unpark(self) -> None:
-        parked, self._parked = self._parked, deque()
-        for reading in parked:
+        """Let those go on that have waited longest, as many as there is room for."""
+        free_count = self._window.free_count
+        while self._parked and free_count > 0:
+            reading = self._parked.popleft()
+            free_count -= reading.quantum
+            reading.has_pass = True
             reading.lane.enqueue(reading)
 
     # --- Sending -------------------------------------------------------------------------------
@@ -172,6 +176,8 @@ class TargetLane(Lane):
     def check_progress(self, now_s: float) -> None:
         if self._transport is None:
             return
+        if self._window.is_half_free:
+            self._unpark()  # those with a pass may all wait for a source that is slow
         waiting = [writing for writing in self._all_writings() if writing.unacknowledged]
         stalled = [w for w in waiting if now_s - w.progress_s > self._common.timeout_s]
         error = UnavailableError("no reply from the target in time", bookie=self.bookie)
