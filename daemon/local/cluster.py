@@ -5,6 +5,7 @@ process (``processes``). Everything lies in one data folder (``folder``).
 """
 
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +23,9 @@ from ledgers.layout import Layout
 from ledgers.metadata import BookieId
 
 READY_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 5.0
+"""A bookie that is asked to end in the very moment it has started may hang: then it is killed, which
+costs nothing that it acknowledged."""
 OnEvent = Callable[[str], None]
 """Told in a few words what has just become ready."""
 
@@ -211,6 +214,9 @@ class LocalCluster:
         stop_all([*self._autorecoveries, *self._bookies.values()], timeout_s=timeout_s)
         if self._zookeeper is not None:
             stop_all([self._zookeeper], timeout_s=timeout_s)
+        first = self._bookies.get(self.bookies[0])
+        if first is not None and first.exit_code != -signal.SIGKILL:
+            self._servers.keep_archive(self._spec)
         self._lock.close()
 
     def __enter__(self) -> "LocalCluster":

@@ -36,10 +36,11 @@ SMALL_AND_QUICK = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Java:
-    """A Java found on this machine. ``major``: 17, 21 …"""
+    """A Java found on this machine. ``major``: 17, 21 …; ``version``: in full, such as 17.0.15."""
 
     executable: Path
     major: int
+    version: str = ""
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Java":
@@ -47,12 +48,13 @@ class Java:
         executable = _executable(environment)
         if executable is None:
             raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")
-        major = _major(executable)
-        if major < OLDEST_MAJOR:
+        version = _version(executable)
+        java = cls(executable=executable, major=_major(version), version=version)
+        if java.major < OLDEST_MAJOR:
             raise SettingsError(
-                f"{executable} is Java {major or 'of no known version'}: {HOW_TO_INSTALL}"
+                f"{executable} is Java {version or 'of no known version'}: {HOW_TO_INSTALL}"
             )
-        return cls(executable=executable, major=major)
+        return java
 
     def command(
         self,
@@ -95,8 +97,8 @@ def _executable(environment: Mapping[str, str]) -> Path | None:
     return Path(found) if found else None
 
 
-def _major(executable: Path) -> int:
-    """0 when it does not run (macOS has a ``java`` that only says where to buy one)."""
+def _version(executable: Path) -> str:
+    """Empty when it does not run (macOS has a ``java`` that only says where to get one)."""
     try:
         answer = subprocess.run(
             [executable, "-version"],
@@ -106,6 +108,11 @@ def _major(executable: Path) -> int:
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return 0
-    version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
-    return int(version[1]) if version else 0
+        return ""
+    version = re.search(r'version "([^"]+)"', answer.stderr)
+    return version[1] if version else ""
+
+
+def _major(version: str) -> int:
+    number = re.match(r"(?:1\.)?(\d+)", version)  # Java 8 called itself 1.8
+    return int(number[1]) if number else 0

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.local import bookie, jars, zookeeper
+from daemon.local import archive, bookie, jars, zookeeper
 from daemon.local.java import Java
 from daemon.local.processes import Child
 from daemon.local.spec import ClusterSpec, port_of
@@ -55,8 +55,25 @@ class Servers:
             bookie.BOOKIE_CLASS,
             bookie.bookie_settings(spec, port=port, folder=folder),
             spec=spec,
-            flags=spec.bookie_jvm_flags,
+            flags=[*self._archive_flags(spec, bookie_id), *spec.bookie_jvm_flags],
         )
+
+    def keep_archive(self, spec: ClusterSpec) -> None:
+        """To be called when the first bookie has ended in good order; see ``archive``."""
+        archive.keep(self._archive_draft, self._archive(spec))
+
+    def _archive_flags(self, spec: ClusterSpec, bookie_id: BookieId) -> tuple[str, ...]:
+        if bookie_id != spec.bookies[0]:
+            return archive.flags(self._archive(spec), draft=None)
+        self._archive_draft.unlink(missing_ok=True)  # of a run that was cut short
+        return archive.flags(self._archive(spec), draft=self._archive_draft)
+
+    def _archive(self, spec: ClusterSpec) -> Path:
+        return archive.archive_path(jars.jars_folder(spec.bookkeeper), self.java)
+
+    @property
+    def _archive_draft(self) -> Path:
+        return self.data / "bookies" / "classes.jsa"
 
     def bookie_folder(self, bookie_id: BookieId) -> Path:
         return self.data / "bookies" / str(port_of(bookie_id))

@@ -8,7 +8,6 @@ import click
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
     SpinnerColumn,
     TextColumn,
@@ -37,7 +36,6 @@ class StartProgress:
             SpinnerColumn(),
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
             TimeElapsedColumn(),
             console=console,
             transient=True,
@@ -57,11 +55,16 @@ class StartProgress:
         return time.monotonic() - self._started_s
 
     def fetch(self, fetched: int, total: int | None) -> None:
-        text = "Finding BookKeeper's jars" if total is None else "Fetching BookKeeper's jars, once"
-        self._progress.update(self._task, description=text, completed=fetched, total=total)
+        count = "" if total is None else f": {fetched} of {total}"
+        self._progress.update(
+            self._task,
+            description=f"Fetching BookKeeper's jars, once{count}",
+            completed=fetched,
+            total=total,
+        )
 
     def event(self, event: str) -> None:
-        self._progress.update(self._task, description=f"Starting: {event} is ready", total=None)
+        self._progress.update(self._task, description=f"{event} is ready", total=None)
 
     def end(self) -> None:
         self._progress.stop()
@@ -74,8 +77,7 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
         f"BookKeeper {status.bookkeeper} is up: {len(status.bookies)} bookies, "
         f"{status.storage} storage, ready in {duration_s:.1f} s\n"
         f"\n"
-        f"  URI   {status.metadata_service_uri}\n"
-        f"  data  {status.data}\n"
+        f"  export BOOKMENDER_METADATA_SERVICE_URI={status.metadata_service_uri}\n"
     )
     for place, bookie in enumerate(status.bookies, start=1):
         click.echo(f"  {place:>4}  {bookie.address}")

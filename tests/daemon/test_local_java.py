@@ -22,7 +22,7 @@ def test_java_is_found_on_the_path(tmp_path: Path) -> None:
 
     java = Java.find({"PATH": str(tmp_path)})
 
-    assert java == Java(executable=executable, major=21)
+    assert java == Java(executable=executable, major=21, version="21.0.3")
 
 
 def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
 
     java = Java.find({"PATH": str(tmp_path / "path"), "JAVA_HOME": str(tmp_path / "home")})
 
-    assert java == Java(executable=executable, major=17)
+    assert java == Java(executable=executable, major=17, version="17.0.15")
 
 
 def test_a_java_home_without_java_is_passed_over(tmp_path: Path) -> None:
