@@ -31,6 +31,7 @@ final class Writer {
 
     // Guarded by this.
     private final MessageDigest sha256 = MessageDigest.getInstance("SHA-256");
+    private long lastEntryId = -1;
     private Throwable error;
 
     private Writer(LedgerHandle ledger, int windowEntries, Listener listener) throws Exception {
@@ -141,6 +142,7 @@ final class Writer {
 
     private synchronized void settle(Long entryId, byte[] payload, Throwable failure) {
         if (failure == null) {
+            lastEntryId = entryId;
             sha256.update(payload);
             listener.added(entryId);
         } else if (error == null) {
@@ -161,7 +163,7 @@ final class Writer {
         output.line(
                 "kind", kind,
                 "ledger", ledger.getId(),
-                "last", ledger.getLastAddConfirmed(),
+                "last", lastEntryId, // a fenced handle's last add confirmed is the recoverer's
                 "sha256", HexFormat.of().formatHex(sha256.digest()),
                 "error", error == null ? null : Errors.name(error));
     }

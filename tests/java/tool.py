@@ -132,7 +132,8 @@ class JavaTool:
 class JavaWriter:
     """A Java client that goes on adding to one ledger, in a process of its own, until it is stopped.
 
-    ``window``: entries sent before the first of them is acknowledged.
+    A context manager, which kills it at the latest. ``window``: entries that may be under way at
+    once; ``pause_ms``: between one and the next.
     """
 
     def __init__(
@@ -164,8 +165,19 @@ class JavaWriter:
         for record in self._jvm.leftovers():
             if isinstance(record, messages.Added):
                 self.last_acknowledged = record.entry
-        self._jvm.close()
         return self.last_acknowledged
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._jvm.kill()
+        self._jvm.close()
 
     def stop(self) -> messages.Stopped:
         """Let it close its ledger and end."""
@@ -178,7 +190,6 @@ class JavaWriter:
             if isinstance(record, messages.Added):
                 self.last_acknowledged = record.entry
             elif isinstance(record, messages.Stopped):
-                self._jvm.close()
                 return record
         raise UnavailableError("the Java writer ended without a word")
 

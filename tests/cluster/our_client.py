@@ -1,0 +1,112 @@
+"""Our own client of a real cluster, put together as an application would."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import Clock, SystemClock
+from ledgers.creation import LedgerOptions
+from ledgers.ensembles import Targets
+from ledgers.layout import MetadataUri
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.opening import open_ledger
+from ledgers.placement import Candidate, RandomPlacement
+from ledgers.reader import LedgerReader
+from ledgers.recovery import recover_ledger
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore
+from ledgers.writer import LedgerWriter
+from ledgers.zookeeper import ZooKeeperStore
+
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurClient:
+    """What our functions ask for, bound to one cluster."""
+
+    store: MetadataStore
+    uri: MetadataUri
+    manager: LedgerManager
+    bookies: BookieClient
+    targets: Targets
+    clock: Clock
+
+    def create(
+        self, options: LedgerOptions, *, ledger_id: int | None = None
+    ) -> AbstractAsyncContextManager[LedgerWriter]:
+        return LedgerWriter.create(
+            options,
+            manager=self.manager,
+            bookies=self.bookies,
+            targets=self.targets,
+            clock=self.clock,
+            random=random.Random(1),
+            ledger_id=ledger_id,
+        )
+
+    async def read(self, ledger_id: int) -> tuple[int, str]:
+        """The LAC, and the sha256 over all payloads up to it, in hex."""
+        opened = await open_ledger(
+            ledger_id, manager=self.manager, bookies=self.bookies, clock=self.clock
+        )
+        reader = LedgerReader(
+            ledger_id, opened.metadata, digest=opened.digest, bookies=self.bookies, clock=self.clock
+        )
+        sha256 = hashlib.sha256()
+        async with aclosing(reader.entries(0, opened.lac)) as entries:
+            async for entry in entries:
+                sha256.update(entry.payload)
+        return opened.lac, sha256.hexdigest()
+
+    async def recover(self, ledger_id: int) -> VersionedMetadata:
+        return await recover_ledger(
+            ledger_id,
+            manager=self.manager,
+            bookies=self.bookies,
+            targets=self.targets,
+            clock=self.clock,
+        )
+
+
+@asynccontextmanager
+async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
+    """Within a deadline, so that no test hangs."""
+    uri, clock, budgets = MetadataUri.parse(metadata_service_uri), SystemClock(), Budgets()
+    async with asyncio.timeout(TIMEOUT_S):
+        store = await ZooKeeperStore.open(uri.hosts, session_timeout_s=10, connect_timeout_s=10)
+        registration = Registration(store, uri.root)
+
+        async def writable() -> list[Candidate]:
+            return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
+
+        bookies = BookieClient(
+            resolve=lambda bookie: None,
+            budgets=budgets,
+            bulk=BulkTransfers(budgets),
+            clock=clock,
+            rng=random.Random(1),
+            settings=BookieClientSettings(),
+        )
+        try:
+            yield OurClient(
+                store=store,
+                uri=uri,
+                manager=await LedgerManager.open(store, uri),
+                bookies=bookies,
+                targets=Targets(writable=writable, placement=RandomPlacement(random.Random(1))),
+                clock=clock,
+            )
+        finally:
+            await bookies.close()
+            await store.close()
+
+
+def sha256_of(payloads: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(payloads)).hexdigest()
