@@ -36,15 +36,18 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: venv ## a cluster here, a bookie killed, and its ledgers made whole again
+	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/bookmender demo $(ARGS)
 
 test: venv ## the whole suite, with real ZooKeeper and real bookies
+	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m pytest $(ARGS)
 
 judge: venv ## BookKeeper's own checker reads every copy: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
 
 bench: venv ## measurements against Java's AutoRecovery
+	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench $(ARGS)
 
 lint: venv ## format, lint, types, import direction, and the house rules
