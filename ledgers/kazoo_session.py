@@ -2,11 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import structlog
 from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.protocol.serialization import Exists
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -92,7 +94,8 @@ class KazooSession(Session):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._opened
-        except TimeoutError as error:
+                await self.ask(Exists("/", None))  # answered once the credentials are accepted
+        except (TimeoutError, KazooException) as error:
             raise UnavailableError(
                 "no ZooKeeper server answers", hosts=self._hosts, waited_s=timeout_s
             ) from error
@@ -116,7 +119,7 @@ class KazooSession(Session):
             return
         self._is_closed = True
         goodbye_max_s = GOODBYE_MAX_S if self._client.connected else 0
-        self._handle_lost(session_lost())
+        self._handle_lost(session_lost)
         stopping = self._loop.run_in_executor(None, self._client.stop)
         _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
         if late:
@@ -134,7 +137,7 @@ class KazooSession(Session):
         else:
             self._handler.forbid_connections()
             is_refused = self._client.client_state == KeeperState.AUTH_FAILED
-            self._inbox.post(self._handle_lost, _refused() if is_refused else session_lost())
+            self._inbox.post(self._handle_lost, _refused if is_refused else session_lost)
 
     def _event_came(self, number: int, path: str) -> None:
         if number in EVENT_KINDS:
@@ -157,19 +160,18 @@ class KazooSession(Session):
     def _handle_suspended(self) -> None:
         self._stop_timer()
         self._suspended_timer = self._loop.call_later(
-            self._suspended_max_s, self._handle_lost, session_lost()
+            self._suspended_max_s, self._handle_lost, session_lost
         )
         self.suspend()
 
-    def _handle_lost(self, error: BookmenderError) -> None:
+    def _handle_lost(self, reason: Callable[[], BookmenderError]) -> None:
+        """``reason``: makes the error for each call that is under way."""
         self._handler.forbid_connections()
         self._stop_timer()
-        if not self._opened.done():
-            self._opened.set_exception(error)
         self.lose()
-        for future in self._in_flight:
+        for future in (self._opened, *self._in_flight):
             if not future.done():
-                future.set_exception(session_lost())
+                future.set_exception(reason())
         self._in_flight.clear()
 
     def _stop_timer(self) -> None:

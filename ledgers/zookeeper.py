@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from kazoo.exceptions import ConnectionLoss, KazooException
+from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
 
 from ledgers.errors import UnavailableError
@@ -34,7 +34,7 @@ from ledgers.store import (
     SetData,
     Stat,
 )
-from ledgers.zookeeper_requests import error_of, request_of, results_of, stat_of
+from ledgers.zookeeper_requests import REPLY_ERRORS, error_of, request_of, results_of, stat_of
 
 REQUESTS_AT_ONCE_MAX = 1_000
 
@@ -159,7 +159,7 @@ class ZooKeeperStore:
                 return await self._ask(request)
             except ConnectionLoss as error:
                 lost = error
-            except KazooException as error:
+            except REPLY_ERRORS as error:
                 raise error_of(error, path=path, is_write=False) from error
         raise UnavailableError("the connection broke again and again", path=path) from lost
 
@@ -171,7 +171,7 @@ class ZooKeeperStore:
     async def _write(self, request: Any, path: str) -> Any:
         try:
             return await self._ask(request)
-        except KazooException as error:
+        except REPLY_ERRORS as error:
             raise error_of(error, path=path, is_write=True) from error
 
     async def _ask(self, request: Any) -> Any:

@@ -1,6 +1,7 @@
 """Our operations as kazoo's requests, and its replies and errors as ours. Values only."""
 
 import re
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,9 @@ from ledgers.errors import (
     UnknownOutcomeError,
 )
 from ledgers.store import Check, Create, Delete, MultiFailed, Operation, SetData, Stat
+
+REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
+"""What kazoo makes of a reply: an error of the server's, or one that makes no sense to it."""
 
 _EPHEMERAL, _SEQUENTIAL = 1, 2
 _ALWAYS_OPEN = re.compile(r"/(lostBookieRecoveryDelay|idgen-long|idgen-long/HOB-[0-9]+)$")
@@ -99,7 +103,7 @@ def error_of(error: Exception, *, path: str, is_write: bool) -> BookmenderError:
         if isinstance(error, kind):
             return ours(message, path=path)
     return CorruptionError(
-        "ZooKeeper answered with an error that we do not know", path=path, error=repr(error)
+        "ZooKeeper answered what we do not understand", path=path, error=repr(error)
     )
 
 
