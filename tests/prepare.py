@@ -20,7 +20,10 @@ def main() -> None:
         java = Java.find()
         for version in versions:
             if not jars.jars_folder(version).exists():
-                print(f"Fetching BookKeeper {version}, once: about 100 MB, a minute or two.")
+                print(
+                    f"Fetching BookKeeper {version}, once: about 100 MB, a minute or two.",
+                    flush=True,
+                )
                 jars.fetch(version, java, on_progress=_Progress().show)
     except BookmenderError as error:
         sys.exit(f"tests: {error}")
