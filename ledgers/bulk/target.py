@@ -34,6 +34,8 @@ class TargetLane(Lane):
         self._writings: dict[int, list[Writing]] = {}
         """By ledger id, in the order in which they began."""
         self._parked: deque[Reading] = deque()
+        self._is_unparking = False
+        """Whether ``_unpark`` is about to be called."""
         self._is_full = False
         self._held_sources: dict[SourceLane, None] = {}
 
@@ -47,10 +49,12 @@ class TargetLane(Lane):
         return self._window.take(count, reading.job.expected_bytes)
 
     def release(self, entry_bytes: int, *, count: int) -> None:
-        window = self._window
-        window.release(entry_bytes, count=count)
-        if self._parked and window.is_half_free:
-            self._unpark()
+        self._window.release(entry_bytes, count=count)
+        if self._parked and not self._is_unparking and self._window.is_half_free:
+            # Once for all that comes back in this turn of the loop: what is let go takes its credit
+            # only in the next one, and until then the window looks free.
+            self._is_unparking = True
+            self._loop.call_soon(self._unpark)
 
     def resize(self, difference_bytes: int) -> None:
         """Entries weigh more, or less, than what was taken for them."""
@@ -61,6 +65,7 @@ class TargetLane(Lane):
 
     def _unpark(self) -> None:
         """Let those go on that have waited longest, as many as there is room for."""
+        self._is_unparking = False
         free_count = self._window.free_count
         while self._parked and free_count > 0:
             reading = self._parked.popleft()
