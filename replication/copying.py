@@ -52,7 +52,7 @@ class CopyOutcome:
 
 
 @dataclass(slots=True)
-class _Progress:
+class Progress:
     """What became of the entries of one slice. ``tried``: per entry, who was asked, and the answer."""
 
     tried: dict[int, dict[BookieId, Answer]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> 
     without_copy: list[int] = []
     unknown: list[int] = []
     for entry_ids in transfer_slices([job.entry_ids]):
-        progress = _Progress()
+        progress = Progress()
         while reads := assign(entry_ids, progress, job):
             result = await bookies.transfer(
                 Transfer(
@@ -97,11 +97,12 @@ async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> 
 
 
 def assign(
-    entry_ids: Iterable[int], progress: _Progress, job: CopyJob
+    entry_ids: Iterable[int], progress: Progress, job: CopyJob
 ) -> dict[BookieId, list[int]]:
     """Whom to ask for each entry next; entries that nobody is left to ask for are noted.
 
-    Replicas come first, spread evenly by entry id, then former members of the ledger's ensembles.
+    Other replicas come first, spread evenly by entry id; then the bookie that is being replaced, if
+    it is there (what is damaged on it need not be all of it); then former members of the ledger.
     """
     reads: dict[BookieId, list[int]] = {}
     for entry_id in entry_ids:
@@ -119,9 +120,12 @@ def assign(
 def _next_source(entry_id: int, tried: Collection[BookieId], job: CopyJob) -> BookieId | None:
     replicas = [b for b in _replicas(entry_id, job) if b in job.available and b not in tried]
     if replicas:
-        # Divided first: with W < E the ids that one index stores leave few remainders.
-        return replicas[(entry_id // job.fragment.ensemble_size + entry_id) % len(replicas)]
-    return next((b for b in job.former if b in job.available and b not in tried), None)
+        # Entries that are E apart have the same write set: its bookies take turns at them.
+        return replicas[entry_id // job.fragment.ensemble_size % len(replicas)]
+    others = (job.fragment.ensemble[job.index], *job.former)
+    return next(
+        (b for b in others if b in job.available and b not in tried and b != job.target), None
+    )
 
 
 def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
@@ -136,7 +140,7 @@ def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
     ]
 
 
-def _note(failures: Mapping[BookieId, Mapping[int, Answer]], progress: _Progress) -> list[int]:
+def _note(failures: Mapping[BookieId, Mapping[int, Answer]], progress: Progress) -> list[int]:
     """Remember who failed to give what; returns the entries that are still to be had."""
     for bookie, answers in failures.items():
         for entry_id, answer in answers.items():

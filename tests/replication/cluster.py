@@ -1,0 +1,456 @@
+"""A small cluster in memory, for the tests of replication and of the auditor.
+
+Real code on fakes: bookies with their ledgers, the znodes of ZooKeeper, time that passes when all
+wait, and any number of nodes with a session each. Every write of metadata is held against rule S1.
+"""
+
+import asyncio
+import functools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, ParamSpec
+
+from ledgers.bookies import Bookies, Transfer, TransferResult
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest
+from ledgers.errors import NoNodeError
+from ledgers.layout import Layout
+from ledgers.manager import Journal, LedgerManager, VersionedMetadata
+from ledgers.memory_bookie import MemoryBookie
+from ledgers.memory_bookies import MemoryBookies
+from ledgers.memory_nodes import Result
+from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.metadata_codec import parse_metadata
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from ledgers.store import Operation, SetData
+from ledgers.striping import write_set
+from replication import payloads
+from replication.batching import Batcher
+from replication.cluster_view import ViewSource
+from replication.listing import marked_ledger_ids
+from replication.membership import Half, Membership, NodeInfo
+from replication.open_ledger import OpenLedgers
+from replication.payloads import Mark
+from replication.queue import Queue, QueuedLedger, Take
+from replication.repair import Repairer
+from replication.settings import ReplicationSettings
+from replication.tree import prepare_tree
+from replication.waiting import WaitingNotesWriter
+from replication.worker import ReplicationWorker
+from tests.replication.ledger_values import BOOKIES
+from tests.virtual_time import LoopClock, run
+
+ROOT = "/ledgers"
+UR = payloads.underreplication_path(ROOT)
+LEDGER = 7
+PASSWORD = b"secret"
+DIGEST = EntryDigest(DigestType.CRC32C, PASSWORD)
+WRONG_DIGEST = EntryDigest(DigestType.CRC32C, b"another secret")
+PAYLOAD_BYTES = 10
+ENTRY_BYTES = 32 + 4 + PAYLOAD_BYTES
+
+P = ParamSpec("P")
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs a test that is a coroutine function, in a loop of its own whose time costs nothing."""
+
+    @functools.wraps(test)
+    def running(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return running
+
+
+class RecordingBookies(MemoryBookies):
+    """Remembers what was asked of the bulk path. ``before_transfer`` may do things meanwhile."""
+
+    def __init__(self, bookies: Sequence[BookieId], *, clock: Clock) -> None:
+        super().__init__(bookies, clock=clock)
+        self.transfers: list[tuple[Transfer, TransferResult]] = []
+        self.before_transfer: Callable[[Transfer], Awaitable[None]] | None = None
+
+    async def transfer(self, transfer: Transfer) -> TransferResult:
+        if self.before_transfer is not None:
+            await self.before_transfer(transfer)
+        result = await super().transfer(transfer)
+        self.transfers.append((transfer, result))
+        return result
+
+    def asked(self, bookie: BookieId) -> list[int]:
+        """Entries asked of the bookie to be judged or copied, in order, repetitions included."""
+        return [e for transfer, _ in self.transfers for e in transfer.reads.get(bookie, ())]
+
+    @property
+    def copied_count(self) -> int:
+        """Entries that a target acknowledged."""
+        return sum(result.entry_count for transfer, result in self.transfers if transfer.target)
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(result.entry_bytes for transfer, result in self.transfers if transfer.target)
+
+    @property
+    def targets(self) -> list[BookieId]:
+        """In the order in which they were written to, repetitions left out."""
+        return list(dict.fromkeys(t.target for t, _ in self.transfers if t.target is not None))
+
+
+class WatchedTree(MemoryTree):
+    """Shows every write of existing ledger metadata to ``watcher``: the ledger, before, after."""
+
+    watcher: Callable[[int, LedgerMetadata, LedgerMetadata], None] | None = None
+
+    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[Result]:
+        writes = [
+            (ledger_id, parse_metadata(self.nodes[operation.path].data), operation.data)
+            for operation in operations
+            if isinstance(operation, SetData)
+            and (ledger_id := Layout.HIERARCHICAL.ledger_id(ROOT, operation.path)) is not None
+            and self.nodes.find(operation.path) is not None
+        ]
+        results = super().apply(session_id, operations)
+        for ledger_id, before, data in writes:
+            if self.watcher is not None:
+                self.watcher(ledger_id, before, parse_metadata(data))
+        return results
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One worker session's parts, put together as the daemon does."""
+
+    store: MemoryStore
+    batcher: Batcher
+    membership: Membership
+    manager: LedgerManager
+    views: ViewSource
+    queue: Queue
+    open_ledgers: OpenLedgers
+    repairer: Repairer
+    notes: WaitingNotesWriter
+    worker: ReplicationWorker
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def take(self, ledger_id: int = LEDGER) -> Take:
+        """The mark as it stands, and our lock on it."""
+        take = await self.queue.take(await self.queued(ledger_id))
+        assert take is not None, ledger_id
+        return take
+
+    async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
+        data, stat = await self.store.get(payloads.mark_path(UR, ledger_id))
+        return QueuedLedger(
+            ledger_id=ledger_id, mark=payloads.parse_mark(data), version=stat.version
+        )
+
+
+class Cluster:
+    """Made within a running loop; ``start`` makes the znodes that a cluster has."""
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self.clock = LoopClock()
+        self.seed = seed
+        self.tree = WatchedTree(clock=self.clock)
+        self.tree.watcher = self._check_write
+        self.store = MemoryStore(self.tree)
+        """An operator's session, that of all others who are not under test."""
+        self.manager = LedgerManager(self.store, root=ROOT, layout=Layout.HIERARCHICAL)
+        self.bookies = RecordingBookies(BOOKIES, clock=self.clock)
+        self.violations: list[str] = []
+        """Of rule S1, by whatever metadata was written."""
+        self.lost: set[tuple[int, int]] = set()
+        """Ledger and entry ids of which a test destroyed every copy."""
+
+    @classmethod
+    async def start(cls, *bookies: BookieId, seed: int = 0) -> "Cluster":
+        """With these bookies registered, all of them if none is given."""
+        cluster = cls(seed=seed)
+        await cluster.store.create(f"{ROOT}/available/readonly", with_parents=True)
+        await cluster.store.create(f"{ROOT}/cookies", with_parents=True)
+        await prepare_tree(cluster.store, UR)
+        for bookie in bookies or BOOKIES:
+            await cluster.store.create(f"{ROOT}/cookies/{bookie}")
+            await cluster.register(bookie)
+        return cluster
+
+    # --- Bookies ----------------------------------------------------------------------------------
+
+    def bookie(self, bookie: BookieId) -> MemoryBookie:
+        return self.bookies.bookie(bookie)
+
+    async def register(self, bookie: BookieId, *, is_read_only: bool = False) -> None:
+        await self.store.create(f"{ROOT}/available/{'readonly/' if is_read_only else ''}{bookie}")
+
+    async def unregister(self, bookie: BookieId) -> None:
+        try:
+            await self.store.delete(f"{ROOT}/available/{bookie}")
+        except NoNodeError:
+            await self.store.delete(f"{ROOT}/available/readonly/{bookie}")
+
+    async def kill(self, *bookies: BookieId) -> None:
+        for bookie in bookies:
+            self.bookie(bookie).is_down = True
+            await self.unregister(bookie)
+
+    async def revive(self, bookie: BookieId) -> None:
+        self.bookie(bookie).start()
+        await self.register(bookie)
+
+    async def wipe(self, bookie: BookieId) -> None:
+        """New disks, and so another identity; the bookie must be down."""
+        self.bookie(bookie).wipe()
+        await self.store.delete(f"{ROOT}/cookies/{bookie}")
+        await self.store.create(f"{ROOT}/cookies/{bookie}")
+
+    # --- Ledgers ----------------------------------------------------------------------------------
+
+    async def write_ledger(
+        self,
+        *ensembles: Sequence[BookieId],
+        ledger_id: int = LEDGER,
+        starts: Sequence[int] = (0,),
+        last: int = 9,
+        write_quorum: int = 2,
+        state: LedgerState = LedgerState.CLOSED,
+        digest: EntryDigest = DIGEST,
+        **fields: object,
+    ) -> VersionedMetadata:
+        """A ledger with entries 0 to ``last``, each on every bookie of its write set."""
+        is_closed = state is LedgerState.CLOSED
+        metadata = LedgerMetadata(
+            ensemble_size=len(ensembles[0]),
+            write_quorum=write_quorum,
+            ack_quorum=1,
+            state=state,
+            last_entry_id=last if is_closed else -1,
+            length=PAYLOAD_BYTES * (last + 1) if is_closed else 0,
+            password=PASSWORD,
+            segments=tuple(
+                Segment(first_entry_id=start, ensemble=tuple(ensemble))
+                for start, ensemble in zip(starts, ensembles, strict=True)
+            ),
+        )
+        metadata = replace(metadata, **fields)  # type: ignore[arg-type]
+        for entry_id in range(last + 1):
+            self.put(ledger_id, entry_id, *named_by(metadata, entry_id), digest=digest)
+        for bookie in BOOKIES:
+            self.bookie(bookie).flush()
+        return await self.manager.create(ledger_id, metadata)
+
+    def put(
+        self,
+        ledger_id: int,
+        entry_id: int,
+        *bookies: BookieId,
+        digest: EntryDigest = DIGEST,
+        lac: int | None = None,
+    ) -> None:
+        """Store the entry on these bookies as a writer would have."""
+        for bookie in bookies:
+            self.bookie(bookie).add(
+                entry_bytes(ledger_id, entry_id, digest=digest, lac=lac),
+                master_key=digest.master_key,
+                is_recovery=False,
+                is_high_priority=False,
+            )
+
+    async def metadata(self, ledger_id: int = LEDGER) -> LedgerMetadata:
+        return (await self.manager.read(ledger_id)).metadata
+
+    async def ensembles(self, ledger_id: int = LEDGER) -> list[tuple[BookieId, ...]]:
+        return [segment.ensemble for segment in (await self.metadata(ledger_id)).segments]
+
+    def good_copies(self, ledger_id: int, metadata: LedgerMetadata, entry_id: int) -> int:
+        """How many of the bookies that metadata names hold the entry, undamaged."""
+        return sum(
+            self.holds(bookie, ledger_id, entry_id) for bookie in named_by(metadata, entry_id)
+        )
+
+    def holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
+        """Whether there is a good copy, be the bookie up or down. Asks nobody."""
+        if entry_id not in self.bookie(bookie).entry_ids(ledger_id):
+            return False
+        entry = self.bookie(bookie).read(ledger_id, entry_id)
+        return DIGEST.is_good(entry, ledger_id=ledger_id, entry_id=entry_id)
+
+    async def assert_whole(self, *ledger_ids: int) -> None:
+        """Every copy that metadata names is there, on a bookie that can be read."""
+        for ledger_id in ledger_ids or (LEDGER,):
+            metadata = await self.metadata(ledger_id)
+            assert metadata.is_closed, metadata
+            for entry_id in range(metadata.last_entry_id + 1):
+                for bookie in named_by(metadata, entry_id):
+                    assert self.holds(bookie, ledger_id, entry_id), (ledger_id, entry_id, bookie)
+                    assert not self.bookie(bookie).is_down, (ledger_id, entry_id, bookie)
+        assert not self.violations, self.violations
+
+    def _check_write(self, ledger_id: int, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        """Rule S1: a bookie that came in has its stripe, and no entry has fewer good copies named."""
+        for entry_id in range(after.last_entry_id + 1 if before.is_closed else _settled(after)):
+            came = set(named_by(after, entry_id)) - set(named_by(before, entry_id))
+            for bookie in came:
+                if not self.holds(bookie, ledger_id, entry_id):
+                    self.violations.append(f"{bookie} is named without entry {entry_id}: {after}")
+            count = self.good_copies(ledger_id, after, entry_id)
+            if count < self.good_copies(ledger_id, before, entry_id):
+                self.violations.append(f"a good copy of {entry_id} is no more named: {after}")
+
+    # --- The queue --------------------------------------------------------------------------------
+
+    async def mark(self, *replicas: BookieId, ledger_id: int = LEDGER, ctime_ms: int = 1) -> None:
+        """As an auditor would; a mark that stands is written again."""
+        path = payloads.mark_path(UR, ledger_id)
+        data = payloads.mark_to_bytes(Mark(replicas=replicas, ctime_ms=ctime_ms))
+        if await self.store.exists(path) is None:
+            await self.store.create(path, data, with_parents=True)
+        else:
+            await self.store.set(path, data, version=-1)
+
+    async def marked(self) -> list[int]:
+        found = await marked_ledger_ids(self.store, UR)
+        return [i for i in found if await self.store.exists(payloads.mark_path(UR, i))]
+
+    async def locked(self) -> list[str]:
+        return await self.store.children(payloads.locks_path(UR))
+
+    async def assert_queue_empty(self) -> None:
+        assert await self.marked() == []
+        assert await self.locked() == []
+
+    # --- Nodes ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def node(
+        self,
+        name: str = "node-1",
+        *,
+        bookies: Bookies | None = None,
+        local: BookieId | None = None,
+        settings: ReplicationSettings | None = None,
+        journal: Journal | None = None,
+        fallback: EntryDigest = DIGEST,
+    ) -> AsyncIterator[Node]:
+        """A worker half: its session, and what runs in it but for the worker itself.
+
+        What runs beside the worker may fail when a test ends the session; the worker will tell.
+        """
+        node = await self._make_node(
+            name,
+            bookies or self.bookies,
+            local,
+            settings or ReplicationSettings(),
+            journal,
+            fallback,
+        )
+        node.tasks = [
+            asyncio.create_task(node.batcher.run()),
+            asyncio.create_task(node.views.run()),
+        ]
+        try:
+            yield node
+        finally:
+            for task in node.tasks:
+                task.cancel()
+            await asyncio.gather(*node.tasks, return_exceptions=True)
+            await node.store.close()
+
+    async def _make_node(
+        self,
+        name: str,
+        bookies: Bookies,
+        local: BookieId | None,
+        settings: ReplicationSettings,
+        journal: Journal | None,
+        fallback: EntryDigest,
+    ) -> Node:
+        store, rng = MemoryStore(self.tree), random.Random(self.seed)
+        manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
+        views = ViewSource(Registration(store, ROOT), self.clock)
+        await views.refresh()
+        membership = await Membership.join(store, UR, node_info(name))
+        batcher = Batcher(store, [membership.guard])
+        queue = Queue(store, batcher, UR, holder=name)
+        open_ledgers = OpenLedgers(
+            manager=manager,
+            bookies=bookies,
+            views=views,
+            fallback_digest=fallback,
+            placement=RandomPlacement(rng),
+            clock=self.clock,
+        )
+        repairer = Repairer(
+            queue=queue,
+            manager=manager,
+            bookies=bookies,
+            views=views,
+            open_ledgers=open_ledgers,
+            fallback_digest=fallback,
+            local=local,
+            local_only=settings.target == "local",
+            clock=self.clock,
+            rng=rng,
+        )
+        notes = WaitingNotesWriter(store, batcher, UR)
+        worker = ReplicationWorker(
+            queue=queue,
+            repairer=repairer,
+            views=views,
+            notes=notes,
+            settings=settings,
+            node=name,
+            clock=self.clock,
+            rng=rng,
+        )
+        return Node(
+            store=store,
+            batcher=batcher,
+            membership=membership,
+            manager=manager,
+            views=views,
+            queue=queue,
+            open_ledgers=open_ledgers,
+            repairer=repairer,
+            notes=notes,
+            worker=worker,
+        )
+
+
+def node_info(name: str, half: Half = Half.WORKER) -> NodeInfo:
+    return NodeInfo(half=half, host=name, pid=1, bookie_id=None, started_ms=0)
+
+
+def entry_bytes(
+    ledger_id: int, entry_id: int, *, digest: EntryDigest = DIGEST, lac: int | None = None
+) -> bytes:
+    return digest.pack(
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        lac=entry_id - 1 if lac is None else lac,
+        length=PAYLOAD_BYTES * (entry_id + 1),
+        payload=b"%010d" % entry_id,
+    )
+
+
+def named_by(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
+    """The bookies that should hold the entry."""
+    ensemble = metadata.segment_of(entry_id).ensemble
+    indexes = write_set(
+        entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
+    )
+    return [ensemble[index] for index in indexes]
+
+
+def _settled(metadata: LedgerMetadata) -> int:
+    """Entries before the last segment; what lies there, a recovery may find and write anew."""
+    return metadata.last_segment.first_entry_id
+
+
+async def settle(turns: int = 50) -> None:
+    """Let everything that is ready go on, without time passing."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
