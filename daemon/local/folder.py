@@ -10,6 +10,7 @@ autorecovery/   settings of Java's AutoRecovery daemons
 """
 
 import fcntl
+import os
 import shutil
 from pathlib import Path
 from typing import IO
@@ -34,7 +35,7 @@ def take(data: Path) -> IO[str]:
 
     Raises SettingsError when somebody else owns it. A lock needs no cleaning up after a crash.
     """
-    data.mkdir(parents=True, exist_ok=True)
+    make(data)
     lock = (data / LOCK_NAME).open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,6 +43,17 @@ def take(data: Path) -> IO[str]:
         lock.close()
         raise SettingsError(f"a cluster is running already on {data}") from error
     return lock
+
+
+def make(path: Path) -> None:
+    """Make a folder here if need be. Raises SettingsError when nothing can be written there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        writable = os.access(path, os.W_OK | os.X_OK)
+    except OSError as error:
+        raise SettingsError(f"cannot make the folder {path}: {error.strerror}") from error
+    if not writable:
+        raise SettingsError(f"cannot write to the folder {path}")
 
 
 def delete(data: Path) -> None:

@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from daemon.local import control
+from daemon.local import control, folder
 from daemon.local.cluster import LocalCluster, OnEvent
 from daemon.local.control import Answer, Question, Verb
 from daemon.local.jars import OnProgress
@@ -74,7 +74,7 @@ def supervise(wish: Wish, listener: Listener) -> None:
         running.callback((data / control.SOCKET_NAME).unlink)
         listener.on_ready(observe(cluster))
         last_asker = _serve(cluster, door)
-    with last_asker:  # who asked for the end waits for it
+    with last_asker, suppress(OSError):  # who asked for the end waits for it, if still there
         control.send(last_asker, Answer())
 
 
@@ -147,7 +147,7 @@ def start_detached(wish: Wish, listener: Listener) -> None:
     supervisor too, and the other way round: a supervisor that cannot tell its news gives up.
     """
     logs = Path(wish.data) / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    folder.make(logs)
     with (logs / LOG_NAME).open("ab") as log:
         supervisor = subprocess.Popen(
             # -P and PYTHONPATH: this very code, not a folder called "daemon" where the user stands.

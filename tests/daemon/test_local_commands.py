@@ -123,6 +123,28 @@ def test_up_without_pyspark_says_what_to_install(
     assert not data.exists()
 
 
+@pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
+def test_up_says_where_it_cannot_make_its_folder(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "file").touch()
+
+    error = run(*arguments, "--data", str(tmp_path / "file" / "data")).exception
+
+    assert isinstance(error, SettingsError)
+    assert "cannot make the folder" in str(error)
+
+
+def test_up_in_the_background_says_what_its_supervisor_refused(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(data))  # no Java there
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+    error = run("up").exception
+
+    assert isinstance(error, SettingsError)
+    assert "install Java 17" in str(error)
+
+
 @pytest.mark.parametrize("command", sorted(local.commands))
 def test_every_command_explains_itself(command: str) -> None:
     result = run(command, "--help")

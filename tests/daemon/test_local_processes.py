@@ -24,6 +24,14 @@ STUBBORN = [
     "print('deaf', flush=True); time.sleep(600)",
 ]
 
+ANSWERING = [
+    sys.executable,
+    "-c",
+    "import signal, time; "
+    "signal.signal(signal.SIGUSR1, lambda *_: print('alive', flush=True)); "
+    "print('ready', flush=True); time.sleep(600)",
+]
+
 MakeChild = Callable[..., Child]
 
 
@@ -80,14 +88,21 @@ def test_a_program_dies_when_its_parent_is_killed(platform: str) -> None:
 
 def test_a_child_outlives_the_thread_that_asked_for_it(make_child: MakeChild) -> None:
     made: list[Child] = []
-    thread = threading.Thread(target=lambda: made.append(make_child()))
+
+    def make() -> None:
+        made.append(make_child(ANSWERING))
+        wait_for(
+            lambda: made[0].log_tail() == "ready"
+        )  # it has asked for its parent's death signal
+
+    thread = threading.Thread(target=make)
     thread.start()
     thread.join()
+    wait_for(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists())  # for the kernel too
 
-    wait_for(lambda: made[0].log_tail() != "")  # it has long asked for its parent's death signal
+    os.kill(made[0].pid, signal.SIGUSR1)
 
-    assert made[0].is_running
-    assert made[0].log_tail() == str(made[0].pid)
+    wait_for(lambda: made[0].log_tail() == "ready\nalive")
 
 
 def test_a_killed_child_is_gone_at_once(make_child: MakeChild) -> None:
