@@ -209,15 +209,11 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     def select(
         self, read: Sequence[Any], write: Sequence[Any], _: Sequence[Any], timeout: float | None
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """As select.select, but for any file descriptor, and without one of its own."""
+        """As select.select, without a new file descriptor each time. kazoo asks for one kind only."""
+        assert not (read and write), "never both"
         poll = select.poll()
-        for readable in read:
-            poll.register(readable, select.POLLIN)
-        for writable in write:
-            poll.register(writable, select.POLLOUT)
-        ready = {fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)}
-        return (
-            [each for each in read if each.fileno() in ready],
-            [each for each in write if each.fileno() in ready],
-            [],
-        )
+        for each in (*read, *write):
+            poll.register(each, select.POLLOUT if write else select.POLLIN)
+        found = {fd for fd, _ in poll.poll(None if timeout is None else timeout * 1000)}
+        ready = [each for each in (*read, *write) if each.fileno() in found]
+        return ([], ready, []) if write else (ready, [], [])

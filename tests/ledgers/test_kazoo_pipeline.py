@@ -1,0 +1,284 @@
+"""The parts of kazoo that are replaced, without a server."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import ConnectionDropped
+from kazoo.protocol.serialization import Close, GetData, SetData
+
+from daemon.local.ports import LOOPBACK
+from ledgers.kazoo_pipeline import SEND_BYTES_MAX, OneSessionHandler, PipelinedConnection
+from ledgers.kazoo_watch import AddWatch, RemoveWatches, WatchMode
+
+
+class Outcome:
+    """Where a reply goes."""
+
+    def __init__(self) -> None:
+        self.value: object = None
+        self.error: BaseException | None = None
+
+    def set(self, value: object = None) -> None:
+        self.value = value
+
+    def set_exception(self, error: BaseException) -> None:
+        self.error = error
+
+
+@pytest.fixture
+def handler() -> OneSessionHandler:
+    return OneSessionHandler(connect_timeout_s=0.05, on_crash=lambda error: None)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+# --- The handler ---------------------------------------------------------------------------------
+
+
+def test_select_tells_who_can_be_read_and_who_can_be_written(
+    handler: OneSessionHandler, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    assert handler.select([ours, theirs], [], [], 0) == ([], [], [])
+    assert handler.select([], [ours], [], 0) == ([], [ours], [])
+
+    theirs.sendall(b"x")
+
+    assert handler.select([ours, theirs], [], [], None) == ([ours], [], [])
+
+
+def test_select_takes_a_closed_connection_for_readable(
+    handler: OneSessionHandler, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    ours, theirs = pair
+    theirs.close()
+
+    assert handler.select([ours], [], [], None) == ([ours], [], [])
+
+
+def test_a_host_that_takes_no_connection_is_given_up_early(handler: OneSessionHandler) -> None:
+    with socket.create_server((LOOPBACK, 0), backlog=0) as deaf:
+        address = deaf.getsockname()
+        waiting = [_knock(address) for _ in range(4)]  # more than its queue holds
+
+        with pytest.raises(OSError, match="timed out"):
+            handler.create_connection(address=address, timeout=600)
+
+        for connection in waiting:
+            connection.close()
+
+
+def _knock(address: tuple[str, int]) -> socket.socket:
+    connection = socket.socket()
+    connection.setblocking(False)
+    connection.connect_ex(address)
+    return connection
+
+
+def test_once_forbidden_nothing_connects(handler: OneSessionHandler) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        handler.forbid_connections()
+
+        with pytest.raises(ConnectionDropped):
+            handler.create_connection(address=server.getsockname(), timeout=1)
+
+
+def test_breaking_a_connection_wakes_whoever_waits_for_it(handler: OneSessionHandler) -> None:
+    with socket.create_server((LOOPBACK, 0)) as server:
+        connection = handler.create_connection(address=server.getsockname(), timeout=1)
+
+        handler.break_connection()
+
+        assert handler.select([connection], [], [], None) == ([connection], [], [])
+        assert connection.recv(1) == b""
+        connection.close()
+
+
+def test_a_thread_that_dies_is_heard_of() -> None:
+    crashes: list[BaseException] = []
+    handler = OneSessionHandler(connect_timeout_s=1, on_crash=crashes.append)
+
+    def crash() -> None:
+        raise ValueError("out of luck")
+
+    handler.spawn(crash).join()
+
+    assert [str(crash) for crash in crashes] == ["out of luck"]
+
+
+# --- The connection ------------------------------------------------------------------------------
+
+
+class Wire:
+    """A connection whose wake-up pipe is there, and whose peer is the test."""
+
+    def __init__(self, handler: OneSessionHandler) -> None:
+        self.client = KazooClient(handler=handler)
+        self.connection = PipelinedConnection.in_place_of(
+            self.client._connection, on_event=lambda number, path: None
+        )
+        self.connection._read_sock, self.connection._write_sock = socket.socketpair()
+        self.connection._read_sock.setblocking(False)
+        self.connection._socket, self.peer = socket.socketpair()
+        self.connection._socket.setblocking(False)
+
+    def is_woken(self) -> bool:
+        return bool(self.client.handler.select([self.connection._read_sock], [], [], 0)[0])
+
+    def sent_xids(self) -> list[int]:
+        """Of the requests that have come since the last time."""
+        self.peer.setblocking(False)
+        received, xids = self.peer.recv(2**20), []
+        while received:
+            length = int.from_bytes(received[:4])
+            xids.append(int.from_bytes(received[4:8]))
+            received = received[4 + length :]
+        return xids
+
+    def close(self) -> None:
+        for end in (
+            self.connection._read_sock,
+            self.connection._write_sock,
+            self.connection._socket,
+            self.peer,
+        ):
+            end.close()
+
+
+@pytest.fixture
+def wire(handler: OneSessionHandler) -> Iterator[Wire]:
+    wire = Wire(handler)
+    yield wire
+    wire.close()
+
+
+def test_what_waits_goes_out_in_one_write_after_one_wake_up(wire: Wire) -> None:
+    for _ in range(100):
+        wire.connection.submit(GetData("/a", None), Outcome())
+    assert len(wire.connection._read_sock.recv(4096, socket.MSG_PEEK)) == 1
+
+    wire.connection._send_request(1, 1)
+
+    assert wire.sent_xids() == list(range(1, 101))
+    assert [xid for _, _, xid in wire.client._pending] == list(range(1, 101))
+    assert not wire.is_woken()
+
+
+def test_a_large_backlog_is_sent_in_pieces_with_replies_in_between(wire: Wire) -> None:
+    for _ in range(3):
+        wire.connection.submit(SetData("/a", bytes(SEND_BYTES_MAX), 0), Outcome())
+
+    pieces = []
+    while wire.is_woken():
+        wire.connection._send_request(1, 1)
+        pieces.append(wire.sent_xids())
+
+    assert pieces == [[1], [2], [3]]
+
+
+def test_submitting_never_blocks_however_long_nobody_sends(wire: Wire) -> None:
+    for _ in range(10_000):
+        wire.connection.submit(GetData("/a", None), Outcome())
+
+    assert len(wire.client._queue) == 10_000
+
+
+def test_a_request_that_cannot_be_written_down_fails_alone(wire: Wire) -> None:
+    bad, good = Outcome(), Outcome()
+    wire.connection.submit(GetData("/\ud800", None), bad)  # no such text in UTF-8
+    wire.connection.submit(GetData("/a", None), good)
+
+    wire.connection._send_request(1, 1)
+
+    assert isinstance(bad.error, UnicodeEncodeError)
+    assert wire.sent_xids() == [1]
+    assert good.error is None
+
+
+def test_the_closing_request_of_kazoo_itself_is_sent_behind_the_others(wire: Wire) -> None:
+    wire.connection.submit(GetData("/a", None), Outcome())
+    wire.client._queue.append((Close(), None))
+
+    wire.connection._send_request(1, 1)
+
+    assert len(wire.sent_xids()) == 2
+
+
+def test_replies_that_came_together_are_handled_together(wire: Wire) -> None:
+    outcomes = [Outcome() for _ in range(3)]
+    for outcome in outcomes:
+        wire.connection.submit(AddWatch("/a", WatchMode.PERSISTENT), outcome)
+    wire.connection._send_request(1, 1)
+    replies = b"".join(_reply(xid) for xid in (1, 2, 3))
+
+    wire.peer.sendall(replies[:-1])
+    wire.connection._read_socket(1)
+    assert [outcome.value for outcome in outcomes] == [True, True, None]
+
+    wire.peer.sendall(replies[-1:])
+    wire.connection._read_socket(1)
+    assert [outcome.value for outcome in outcomes] == [True, True, True]
+
+
+def test_a_reply_that_stops_in_the_middle_times_out(wire: Wire) -> None:
+    wire.connection.submit(GetData("/a", None), Outcome())
+    wire.connection._send_request(1, 1)
+    wire.peer.sendall(_reply(1)[:-1])
+
+    with pytest.raises(wire.client.handler.timeout_exception):
+        wire.connection._read_socket(0.01)
+
+
+def test_a_connection_that_ends_in_the_middle_of_a_reply_is_dropped(wire: Wire) -> None:
+    wire.connection.submit(GetData("/a", None), Outcome())
+    wire.connection._send_request(1, 1)
+    wire.peer.sendall(_reply(1)[:-1])
+    wire.peer.close()
+
+    with pytest.raises(ConnectionDropped):
+        wire.connection._read_socket(1)
+
+
+def _reply(xid: int) -> bytes:
+    body = xid.to_bytes(4) + (1).to_bytes(8) + bytes(4)
+    return len(body).to_bytes(4) + body
+
+
+# --- Persistent watches --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "opcode", "written"),
+    [
+        pytest.param(
+            AddWatch("/a", WatchMode.PERSISTENT_RECURSIVE), 106, "00000002 2f61 00000001", id="add"
+        ),
+        pytest.param(RemoveWatches("/a"), 18, "00000002 2f61 00000003", id="remove"),
+    ],
+)
+def test_requests_about_watches_are_written_as_zookeeper_reads_them(
+    request_: AddWatch | RemoveWatches, opcode: int, written: str
+) -> None:
+    assert request_.type == opcode
+    assert request_.serialize() == bytes.fromhex(written)
+
+
+def test_an_event_is_told_with_its_number_and_its_path(handler: OneSessionHandler) -> None:
+    told: list[tuple[int, str]] = []
+    client = KazooClient(handler=handler)
+    connection = PipelinedConnection.in_place_of(
+        client._connection, on_event=lambda number, path: told.append((number, path))
+    )
+
+    for number in (1, 2, 3, 4):
+        event = number.to_bytes(4) + (3).to_bytes(4) + (2).to_bytes(4) + b"/a"
+        connection._read_watch_event(event, 0)
+
+    assert told == [(1, "/a"), (2, "/a"), (3, "/a"), (4, "/a")]
