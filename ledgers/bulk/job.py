@@ -66,9 +66,8 @@ class Job:
         """Learn from the largest of some entries that came."""
         excess_bytes = self.expected_bytes - largest_bytes
         self.is_weighed = True
-        self.expected_bytes = (
-            largest_bytes if excess_bytes < 0 else largest_bytes + excess_bytes * 3 // 4
-        )
+        self.expected_bytes = largest_bytes + max(0, excess_bytes) * 3 // 4
+        self.quantum = max(1, min(QUANTUM_COUNT, QUANTUM_BYTES // self.expected_bytes))
 
     def add_read(self, count: int, entry_bytes: int) -> None:
         """Entries came whole: all there is to do, unless they are to be written."""
@@ -101,8 +100,8 @@ class Job:
             unwritten = {*refused, *self.writing.end()}
             for reading in self.readings:
                 unwritten.update(reading.end())
-            assert len(unwritten) == self.undecided_count, self.ledger_id
             self._finish(frozenset(unwritten), error)
+            assert len(unwritten) == self.undecided_count, self.ledger_id
 
     def abandon(self) -> None:
         """Nobody waits for the result any more. Replies still to come are ignored."""

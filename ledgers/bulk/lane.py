@@ -5,10 +5,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import structlog
+
 from ledgers.bulk.frames import FRAME_BYTES_MAX
 from ledgers.bulk.inbox import Inbox, ReceiveBuffer
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.metadata import BookieId
+
+log = structlog.get_logger()
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
 """A bookie's address, or None where nobody registered one."""
@@ -143,6 +147,8 @@ class Lane(ABC):
 
     def closed(self, inbox: Inbox, error: Exception | None) -> None:
         if inbox is self._inbox:  # else it was broken off before
+            if isinstance(error, CorruptionError):
+                log.warning("bookie.lied", bookie=self.bookie, reason=str(error))
             failure = UnavailableError("connection to bookie broke", bookie=self.bookie)
             failure.__cause__ = error
             self.break_off(failure)

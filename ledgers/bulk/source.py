@@ -4,13 +4,14 @@
 """
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgers.bookies import Answer
 from ledgers.budget import ReadBudget, Waiter
 from ledgers.bulk.frames import READ_REPLY, READ_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
 from ledgers.bulk.inbox import Inbox
-from ledgers.bulk.job import Reading, Writing, forget
+from ledgers.bulk.job import Reading, forget
 from ledgers.bulk.lane import LATE_TIMEOUTS, Common, Lane
 from ledgers.errors import BookmenderError, CorruptionError, NoSuchEntryError, UnavailableError
 from ledgers.metadata import BookieId
@@ -161,7 +162,7 @@ class SourceLane(Lane):
         own_ledger_id = reading.ledger_id
         # A reading that is over waits for its replies, but wants nothing of them.
         length_min = _NEVER if reading.is_over else REPLY_PACKET_BYTES + job.entry_bytes_min
-        good_count = good_lengths = largest_length = replied_count = replied_bytes = 0
+        good_count = good_lengths = largest_length = replied_count = taken_bytes_sum = 0
         failures: list[_Failure] = []
         runs: list[memoryview] = []
         run_start = position  # of the good frames in a row that are not in ``runs`` yet
@@ -188,7 +189,7 @@ class SourceLane(Lane):
             ):
                 break
             replied_count += 1
-            replied_bytes += taken_bytes
+            taken_bytes_sum += taken_bytes
             if (
                 length >= length_min
                 and code == 0
@@ -212,45 +213,51 @@ class SourceLane(Lane):
         if run_start < position:
             runs.append(view[run_start:position])
 
-        self._replied_count += replied_count
-        self._replied_bytes += replied_bytes
-        reading.progress_s = self._loop.time()
-        if good_count:
-            good_bytes = good_lengths - good_count * REPLY_PACKET_BYTES
-            job.weigh(largest_length - REPLY_PACKET_BYTES)
-            if writing is not None:
-                taken_bytes = replied_bytes - sum(failure[2] for failure in failures)
-                self._pass_on(writing, runs, good_count, good_bytes - taken_bytes)
-            job.add_read(good_count, good_bytes)
-        for failure in failures:
-            self._fail(reading, *failure)
-        self._requeue(reading)
+        self._settle(
+            reading,
+            _Stretch(
+                replied_count=replied_count,
+                taken_bytes=taken_bytes_sum,
+                good_count=good_count,
+                good_bytes=good_lengths - good_count * REPLY_PACKET_BYTES,
+                largest_bytes=largest_length - REPLY_PACKET_BYTES,
+                runs=runs,
+                failures=failures,
+            ),
+        )
         return position
 
-    def _pass_on(
-        self, writing: Writing, runs: list[memoryview], count: int, excess_bytes: int
-    ) -> None:
-        """Have adds sent at the end of this arrival. ``excess_bytes``: above what was taken for them."""
-        if len(writing.unacknowledged) == count:
-            writing.progress_s = self._loop.time()
-        writing.lane.resize(excess_bytes)
-        self._outgoing.setdefault(writing.lane, []).extend(runs)
-
-    def _fail(self, reading: Reading, entry_id: int, code: int, taken_bytes: int) -> None:
-        if reading.is_over:
-            return
-        if reading.target is not None:
-            reading.target.release(taken_bytes, count=1)
-        reading.job.add_failure(reading, entry_id, _answer(code))
-
-    def _requeue(self, reading: Reading) -> None:
-        """After replies: it may ask again where it waited to see some, or be done."""
+    def _settle(self, reading: Reading, stretch: "_Stretch") -> None:
+        """Account for the replies that stood in a row."""
         self._is_proven = True
         self._unasked_count = 0
+        self._replied_count += stretch.replied_count
+        self._replied_bytes += stretch.taken_bytes
+        reading.progress_s = self._loop.time()
+        if stretch.good_count:
+            self._pass_on(reading, stretch)
+            reading.job.add_read(stretch.good_count, stretch.good_bytes)
+        if not reading.is_over:
+            for entry_id, code, taken_bytes in stretch.failures:
+                if reading.target is not None:
+                    reading.target.release(taken_bytes, count=1)
+                reading.job.add_failure(reading, entry_id, _answer(code))
         if reading.is_idle:
             forget(self._readings, reading)
         elif not reading.is_queued and reading.has_pending:
-            self.enqueue(reading)
+            self.enqueue(reading)  # it had to see replies before it could ask again
+
+    def _pass_on(self, reading: Reading, stretch: "_Stretch") -> None:
+        """Have the good entries, which are adds by now, sent at the end of this arrival."""
+        reading.job.weigh(stretch.largest_bytes)
+        writing = reading.job.writing
+        if writing is None:
+            return
+        if len(writing.unacknowledged) == stretch.good_count:
+            writing.progress_s = self._loop.time()
+        failed_bytes = sum(taken_bytes for _, _, taken_bytes in stretch.failures)
+        writing.lane.resize(stretch.good_bytes - (stretch.taken_bytes - failed_bytes))
+        self._outgoing.setdefault(writing.lane, []).extend(stretch.runs)
 
     def _finish_arrival(self) -> None:
         """Send what became of the replies of one arrival, and give their credit back."""
@@ -336,6 +343,20 @@ class SourceLane(Lane):
 
 _Failure = tuple[int, int, int]
 """An entry that was not given: its id, the reply's code, and the bytes of credit it took."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """Replies to one reading that stood in a row. ``taken_bytes``: of credit, failures included."""
+
+    replied_count: int
+    taken_bytes: int
+    good_count: int
+    good_bytes: int
+    largest_bytes: int
+    runs: list[memoryview]
+    """The good entries' frames, as adds."""
+    failures: list[_Failure]
 
 
 def _answer(code: int) -> Answer:

@@ -349,6 +349,31 @@ def test_a_large_ledger_is_not_starved_by_small_ones() -> None:
     play(act)
 
 
+def test_large_entries_take_turns_one_by_one() -> None:
+    """A quantum is limited in bytes too: a few large entries weigh as much as many small ones."""
+
+    async def act(scene: Scene) -> None:
+        large, small = range(100, 104), range(200, 204)
+        for ledger_id in large:
+            scene.fill(range(60), ledger_id=ledger_id, payload=bytes(200_000))
+        for ledger_id in small:
+            scene.fill(range(60), ledger_id=ledger_id)
+        reads = {scene.a.bookie_id: range(60)}
+
+        async with asyncio.TaskGroup() as group:
+            for ledger_id in (*large, *small):
+                transfer = scene.halves(0, ledger_id=ledger_id, reads=reads, target=None)
+                group.create_task(scene.run(transfer))
+
+        last_small = max(
+            n for n, (ledger_id, _) in enumerate(scene.a.reads_seen) if ledger_id in small
+        )
+        large_before = sum(ledger_id in large for ledger_id, _ in scene.a.reads_seen[:last_small])
+        assert large_before < 180  # of 240
+
+    play(act)
+
+
 def test_thousands_of_small_transfers_share_the_connections() -> None:
     async def act(scene: Scene) -> None:
         ledger_ids = range(1_000, 3_000)

@@ -185,6 +185,21 @@ def test_closing_ends_a_connection_attempt() -> None:
     play(act)
 
 
+def test_after_closing_nothing_is_known_of_any_entry() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.bulk.close()
+
+        checked = await scene.run(scene.halves(10, target=None))
+        copied = await scene.run(scene.halves(10))
+
+        assert checked.entry_count == copied.entry_count == 0
+        assert isinstance(copied.target_error, UnavailableError)
+        assert scene.a.connection_count == 0
+
+    play(act)
+
+
 def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
