@@ -63,11 +63,20 @@ def make_cluster(
 
 
 @pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    """Of the file's ``module_cluster``, over the default ones: a file that wants others has its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
 def module_cluster(
-    _prerequisites: None, tmp_path_factory: pytest.TempPathFactory
+    _prerequisites: None,
+    tmp_path_factory: pytest.TempPathFactory,
+    cluster_options: dict[str, Any],
 ) -> Iterator[LocalCluster]:
     """One to be broken that the tests of a file share: each leaves it whole."""
-    options = {"bookies": BOOKIES_DEFAULT, "session_timeout_s": SESSION_TIMEOUT_S}
+    defaults = {"bookies": BOOKIES_DEFAULT, "session_timeout_s": SESSION_TIMEOUT_S}
+    options = defaults | cluster_options
     with _start(tmp_path_factory.mktemp("module-cluster"), options) as shared:
         yield shared
     _running.remove(shared)
