@@ -21,7 +21,12 @@ PACKAGES_BELOW_DAEMON = ("auditor", "replication", "ledgers")
 def tracked_files() -> list[Path]:
     """What git would publish: tracked files that are still there."""
     listing = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=30
+        ["git", "-c", "safe.directory=*", "ls-files", "-z"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     return [path for name in listing.stdout.split("\0") if (path := ROOT / name).is_file()]
 
