@@ -1,0 +1,102 @@
+"""``python -m tests.cluster.faulty_daemon POINT SIGNAL``: a daemon that is struck at a named point.
+
+The daemon as it is, with its queue and its bulk path wrapped: the first time a repair comes to the
+point, the process sends itself the signal (SIGKILL: it is gone; SIGSTOP: it is frozen, and goes on
+there when it gets SIGCONT).
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import Enum
+
+from daemon.cli import main
+from ledgers.bookies import Transfer, TransferResult
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.metadata import BookieId
+from ledgers.store import Operation
+from replication.batching import Results
+from replication.queue import Queue, QueuedLedger, Take
+
+
+class Point(Enum):
+    """The steps of a repair between which it may be cut short."""
+
+    BEFORE_LOCK = "before-lock"
+    AFTER_LOCK = "after-lock"
+    MID_COPY = "mid-copy"
+    BEFORE_COMPARE_AND_SET = "before-compare-and-set"
+    AFTER_COMPARE_AND_SET = "after-compare-and-set"
+    BEFORE_UNMARK = "before-unmark"
+
+
+class Striker:
+    """Sends the signal at the point, once."""
+
+    def __init__(self, point: Point, number: signal.Signals) -> None:
+        self._point, self._number = point, number
+        self._is_done = False
+
+    def reach(self, point: Point) -> bool:
+        """Whether this was the strike, survived."""
+        if point is not self._point or self._is_done:
+            return False
+        self._is_done = True
+        print(f'{{"event": "struck", "point": "{point.value}"}}', file=sys.stderr, flush=True)
+        os.kill(os.getpid(), self._number)
+        return True
+
+    def aims_at(self, point: Point) -> bool:
+        return point is self._point and not self._is_done
+
+
+def install(striker: Striker) -> None:
+    """Wrap the steps. What is not named in ``Point`` is left as it is."""
+    take, finish, write = Queue.take, Queue.finish, Queue.write
+    transfer = BulkTransfers.transfer
+
+    async def struck_take(self: Queue, queued: QueuedLedger) -> Take | None:
+        striker.reach(Point.BEFORE_LOCK)
+        taken = await take(self, queued)
+        if taken is not None:
+            striker.reach(Point.AFTER_LOCK)
+        return taken
+
+    async def struck_finish(self: Queue, taken: Take, extra: Sequence[Operation] = ()) -> bool:
+        striker.reach(Point.BEFORE_COMPARE_AND_SET if extra else Point.BEFORE_UNMARK)
+        result = await finish(self, taken, extra)
+        if extra:
+            striker.reach(Point.AFTER_COMPARE_AND_SET)
+        return result
+
+    async def struck_write(self: Queue, taken: Take, operations: Sequence[Operation]) -> Results:
+        striker.reach(Point.BEFORE_COMPARE_AND_SET)
+        results = await write(self, taken, operations)
+        striker.reach(Point.AFTER_COMPARE_AND_SET)
+        return results
+
+    async def struck_transfer(self: BulkTransfers, asked: Transfer) -> TransferResult:
+        if asked.target is not None and striker.aims_at(Point.MID_COPY):
+            await transfer(self, replace(asked, reads=_first_half(asked)))
+            striker.reach(Point.MID_COPY)
+        return await transfer(self, asked)
+
+    for owner, name, struck in (
+        (Queue, "take", struck_take),
+        (Queue, "finish", struck_finish),
+        (Queue, "write", struck_write),
+        (BulkTransfers, "transfer", struck_transfer),
+    ):
+        setattr(owner, name, struck)
+
+
+def _first_half(asked: Transfer) -> dict[BookieId, Sequence[int]]:
+    return {bookie: ids[: (len(ids) + 1) // 2] for bookie, ids in asked.reads.items()}
+
+
+if __name__ == "__main__":
+    install(Striker(Point(sys.argv[1]), signal.Signals[sys.argv[2]]))
+    sys.argv = ["bookmender", "daemon"]
+    main()

@@ -1,0 +1,227 @@
+"""Steps that cluster tests share: ledgers that miss a bookie, daemons, waiting, the proof."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from daemon.demo.proof import LedgerProof, Prover
+from daemon.demo.shapes import Ending, Shape
+from daemon.demo.workload import Workload, Written
+from daemon.local.processes import Child
+from daemon.settings import Settings
+from daemon.visit import Visit, visit
+from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import SystemClock
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata
+from replication import payloads
+from replication.listing import locked_ledger_ids, marked_ledger_ids
+from replication.payloads import Mark
+
+GONE = BookieId("127.0.0.1:9")
+"""A bookie that was never there: naming it makes a ledger under-replicated without killing anybody."""
+WAIT_S = 60.0
+POLL_S = 0.05
+SEED = 11
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """A cluster as a test sees it."""
+
+    seen: Visit
+    workload: Workload
+
+    async def write(self, *shapes: Shape) -> list[Written]:
+        before = len(self.workload.written)
+        await self.workload.write(shapes)
+        return self.workload.written[before:]
+
+    async def lose(self, written: Sequence[Written], *, index: int = 0) -> None:
+        """Make each ledger name a bookie that is gone, in every segment, and mark it."""
+        await self.forget(written, index=index)
+        await self.mark([ledger.ledger_id for ledger in written])
+
+    async def forget(self, written: Sequence[Written], *, index: int = 0) -> None:
+        """Make each ledger name a bookie that is gone, in every segment; an audit will find it."""
+        manager = self.seen.manager
+        for ledger in written:
+            versioned = await manager.read(ledger.ledger_id)
+            segments = tuple(s.with_bookies({index: GONE}) for s in versioned.metadata.segments)
+            metadata = replace(versioned.metadata, segments=segments)
+            await manager.write(ledger.ledger_id, metadata, read_as=versioned)
+
+    async def mark(self, ledger_ids: Sequence[int]) -> None:
+        """As an auditor would that found ``GONE`` gone."""
+        store, ur = self.seen.store, self.seen.ur
+        data = payloads.mark_to_bytes(Mark(replicas=(GONE,), ctime_ms=1))
+        for ledger_id in ledger_ids:
+            await store.create(payloads.mark_path(ur, ledger_id), data, with_parents=True)
+
+    async def metadata(self, written: Written) -> LedgerMetadata:
+        return (await self.seen.manager.read(written.ledger_id)).metadata
+
+    async def names(self, written: Sequence[Written], bookie: BookieId) -> list[int]:
+        """Of these ledgers those whose metadata names the bookie."""
+        return [w.ledger_id for w in written if bookie in (await self.metadata(w)).bookies]
+
+    async def is_idle(self) -> bool:
+        """No mark, no lock."""
+        store, ur = self.seen.store, self.seen.ur
+        return not await marked_ledger_ids(store, ur) and not await locked_ledger_ids(store, ur)
+
+    async def wait_idle(self) -> None:
+        await wait_for(self.is_idle, "an empty queue without locks")
+
+    async def prove(
+        self, written: Sequence[Written], down: frozenset[BookieId] = frozenset()
+    ) -> list[LedgerProof]:
+        prover = Prover(
+            manager=self.seen.manager,
+            bookies=self.workload.bookies,
+            clock=self.workload.clock,
+            down=down,
+        )
+        return await prover.prove(written)
+
+    async def assert_whole(self, written: Sequence[Written]) -> None:
+        """No entry lost or wrong, and every copy that the metadata names is there."""
+        for proof in await self.prove(written):
+            assert not proof.lost, proof
+            assert not proof.wrong, proof
+            assert proof.copies_good == proof.copies_expected > 0, proof
+
+
+@asynccontextmanager
+async def bench(uri: str) -> AsyncIterator[Bench]:
+    clock, budgets, rng = SystemClock(), Budgets(), random.Random(SEED)
+    async with visit(Settings(metadata_service_uri=uri)) as seen:
+        bookies = BookieClient(
+            resolve=lambda bookie: None,
+            budgets=budgets,
+            bulk=BulkTransfers(budgets),
+            clock=clock,
+            rng=rng,
+            settings=BookieClientSettings(),
+        )
+        workload = Workload(
+            manager=seen.manager,
+            registration=seen.registration,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+        )
+        try:
+            yield Bench(seen=seen, workload=workload)
+        finally:
+            await workload.stop()
+            await bookies.close()
+
+
+def shape(
+    number: int,
+    *,
+    entry_count: int = 20,
+    quorums: tuple[int, int, int] = (3, 2, 2),
+    digest_type: DigestType = DigestType.CRC32C,
+    ending: Ending = Ending.CLOSED,
+    entry_bytes: int = 100,
+) -> Shape:
+    ensemble_size, write_quorum, ack_quorum = quorums
+    return Shape(
+        number=number,
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        digest_type=digest_type,
+        metadata_version=3,
+        entry_bytes=entry_bytes,
+        entry_count=entry_count,
+        ending=ending,
+    )
+
+
+async def wait_for(condition: Callable[[], Any], what: str, *, within_s: float = WAIT_S) -> None:
+    """Until the condition, a function or a coroutine function, holds."""
+    deadline_s = time.monotonic() + within_s
+    while True:
+        found = condition()
+        if asyncio.iscoroutine(found):
+            found = await found
+        if found:
+            return
+        assert time.monotonic() < deadline_s, f"no {what} within {within_s:g} s"
+        await asyncio.sleep(POLL_S)  # the condition lies in other processes
+
+
+def start_node(
+    name: str,
+    uri: str,
+    folder: Path,
+    *,
+    command: Sequence[str] = ("daemon", "daemon"),
+    settings: Mapping[str, str] | None = None,
+) -> Child:
+    """A daemon process; ``settings`` without their prefix, as in ``AUDITOR_ENABLED``."""
+    ours = {
+        "METADATA_SERVICE_URI": uri,
+        "NODE_STATE_DIR": str(folder / name),
+        "ZOOKEEPER_SESSION_TIMEOUT_S": "2",
+        "REPLICATION_IDLE_WAIT_S": "0.3",
+        "LOG_LEVEL": "debug",
+        "LOG_FORMAT": "json",
+        **(settings or {}),
+    }
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
+    environment |= {f"BOOKMENDER_{key}": value for key, value in ours.items()}
+    return Child(
+        name,
+        [sys.executable, "-m", *command],
+        log=folder / f"{name}.log",
+        environment=environment,
+    )
+
+
+@asynccontextmanager
+async def nodes(uri: str, folder: Path) -> AsyncIterator[Callable[..., Child]]:
+    """Starts daemons, as ``start_node`` does; those that still run at the end are killed."""
+    started: list[Child] = []
+
+    def start(name: str, **options: Any) -> Child:
+        started.append(start_node(name, uri, folder, **options))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for node in started:
+            if node.is_running:
+                node.kill()
+
+
+def events(node: Child, name: str) -> list[dict[str, Any]]:
+    """What the daemon logged under this name."""
+    return [event for event in _log(node) if event.get("event") == name]
+
+
+def errors(node: Child) -> list[dict[str, Any]]:
+    return [event for event in _log(node) if event.get("level") in ("error", "critical")]
+
+
+def _log(node: Child) -> list[dict[str, Any]]:
+    found = []
+    for line in node.log.read_text(errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            found.append({"event": "unreadable", "level": "error", "line": line})
+    return found

@@ -1,0 +1,114 @@
+"""A repair cut short at each of its steps: the next node finishes it, and nothing is lost.
+
+SIGKILL: the node is gone, its session ends by time-out. SIGSTOP for longer than the session: the node
+wakes up in the middle of a repair that is no longer its own.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from daemon.demo.workload import Written
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child
+from replication.membership import live_nodes
+from tests.cluster.faulty_daemon import Point
+from tests.cluster.steps import WAIT_S, Bench, bench, errors, events, shape, start_node, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+LARGE_ENTRIES = 2_000
+"""More than a repair copies without judging the survivors again: its unmark is a step of its own."""
+
+
+def start_faulty(cluster: LocalCluster, folder: Path, point: Point, signal_name: str) -> Child:
+    return start_node(
+        "faulty",
+        cluster.metadata_service_uri,
+        folder,
+        command=("tests.cluster.faulty_daemon", point.value, signal_name),
+        settings=WORKER_ONLY,
+    )
+
+
+def start_healthy(cluster: LocalCluster, folder: Path) -> Child:
+    return start_node("healthy", cluster.metadata_service_uri, folder, settings=WORKER_ONLY)
+
+
+def is_frozen(node: Child) -> bool:
+    stat = Path(f"/proc/{node.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
+
+
+async def is_gone(on: Bench, node: Child) -> bool:
+    """Whether ZooKeeper has given up the node's session."""
+    return node.pid not in {n.info.pid for n in await live_nodes(on.seen.store, on.seen.ur)}
+
+
+async def write_and_lose(on: Bench, point: Point) -> list[Written]:
+    """Small ledgers, whose unmark rides with the metadata, or for that point a larger one."""
+    shapes = [shape(number) for number in range(3)]
+    if point is Point.BEFORE_UNMARK:
+        shapes = [shape(0, entry_count=LARGE_ENTRIES, entry_bytes=10)]
+    written = await on.write(*shapes)
+    await on.lose(written)
+    return written
+
+
+@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+def test_another_node_finishes_what_a_killed_one_began(
+    point: Point, module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(module_cluster.metadata_service_uri) as on:
+            written = await write_and_lose(on, point)
+            faulty = start_faulty(module_cluster, tmp_path, point, "SIGKILL")
+            assert await asyncio.to_thread(faulty.wait, timeout_s=WAIT_S), "it was never struck"
+            assert events(faulty, "struck")
+
+            healthy = start_healthy(module_cluster, tmp_path)
+            try:
+                await on.wait_idle()
+                await on.assert_whole(written)
+                assert not errors(healthy)
+            finally:
+                await asyncio.to_thread(healthy.kill)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+def test_a_node_that_slept_through_its_session_does_no_harm_and_works_on(
+    point: Point, module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(module_cluster.metadata_service_uri) as on:
+            written = await write_and_lose(on, point)
+            faulty = start_faulty(module_cluster, tmp_path, point, "SIGSTOP")
+            await wait_for(lambda: is_frozen(faulty), f"freeze {point.value}")
+            healthy = start_healthy(module_cluster, tmp_path)
+            try:
+                await wait_for(lambda: is_gone(on, faulty), "end of the sleeper's session")
+                await on.wait_idle()
+                before = len(events(faulty, "session.opened"))
+
+                faulty.resume()
+                await wait_for(
+                    lambda: len(events(faulty, "session.opened")) > before, "session in place"
+                )
+                await asyncio.to_thread(healthy.kill)
+                later = await on.write(shape(4))
+                await on.lose(later)
+
+                await on.wait_idle()
+                await on.assert_whole([*written, *later])
+                assert not errors(faulty)
+                assert not errors(healthy)
+            finally:
+                for node in (healthy, faulty):
+                    if node.is_running:
+                        await asyncio.to_thread(node.kill)
+
+    asyncio.run(run())
