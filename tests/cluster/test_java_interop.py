@@ -8,12 +8,10 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from ledgers.creation import LedgerOptions
-from ledgers.errors import FencedError, LedgerClosedError
-from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState
 from ledgers.metadata_codec import parse_metadata, serialize_metadata
 from tests.cluster.our_client import our_client, sha256_of
-from tests.java.messages import Content, Expected, Shape, Verdict
+from tests.java.messages import Expected, Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
 
 pytest_plugins = ["tests.java.fixtures"]
@@ -186,74 +184,6 @@ def test_a_surviving_java_writer_is_fenced_by_our_recovery(java: JavaTool, uri: 
     assert stopped.last <= closed.last_entry_id
     acknowledged = java.read(uri, writer.ledger_id, last=stopped.last)
     assert acknowledged.sha256 == stopped.sha256
-
-
-def test_our_surviving_writer_is_fenced_by_javas_recovery(java: JavaTool, uri: str) -> None:
-    async def write_until_fenced() -> None:
-        async with our_client(uri) as ours, ours.create(ON_THREE) as writer:
-            for payload in payloads(1, 2, 3):
-                await writer.add(payload)
-
-            recovered = await asyncio.to_thread(
-                java.read, uri, writer.ledger_id, with_recovery=True
-            )
-
-            with pytest.raises((FencedError, LedgerClosedError)):
-                await writer.add(b"too late")
-            assert (recovered.state, recovered.last, recovered.length) == ("CLOSED", 2, 6)
-            assert recovered.sha256 == sha256_of(payloads(1, 2, 3))
-            assert await ours.read(writer.ledger_id) == (2, recovered.sha256)
-
-    asyncio.run(write_until_fenced())
-
-
-def test_recoveries_of_both_at_once_agree_on_the_end(java: JavaTool, uri: str) -> None:
-    with JavaWriter(uri, Shape(), window=50, pause_ms=0) as writer:
-        writer.wait_acknowledged(200)
-        last_acknowledged = writer.kill()
-
-    async def recover() -> tuple[VersionedMetadata, Content]:
-        async with our_client(uri) as ours:
-            return await asyncio.gather(
-                ours.recover(writer.ledger_id),
-                asyncio.to_thread(java.read, uri, writer.ledger_id, with_recovery=True),
-            )
-
-    ours, javas = asyncio.run(recover())
-
-    assert ours.metadata.last_entry_id == javas.last
-    assert ours.metadata.last_entry_id >= last_acknowledged
-    assert java.judge(uri, [writer.ledger_id]).verdict is Verdict.WHOLE
-
-
-# --- Ensemble changes ----------------------------------------------------------------------------
-
-
-def test_java_reads_a_ledger_whose_bookie_we_replaced_while_writing(
-    java: JavaTool, uri: str, module_cluster: LocalCluster
-) -> None:
-    options = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=3)
-    before, after = payloads(10, 20, 30), payloads(40, 50, 60)
-
-    async def write() -> LedgerMetadata:
-        async with our_client(uri) as ours, ours.create(options) as writer:
-            for payload in before:
-                await writer.add(payload)
-            module_cluster.terminate(writer.metadata.segments[0].ensemble[1])
-            for payload in after:
-                await writer.add(payload)
-            ledger_ids.append(writer.ledger_id)
-            return (await writer.close()).metadata
-
-    ledger_ids: list[int] = []
-    metadata = asyncio.run(write())
-    victim = metadata.segments[0].ensemble[1]
-    module_cluster.start_bookie(victim)
-
-    expected = Expected(ledger=ledger_ids[0], last=5, sha256=sha256_of(before + after))
-    assert [segment.first_entry_id for segment in metadata.segments] == [0, 3]
-    assert victim not in metadata.last_segment.ensemble
-    assert java.judge(uri, ledger_ids, expected=[expected]).verdict is Verdict.WHOLE
 
 
 def test_we_read_a_ledger_whose_bookie_java_replaced_while_writing(

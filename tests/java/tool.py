@@ -165,6 +165,7 @@ class JavaWriter:
         for record in self._jvm.leftovers():
             if isinstance(record, messages.Added):
                 self.last_acknowledged = record.entry
+        self._jvm.close()
         return self.last_acknowledged
 
     def __enter__(self) -> Self:
@@ -190,6 +191,7 @@ class JavaWriter:
             if isinstance(record, messages.Added):
                 self.last_acknowledged = record.entry
             elif isinstance(record, messages.Stopped):
+                self._jvm.close()
                 return record
         raise UnavailableError("the Java writer ended without a word")
 

@@ -1,0 +1,183 @@
+"""Marks, locks and votes of ours as Java's classes and Java's AutoRecovery daemon see them.
+
+Each test leaves the queue empty and nobody in office.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from auditor.election import Election
+from auditor.marking import Marker
+from daemon.local.cluster import LocalCluster
+from ledgers.metadata import BookieId
+from replication import payloads
+from replication.batching import Batcher
+from replication.membership import Half, Membership, NodeInfo
+from replication.payloads import underreplication_path
+from replication.queue import Queue, QueuedLedger, Take
+from replication.tree import prepare_tree
+from tests.cluster.our_client import OurClient, our_client
+from tests.java.messages import Mark, Shape, Verdict
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = pytest.mark.cluster
+
+US = "bookmender-1:3181"
+LOST = BookieId("bookie-that-left:3181")
+TIMEOUT_S = 60.0
+POLL_S = 0.2
+ON_FOUR = Shape(ensemble_size=4, write_quorum=4, ack_quorum=4, count=20)
+
+
+@pytest.fixture(scope="module")
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OurNode:
+    """The halves of a node of ours that touch what is shared, bound to one session."""
+
+    client: OurClient
+    ur: str
+    membership: Membership
+    marker: Marker
+    queue: Queue
+
+    async def win_election(self) -> None:
+        await Election(self.client.store, self.ur, self.membership, candidate=US).win()
+
+    async def take(self, ledger_id: int) -> Take:
+        """Lock a marked ledger that nobody holds."""
+        data, stat = await self.client.store.get(payloads.mark_path(self.ur, ledger_id))
+        mark = payloads.parse_mark(data)
+        queued = QueuedLedger(ledger_id=ledger_id, mark=mark, version=stat.version)
+        take = await self.queue.take(queued)
+        assert take is not None
+        return take
+
+
+@asynccontextmanager
+async def our_node(uri: str) -> AsyncIterator[OurNode]:
+    async with our_client(uri) as client:
+        ur = underreplication_path(client.uri.root)
+        await prepare_tree(client.store, ur)
+        info = NodeInfo(half=Half.WORKER, host="host", pid=1, bookie_id=US, started_ms=0)
+        membership = await Membership.join(client.store, ur, info)
+        batcher = Batcher(client.store, [membership.guard])
+        async with asyncio.TaskGroup() as tasks:
+            sender = tasks.create_task(batcher.run())
+            yield OurNode(
+                client=client,
+                ur=ur,
+                membership=membership,
+                marker=Marker(client.store, batcher, ur, client.clock),
+                queue=Queue(client.store, batcher, ur, holder=US),
+            )
+            sender.cancel()
+
+
+@contextmanager
+def autorecovery(cluster: LocalCluster) -> Iterator[None]:
+    """Java's daemon: its auditor stands for election, its worker takes marked ledgers."""
+    settings = {"rwRereplicateBackoffMs": "100", "openLedgerRereplicationGracePeriod": "1000"}
+    daemon = cluster.start_autorecovery(settings=settings)
+    try:
+        yield
+    finally:
+        daemon.terminate()
+        assert daemon.wait(timeout_s=TIMEOUT_S)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Ask again and again, off the loop."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not await asyncio.to_thread(is_so):
+        assert time.monotonic() < deadline_s, "it did not come to pass in time"
+        await asyncio.sleep(POLL_S)
+
+
+def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> None:
+    (written,) = java.write(uri, Shape())
+
+    async def mark_take_and_finish() -> list[list[Mark]]:
+        async with our_node(uri) as us:
+            await us.marker.mark(written.ledger, [LOST])
+            seen = [java.under_replicated(uri)]
+            take = await us.take(written.ledger)
+            seen.append(java.under_replicated(uri))
+            await us.queue.finish(take)
+            seen.append(java.under_replicated(uri))
+            return seen
+
+    marked, taken, finished = asyncio.run(mark_take_and_finish())
+
+    assert [(mark.ledger, mark.replicas, mark.locked_by) for mark in marked] == [
+        (written.ledger, (LOST,), None)
+    ]
+    assert [(mark.ledger, mark.locked_by) for mark in taken] == [(written.ledger, US)]
+    assert finished == []
+
+
+def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    victim = module_cluster.bookies[0]
+    held, free, *_ = [
+        ledger
+        for ledger in java.write(uri, ON_FOUR)
+        if victim in java.metadata(uri, ledger.ledger).ensembles[0]
+    ]
+    module_cluster.terminate(victim)
+
+    def verdict(ledger_id: int) -> Verdict:
+        return java.judge(uri, [ledger_id]).verdict
+
+    async def mark_both_and_hold_one(daemon: ExitStack) -> None:
+        async with our_node(uri) as us:
+            await us.win_election()  # else Java's auditor would mark the others too
+            await us.marker.mark(held.ledger, [victim])
+            take = await us.take(held.ledger)
+            await us.marker.mark(free.ledger, [victim])
+            daemon.enter_context(autorecovery(module_cluster))
+            await until(lambda: verdict(free.ledger) is Verdict.WHOLE)
+            assert java.auditor(uri) == US
+            assert verdict(held.ledger) is Verdict.MISSING
+
+            await us.queue.give_back(take)
+            await until(lambda: verdict(held.ledger) is Verdict.WHOLE)
+            await until(lambda: java.under_replicated(uri) == [])
+
+    with ExitStack() as daemon:  # ends after our term of office: its candidate waits for that
+        asyncio.run(mark_both_and_hold_one(daemon))
+    module_cluster.start_bookie(victim)
+    report = java.judge(uri, [held.ledger, free.ledger], expected=[held, free])
+
+    assert report.verdict is Verdict.WHOLE
+
+
+def test_java_takes_office_when_we_leave_it_and_finds_the_lost_bookie(
+    java: JavaTool, uri: str, module_cluster: LocalCluster
+) -> None:
+    written, *_ = java.write(uri, ON_FOUR)
+    victim = BookieId(java.metadata(uri, written.ledger).ensembles[0][0])
+
+    async def hold_office_and_leave() -> None:
+        async with our_node(uri) as us:
+            await us.win_election()
+            assert java.auditor(uri) == US
+
+    with autorecovery(module_cluster):
+        asyncio.run(hold_office_and_leave())
+        asyncio.run(until(lambda: java.auditor(uri) not in (US, None)))
+        module_cluster.terminate(victim)
+        asyncio.run(until(lambda: java.judge(uri, [written.ledger]).verdict is Verdict.WHOLE))
+    module_cluster.start_bookie(victim)
+
+    assert victim not in java.metadata(uri, written.ledger).ensembles[0]
