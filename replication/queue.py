@@ -78,6 +78,8 @@ class Queue:
         self._marks = payloads.marks_path(ur)
         self._locks = payloads.locks_path(ur)
         self._lock_data = payloads.lock_to_bytes(holder)
+        self._leftovers: set[str] = set()
+        """Directories that the last look found without child or mark."""
 
     async def look(
         self, *, limit: int, passed_over: Collection[int], rng: random.Random
@@ -87,17 +89,20 @@ class Queue:
         The order holds within the window that was looked at, which begins at random places of the
         tree, so that many nodes do not all reach for the same ledgers.
         """
+        self._leftovers.clear()
         locked = {payloads.ledger_id_of_lock(name) for name in await self._names(self._locks)}
-        ledger_ids: list[int] = []
+        queued: list[QueuedLedger] = []
         for directory in await self._leaf_directories(rng):
-            names = await self._names(directory)
-            found = payloads.ledger_ids_below(directory[len(self._marks) + 1 :], names)
+            found = payloads.ledger_ids_below(
+                directory[len(self._marks) + 1 :], await self._children(directory)
+            )
             free = [i for i in found if i not in locked and i not in passed_over]
             rng.shuffle(free)
-            ledger_ids += free[: limit - len(ledger_ids)]
-            if len(ledger_ids) >= limit:
-                break
-        queued = await self._read_marks(ledger_ids)
+            # Many of them may be left over without a mark: those are not to hide the others.
+            for start in range(0, len(free), limit):
+                queued += await self._read_marks(free[start : start + limit])
+                if len(queued) >= limit:
+                    return sorted(queued[:limit], key=_urgency)
         return sorted(queued, key=_urgency)
 
     async def take(self, queued: QueuedLedger) -> Take | None:
@@ -155,9 +160,7 @@ class Queue:
             await self.write(take, [Delete(path=mark_path, version=take.queued.version)])
         except ConflictError:
             return False
-        except (
-            NoNodeError
-        ):  # an operator's hand, or a second deletion: the mark is gone, as it should
+        except NoNodeError:  # an operator's hand, or a second deletion: it is gone, as it should
             pass
         await self._delete_if_empty(mark_path.rpartition("/")[0])
         await self.give_back(take)
@@ -186,6 +189,8 @@ class Queue:
         Another node of ours would have made it at the same version: only the session tells them
         apart, and the batcher's guards prove it.
         """
+        if not await self._is_ours(take.lock_path):
+            return
         try:
             await self._batcher.commit([Delete(path=take.lock_path, version=OWN_LOCK_VERSION)])
         except MultiFailed as failure:
@@ -199,8 +204,15 @@ class Queue:
         return await self._store.exists(payloads.mark_path(self._ur, ledger_id)) is not None
 
     async def is_finished(self, take: Take) -> bool:
-        """After a lost reply: whether our ``finish`` went through."""
-        return not await self.is_marked(take.ledger_id) and not await self._is_ours(take.lock_path)
+        """After a lost reply: whether our ``finish`` went through, as far as anybody can tell.
+
+        Raises LockLostError when the ledger is marked and the lock is not ours any more.
+        """
+        if await self._is_ours(take.lock_path):
+            return False
+        if await self.is_marked(take.ledger_id):
+            raise LockLostError("our lock is gone", path=take.lock_path)
+        return True
 
     def changes(self) -> AsyncGenerator[Event, None]:
         """Events that may mean work: the first mark in an empty tree, a reconnection.
@@ -210,9 +222,9 @@ class Queue:
         return self._store.watch(self._marks)
 
     async def tidy(self) -> None:
-        """Delete directories of the mark tree that have become empty, from the leaves up."""
-        for directory in await self._leaf_directories(random.Random(0)):
-            await self._delete_if_empty(directory)
+        """Delete what the last look found left over in the mark tree, from the leaves up."""
+        while self._leftovers:
+            await self._delete_if_empty(self._leftovers.pop())
 
     async def _delete_if_empty(self, directory: str) -> None:
         while directory != self._marks:
@@ -226,7 +238,7 @@ class Queue:
         """Some directories of the third level, whose children stand for one ledger each."""
         directories = [self._marks]
         for _ in range(3):
-            below = [f"{d}/{name}" for d in directories for name in await self._names(d)]
+            below = [f"{d}/{name}" for d in directories for name in await self._children(d)]
             rng.shuffle(below)
             directories = below[:LEAF_DIRECTORIES_LISTED_MAX]
         return directories
@@ -240,23 +252,33 @@ class Queue:
         try:
             data, stat = await self._store.get(path)
         except NoNodeError:  # done by somebody else, or an empty directory left behind
+            self._leftovers.add(path.rpartition("/")[0])
             return None
         try:
             mark = payloads.parse_mark(data)
-        except (
-            CorruptionError
-        ):  # the ledger is checked from its metadata: what the mark says is a hint
+        except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
             mark = Mark()
         return QueuedLedger(ledger_id=ledger_id, mark=mark, version=stat.version)
 
     async def _is_ours(self, lock_path: str) -> bool:
-        """After a lost reply: whether the lock stands, made by this very session."""
+        """Whether the lock stands, made by this very session; after a lost reply, too.
+
+        The connection may be to another server since, one that has not heard of it yet.
+        """
+        await self._store.sync(lock_path)
         stat = await self._store.exists(lock_path)
         return (
             stat is not None
             and stat.ephemeral_owner == self._store.session_id
             and stat.version == OWN_LOCK_VERSION
         )
+
+    async def _children(self, directory: str) -> list[str]:
+        """Of a directory of the mark tree."""
+        names = await self._names(directory)
+        if not names:
+            self._leftovers.add(directory)
+        return names
 
     async def _names(self, path: str) -> list[str]:
         try:

@@ -6,10 +6,9 @@ wait, and any number of nodes with a session each. Every write of metadata is he
 
 import asyncio
 import functools
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Any, ParamSpec
 
 from ledgers.bookies import Bookies, Transfer, TransferResult
@@ -21,32 +20,20 @@ from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory_bookie import MemoryBookie
 from ledgers.memory_bookies import MemoryBookies
 from ledgers.memory_nodes import Result
-from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.memory_store import Fault, MemoryStore, MemoryTree
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.metadata_codec import parse_metadata
-from ledgers.placement import RandomPlacement
-from ledgers.registration import Registration
 from ledgers.store import Operation, SetData
 from ledgers.striping import write_set
 from replication import payloads
-from replication.batching import Batcher
-from replication.cluster_view import ViewSource
 from replication.listing import marked_ledger_ids
-from replication.membership import Half, Membership, NodeInfo
-from replication.open_ledger import OpenLedgers
 from replication.payloads import Mark
-from replication.queue import Queue, QueuedLedger, Take
-from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.tree import prepare_tree
-from replication.waiting import WaitingNotesWriter
-from replication.worker import ReplicationWorker
 from tests.replication.ledger_values import BOOKIES
+from tests.replication.nodes import LEDGER, ROOT, UR, Node, running_node
 from tests.virtual_time import LoopClock, run
 
-ROOT = "/ledgers"
-UR = payloads.underreplication_path(ROOT)
-LEDGER = 7
 PASSWORD = b"secret"
 DIGEST = EntryDigest(DigestType.CRC32C, PASSWORD)
 WRONG_DIGEST = EntryDigest(DigestType.CRC32C, b"another secret")
@@ -118,35 +105,6 @@ class WatchedTree(MemoryTree):
             if self.watcher is not None:
                 self.watcher(ledger_id, before, parse_metadata(data))
         return results
-
-
-@dataclass(slots=True, kw_only=True)
-class Node:
-    """One worker session's parts, put together as the daemon does."""
-
-    store: MemoryStore
-    batcher: Batcher
-    membership: Membership
-    manager: LedgerManager
-    views: ViewSource
-    queue: Queue
-    open_ledgers: OpenLedgers
-    repairer: Repairer
-    notes: WaitingNotesWriter
-    worker: ReplicationWorker
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    async def take(self, ledger_id: int = LEDGER) -> Take:
-        """The mark as it stands, and our lock on it."""
-        take = await self.queue.take(await self.queued(ledger_id))
-        assert take is not None, ledger_id
-        return take
-
-    async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
-        data, stat = await self.store.get(payloads.mark_path(UR, ledger_id))
-        return QueuedLedger(
-            ledger_id=ledger_id, mark=payloads.parse_mark(data), version=stat.version
-        )
 
 
 class Cluster:
@@ -322,10 +280,7 @@ class Cluster:
         assert await self.marked() == []
         assert await self.locked() == []
 
-    # --- Nodes ------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def node(
+    def node(
         self,
         name: str = "node-1",
         *,
@@ -334,94 +289,19 @@ class Cluster:
         settings: ReplicationSettings | None = None,
         journal: Journal | None = None,
         fallback: EntryDigest = DIGEST,
-    ) -> AsyncIterator[Node]:
-        """A worker half: its session, and what runs in it but for the worker itself.
-
-        What runs beside the worker may fail when a test ends the session; the worker will tell.
-        """
-        node = await self._make_node(
+    ) -> AbstractAsyncContextManager[Node]:
+        """Another node's worker half."""
+        return running_node(
             name,
-            bookies or self.bookies,
-            local,
-            settings or ReplicationSettings(),
-            journal,
-            fallback,
-        )
-        node.tasks = [
-            asyncio.create_task(node.batcher.run()),
-            asyncio.create_task(node.views.run()),
-        ]
-        try:
-            yield node
-        finally:
-            for task in node.tasks:
-                task.cancel()
-            await asyncio.gather(*node.tasks, return_exceptions=True)
-            await node.store.close()
-
-    async def _make_node(
-        self,
-        name: str,
-        bookies: Bookies,
-        local: BookieId | None,
-        settings: ReplicationSettings,
-        journal: Journal | None,
-        fallback: EntryDigest,
-    ) -> Node:
-        store, rng = MemoryStore(self.tree), random.Random(self.seed)
-        manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
-        views = ViewSource(Registration(store, ROOT), self.clock)
-        await views.refresh()
-        membership = await Membership.join(store, UR, node_info(name))
-        batcher = Batcher(store, [membership.guard])
-        queue = Queue(store, batcher, UR, holder=name)
-        open_ledgers = OpenLedgers(
-            manager=manager,
-            bookies=bookies,
-            views=views,
-            fallback_digest=fallback,
-            placement=RandomPlacement(rng),
+            tree=self.tree,
+            bookies=bookies or self.bookies,
             clock=self.clock,
-        )
-        repairer = Repairer(
-            queue=queue,
-            manager=manager,
-            bookies=bookies,
-            views=views,
-            open_ledgers=open_ledgers,
-            fallback_digest=fallback,
+            seed=self.seed,
             local=local,
-            local_only=settings.target == "local",
-            clock=self.clock,
-            rng=rng,
+            settings=settings or ReplicationSettings(),
+            journal=journal,
+            fallback=fallback,
         )
-        notes = WaitingNotesWriter(store, batcher, UR)
-        worker = ReplicationWorker(
-            queue=queue,
-            repairer=repairer,
-            views=views,
-            notes=notes,
-            settings=settings,
-            node=name,
-            clock=self.clock,
-            rng=rng,
-        )
-        return Node(
-            store=store,
-            batcher=batcher,
-            membership=membership,
-            manager=manager,
-            views=views,
-            queue=queue,
-            open_ledgers=open_ledgers,
-            repairer=repairer,
-            notes=notes,
-            worker=worker,
-        )
-
-
-def node_info(name: str, half: Half = Half.WORKER) -> NodeInfo:
-    return NodeInfo(half=half, host=name, pid=1, bookie_id=None, started_ms=0)
 
 
 def entry_bytes(
@@ -448,6 +328,18 @@ def named_by(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
 def _settled(metadata: LedgerMetadata) -> int:
     """Entries before the last segment; what lies there, a recovery may find and write anew."""
     return metadata.last_segment.first_entry_id
+
+
+def fault_once(cluster: Cluster, store: MemoryStore, kind: type[Operation], fault: Fault) -> None:
+    """The next write of ``store`` that has such an operation suffers the fault."""
+
+    def choose(asking: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        if asking is not store or not any(isinstance(each, kind) for each in operations):
+            return None
+        cluster.tree.faults = None
+        return fault
+
+    cluster.tree.faults = choose
 
 
 async def settle(turns: int = 50) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer
+from ledgers.bookies import Answer
 from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory_bookies import Fault, Op
 from ledgers.metadata import BookieId
@@ -12,12 +12,12 @@ from replication.copying import CopyJob, CopyOutcome, Progress, assign, copy_ind
 from tests.replication.cluster import (
     DIGEST,
     ENTRY_BYTES,
-    LEDGER,
     Cluster,
     entry_bytes,
     in_virtual_time,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES, fragment
+from tests.replication.nodes import LEDGER
 
 ALL = frozenset(BOOKIES)
 

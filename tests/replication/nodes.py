@@ -1,0 +1,136 @@
+"""A node's worker half, put together as the daemon does, on a ZooKeeper and bookies in memory."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest
+from ledgers.layout import Layout
+from ledgers.manager import Journal, LedgerManager
+from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.metadata import BookieId
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from replication import payloads
+from replication.batching import Batcher
+from replication.cluster_view import ViewSource
+from replication.membership import Half, Membership, NodeInfo
+from replication.open_ledger import OpenLedgers
+from replication.queue import Queue, QueuedLedger, Take
+from replication.repair import Repairer
+from replication.settings import ReplicationSettings
+from replication.waiting import WaitingNotesWriter
+from replication.worker import ReplicationWorker
+
+ROOT = "/ledgers"
+UR = payloads.underreplication_path(ROOT)
+LEDGER = 7
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One worker session's parts, put together as the daemon does."""
+
+    store: MemoryStore
+    batcher: Batcher
+    membership: Membership
+    manager: LedgerManager
+    views: ViewSource
+    queue: Queue
+    repairer: Repairer
+    notes: WaitingNotesWriter
+    worker: ReplicationWorker
+
+    async def take(self, ledger_id: int = LEDGER) -> Take:
+        """The mark as it stands, and our lock on it."""
+        take = await self.queue.take(await self.queued(ledger_id))
+        assert take is not None, ledger_id
+        return take
+
+    async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
+        data, stat = await self.store.get(payloads.mark_path(UR, ledger_id))
+        return QueuedLedger(
+            ledger_id=ledger_id, mark=payloads.parse_mark(data), version=stat.version
+        )
+
+
+def node_info(name: str, half: Half = Half.WORKER) -> NodeInfo:
+    return NodeInfo(half=half, host=name, pid=1, bookie_id=None, started_ms=0)
+
+
+@asynccontextmanager
+async def running_node(
+    name: str,
+    *,
+    tree: MemoryTree,
+    bookies: Bookies,
+    clock: Clock,
+    seed: int,
+    local: BookieId | None,
+    settings: ReplicationSettings,
+    journal: Journal | None,
+    fallback: EntryDigest,
+) -> AsyncIterator[Node]:
+    """Its session, and what runs in it but for the worker itself.
+
+    What runs beside the worker may fail when a test ends the session; the worker will tell.
+    """
+    store, rng = MemoryStore(tree), random.Random(seed)
+    manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
+    views = ViewSource(Registration(store, ROOT), clock)
+    await views.refresh()
+    membership = await Membership.join(store, UR, node_info(name))
+    batcher = Batcher(store, [membership.guard])
+    queue = Queue(store, batcher, UR, holder=name)
+    repairer = Repairer(
+        queue=queue,
+        manager=manager,
+        bookies=bookies,
+        views=views,
+        open_ledgers=OpenLedgers(
+            manager=manager,
+            bookies=bookies,
+            views=views,
+            fallback_digest=fallback,
+            placement=RandomPlacement(rng),
+            clock=clock,
+        ),
+        fallback_digest=fallback,
+        local=local,
+        local_only=settings.target == "local",
+        clock=clock,
+        rng=rng,
+    )
+    notes = WaitingNotesWriter(store, batcher, UR)
+    worker = ReplicationWorker(
+        queue=queue,
+        repairer=repairer,
+        views=views,
+        notes=notes,
+        settings=settings,
+        node=name,
+        clock=clock,
+        rng=rng,
+    )
+    beside = [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
+    try:
+        yield Node(
+            store=store,
+            batcher=batcher,
+            membership=membership,
+            manager=manager,
+            views=views,
+            queue=queue,
+            repairer=repairer,
+            notes=notes,
+            worker=worker,
+        )
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await store.close()

@@ -1,0 +1,302 @@
+"""The queue as several nodes share it: looking, taking, finishing, giving back."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from ledgers.errors import SessionLostError
+from ledgers.memory_store import Fault, MemoryStore
+from ledgers.store import Create, Stat
+from replication import payloads
+from replication.payloads import Mark
+from replication.queue import Queue, QueuedLedger
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, UR
+
+MARK = payloads.mark_path(UR, LEDGER)
+LOCK = payloads.lock_path(UR, LEDGER)
+DIRECTORY = MARK.rpartition("/")[0]
+EXTRA = "/extra"
+SEED = 11
+
+
+async def look(queue: Queue, *, limit: int = 100, passed_over: Sequence[int] = ()) -> list[int]:
+    found = await queue.look(limit=limit, passed_over=passed_over, rng=random.Random(SEED))
+    return [queued.ledger_id for queued in found]
+
+
+# --- Looking --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_most_endangered_come_first_then_the_oldest() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1, ctime_ms=5)
+    await cluster.mark(B1, B2, ledger_id=2, ctime_ms=9)
+    await cluster.mark(B1, ledger_id=3, ctime_ms=4)
+    await cluster.mark(ledger_id=4, ctime_ms=1)
+    without_time = payloads.mark_to_bytes(Mark(replicas=(B1,)))
+    await cluster.store.create(payloads.mark_path(UR, 5), without_time, with_parents=True)
+
+    async with cluster.node() as node:
+        assert await look(node.queue) == [2, 5, 3, 1, 4]
+
+
+@in_virtual_time
+async def test_ledgers_are_found_wherever_they_lie_in_the_tree() -> None:
+    cluster = await Cluster.start()
+    ledger_ids = [7, 65_536, 2**40, 2**63 - 1]
+    for ledger_id in ledger_ids:
+        await cluster.mark(B1, ledger_id=ledger_id)
+
+    async with cluster.node() as node:
+        assert sorted(await look(node.queue)) == ledger_ids
+
+
+@in_virtual_time
+async def test_no_more_are_looked_at_than_wanted_and_none_that_is_locked_or_passed_over() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(20):
+        await cluster.mark(B1, ledger_id=ledger_id)
+    await cluster.store.create(payloads.lock_path(UR, 3), is_ephemeral=True)
+
+    async with cluster.node() as node:
+        passed_over = range(10, 20)
+        some = await look(node.queue, limit=4, passed_over=passed_over)
+        free = await look(node.queue, passed_over=passed_over)
+
+    assert len(some) == 4
+    assert set(some) < set(free)
+    assert sorted(free) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+@in_virtual_time
+async def test_an_empty_queue_and_one_without_its_znodes_have_nothing() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        assert await look(node.queue) == []
+
+        await cluster.store.delete(payloads.marks_path(UR))
+        assert await look(node.queue) == []
+
+
+@in_virtual_time
+async def test_directories_left_over_without_a_mark_hide_none_that_has_one() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=50)
+    for ledger_id in range(40):
+        directory = payloads.mark_path(UR, ledger_id).rpartition("/")[0]
+        await cluster.store.create(directory, with_parents=True)
+
+    async with cluster.node() as node:
+        for seed in range(10):
+            found = await node.queue.look(limit=3, passed_over=(), rng=random.Random(seed))
+            assert [queued.ledger_id for queued in found] == [50], seed
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@in_virtual_time
+async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else(
+    depth: int,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+    before = cluster.tree.snapshot()
+    empty = payloads.marks_path(UR) + "/0001/0002/0003/0004"[: 5 * depth]
+    await cluster.store.create(empty, with_parents=True)
+
+    async with cluster.node() as node:
+        await look(node.queue)
+        await node.queue.tidy()
+
+    assert cluster.tree.snapshot() == before
+
+
+@in_virtual_time
+async def test_a_directory_that_has_got_a_mark_since_it_was_looked_at_stays() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(DIRECTORY, with_parents=True)
+
+    async with cluster.node() as node:
+        await look(node.queue)
+        await cluster.mark(B1)
+        await node.queue.tidy()
+
+    assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(MARK, b"\xff not a mark", with_parents=True)
+
+    async with cluster.node() as node:
+        [queued] = await node.queue.look(limit=9, passed_over=(), rng=random.Random(SEED))
+
+        assert queued == QueuedLedger(ledger_id=LEDGER, mark=Mark(), version=0)
+        assert await node.queue.take(queued) is not None
+
+
+# --- Taking ---------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s3_a_lock_of_ours_is_ephemeral_says_who_we_are_and_stands_at_version_1() -> (
+    None
+):
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node("host-a") as node:
+        await node.take()
+
+        data, stat = await cluster.store.get(LOCK)
+        assert data == b'bookieId: "host-a"\n'
+        assert (stat.version, stat.ephemeral_owner) == (1, node.store.session_id)
+    assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_lock_of_javas_is_respected_and_never_deleted() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued = await node.queued()
+        await cluster.store.create(LOCK, b'bookieId: "java"\n', is_ephemeral=True)
+
+        assert await node.queue.take(queued) is None
+    assert await cluster.locked() == ["urL0000000007"]
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_marked_again_is_not_taken_at_the_version_seen() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued = await node.queued()
+        await cluster.mark(B1, B2)
+
+        assert await node.queue.take(queued) is None
+        assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_done_already_is_not_taken() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued = await node.queued()
+        await cluster.store.delete(MARK)
+
+        assert await node.queue.take(queued) is None
+        assert await cluster.locked() == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_taken"),
+    [
+        pytest.param(Fault.LOST_REPLY, True, id="it was done"),
+        pytest.param(Fault.LOST_REQUEST, False, id="it never arrived"),
+    ],
+)
+@in_virtual_time
+async def test_after_a_lost_reply_a_lock_is_known_for_ours(fault: Fault, is_taken: bool) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued = await node.queued()
+        fault_once(cluster, node.store, Create, fault)
+        take = await node.queue.take(queued)
+
+        assert (take is not None) is is_taken
+        assert len(await cluster.locked()) == is_taken
+
+
+@in_virtual_time
+async def test_rule_s8_after_a_lost_reply_the_server_is_brought_up_to_date_before_it_is_believed() -> (
+    None
+):
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued = await node.queued()
+        behind = BehindUntilSynced(node.store, LOCK)
+        queue = Queue(behind, node.batcher, UR, holder="node-1")
+        fault_once(cluster, node.store, Create, Fault.LOST_REPLY)
+
+        assert await queue.take(queued) is not None
+
+
+class BehindUntilSynced(MemoryStore):
+    """A session reconnected to a server that has not heard of the last write to ``path``."""
+
+    def __init__(self, store: MemoryStore, path: str) -> None:
+        self.__dict__ = store.__dict__
+        self.path = path
+        self.is_behind = True
+
+    async def sync(self, path: str) -> None:
+        await super().sync(path)
+        self.is_behind = False
+
+    async def exists(self, path: str) -> Stat | None:
+        stat = await super().exists(path)
+        return None if self.is_behind and path == self.path else stat
+
+
+@in_virtual_time
+async def test_after_a_lost_reply_another_nodes_lock_is_not_taken_for_ours() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
+        queued = await ours.queued()
+        await theirs.take()
+        fault_once(cluster, ours.store, Create, Fault.LOST_REPLY)
+
+        assert await ours.queue.take(queued) is None
+
+
+@in_virtual_time
+async def test_two_nodes_after_the_same_ledgers_take_each_of_them_once() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(60):
+        await cluster.mark(B1, ledger_id=ledger_id)
+
+    async with cluster.node("node-1") as one, cluster.node("node-2") as two:
+        found = await one.queue.look(limit=100, passed_over=(), rng=random.Random(SEED))
+
+        async def take_all(queue: Queue, wanted: Sequence[QueuedLedger]) -> list[int]:
+            takes = await asyncio.gather(*(queue.take(queued) for queued in wanted))
+            return [take.ledger_id for take in takes if take is not None]
+
+        ours, theirs = await asyncio.gather(
+            take_all(one.queue, found), take_all(two.queue, found[::-1])
+        )
+
+        assert sorted(ours + theirs) == list(range(60))
+        assert ours
+        assert theirs
+        assert len(await cluster.locked()) == 60
+
+
+@in_virtual_time
+async def test_rule_s3_nothing_is_taken_once_the_session_is_not_proven_ours() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued = await node.queued()
+        await cluster.store.delete(node.membership.path)
+
+        with pytest.raises(SessionLostError):
+            await node.queue.take(queued)
+        assert await cluster.locked() == []
