@@ -34,7 +34,7 @@ def compiled_classes(version: str, java: Java) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder.parent) as workplace:
             classes = Path(workplace) / "classes"
-            _compile(classes, version, _compiler(java))
+            _compile(classes, version, find_compiler(java))
             _publish(classes, folder)
     return folder
 
@@ -50,7 +50,7 @@ def _sources_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _compiler(java: Java) -> Path:
+def find_compiler(java: Java) -> Path:
     """The one beside the Java that runs the program, else the PATH's."""
     beside = java.executable.resolve().with_name("javac")
     found = beside if beside.exists() else shutil.which("javac")

@@ -21,7 +21,7 @@ from daemon.local.java import Java
 from ledgers.errors import BookmenderError, CorruptionError, SettingsError
 from ledgers.layout import MetadataUri, parse_layout
 from tests.java import messages
-from tests.java.build import compiled_classes
+from tests.java.build import compiled_classes, find_compiler
 from tests.java.messages import AnyRecord, Expected, Verdict
 from tests.java.tool import JavaTool, Report
 
@@ -58,14 +58,16 @@ def main(
     try:
         ledger_ids = None if ledgers is None else _ledger_ids(ledgers)
         expected = [] if expect is None else list(_expected(expect))
+        java = Java.find()
+        find_compiler(java)
         check_cluster(uri)
-        _prepare(bookkeeper)
+        _prepare(bookkeeper, java)
     except BookmenderError as error:
         _leave(error, CALLED_WRONGLY)
     show = _JsonLines() if as_json else _Text()
     try:
-        with JavaTool(bookkeeper) as java:
-            report = java.judge(uri, ledger_ids, expected=expected, on_record=show.record)
+        with JavaTool(bookkeeper) as tool:
+            report = tool.judge(uri, ledger_ids, expected=expected, on_record=show.record)
     except BookmenderError as error:
         _leave(error, COULD_NOT_TELL)
     show.report(report)
@@ -116,9 +118,7 @@ def check_cluster(uri: str) -> None:
         raise SettingsError(f"the cluster's layout is another one: {layout.name}", uri=uri)
 
 
-def _prepare(bookkeeper: str) -> None:
-    """All that is needed and may not be there: Java, jars, and the compiled program."""
-    java = Java.find()
+def _prepare(bookkeeper: str, java: Java) -> None:
     if not jars.jars_folder(bookkeeper).exists():
         click.echo(f"Fetching BookKeeper {bookkeeper}, once: about 100 MB, a minute.", err=True)
         jars.fetch(bookkeeper, java)
