@@ -59,14 +59,13 @@ def cli() -> None:
 def main() -> None:
     """The entry point: turns our errors into one clear line and an exit code."""
     try:
-        cli(standalone_mode=False)
+        code = cli(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)  # a command's own, as after --help
     except click.exceptions.Abort:
         sys.exit(130)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except click.exceptions.Exit as request:
-        sys.exit(request.exit_code)
     except BookmenderError as error:
         click.echo(f"bookmender: {error}", err=True)
         sys.exit(_exit_code(error))

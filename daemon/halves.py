@@ -29,7 +29,7 @@ from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
-from ledgers.store import MetadataStore, SessionState
+from ledgers.store import MetadataStore
 from ledgers.zookeeper import ZooKeeperStore
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource
@@ -47,14 +47,13 @@ log = structlog.get_logger()
 
 SHARES_INTERVAL_S = 10.0
 """How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
-SESSION_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """One session of one half, with what both halves use."""
 
-    store: MetadataStore
+    store: ZooKeeperStore
     ur: str
     manager: LedgerManager
     views: ViewSource
@@ -111,6 +110,7 @@ async def run_worker_session(settings: Settings, journal: MetadataJournal) -> No
             tasks.create_task(batcher.run())
             tasks.create_task(_keep_to_our_share(settings, session, budgets))
             tasks.create_task(_pause_while_suspended(session.store, bulk))
+            tasks.create_task(_tell_of_returns(session.views, bookies))
             await worker.run()
 
 
@@ -226,11 +226,20 @@ async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budg
         await session.clock.sleep(SHARES_INTERVAL_S)
 
 
-async def _pause_while_suspended(store: MetadataStore, bulk: BulkTransfers) -> None:
+async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:
     """Copy nothing while nobody can say whether our locks still stand (rule S3)."""
     while True:
-        if store.state is SessionState.SUSPENDED:
-            bulk.pause()
-            await store.wait_connected()
-            bulk.resume()
-        await asyncio.sleep(SESSION_POLL_S)
+        await store.wait_disconnected()
+        bulk.pause()
+        await store.wait_connected()
+        bulk.resume()
+
+
+async def _tell_of_returns(views: ViewSource, bookies: BookieClient) -> None:
+    """A bookie that registered anew is worth a connection at once, whatever was learned of it."""
+    while True:
+        seen, before = views.change_count, views.current
+        await views.wait_change(seen)
+        for bookie in views.current.available:
+            if views.current.czxid(bookie) != before.czxid(bookie):
+                bookies.bookie_returned(bookie)

@@ -128,7 +128,7 @@ class OpenLedgers:
             targets=Targets(writable=self._writable, placement=self._placement),
             clock=self._clock,
             fallback=self._fallback_digest,
-            distrusted=view.initialised_after(versioned.stat.mzxid),
+            distrusted=view.initialised_after(versioned.stat.czxid),
             guards=guards,
         )
         log.info(

@@ -195,7 +195,7 @@ class Repairer:
         except (ConflictError, SessionLostError, LockLostError):
             raise
         except BookmenderError as error:
-            return waiting(Reason.RECOVERY_FAILED, str(error))
+            return waiting(Reason.RECOVERY_FAILED, f"{error}{_distrust(versioned, view)}")
         return None
 
     async def _lac(self, versioned: VersionedMetadata) -> int | None:
@@ -323,6 +323,14 @@ class Repairer:
         if in_the_way:
             return waiting(in_the_way[0].reason, "; ".join(b.detail for b in in_the_way))
         return None
+
+
+def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
+    young = view.initialised_after(versioned.stat.czxid)
+    named = sorted(young.intersection(versioned.metadata.last_segment.ensemble))
+    if not named:
+        return ""
+    return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
 
 
 def _repaired(metadata: LedgerMetadata, moved: Sequence[Repair]) -> LedgerMetadata:

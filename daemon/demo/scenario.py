@@ -3,8 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,15 +12,11 @@ from daemon.demo.nodes import Nodes
 from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.shapes import shapes
 from daemon.demo.watching import Say, Timeline, line, stuck_ledgers
-from daemon.demo.workload import Workload
+from daemon.demo.workload import Workload, open_workload
 from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
 from daemon.status import Status, gather_status
 from daemon.visit import Visit, visit
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
-from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 
@@ -85,7 +80,7 @@ async def run(plan: Plan, say: Say) -> Run:
     )
     try:
         settings = Settings(metadata_service_uri=cluster.metadata_service_uri)
-        async with visit(settings) as seen, _client(seen, rng) as workload:
+        async with visit(settings) as seen, open_workload(seen, rng) as workload:
             return await _run_on(plan, cluster, nodes, seen, workload, rng, say)
     finally:
         await asyncio.to_thread(nodes.stop)
@@ -199,27 +194,3 @@ def _spent(before: Mapping[str, float], after: Mapping[str, float]) -> float:
 
 def _packets(cluster: LocalCluster) -> int:
     return int(cluster.zookeeper_monitor()["zk_packets_received"])
-
-
-@asynccontextmanager
-async def _client(seen: Visit, rng: random.Random) -> AsyncIterator[Workload]:
-    """Our own client of the bookies, as the writing application has one."""
-    clock, budgets = SystemClock(), Budgets()
-    bookies = BookieClient(
-        resolve=lambda bookie: None,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=clock,
-        rng=rng,
-        settings=BookieClientSettings(),
-    )
-    try:
-        yield Workload(
-            manager=seen.manager,
-            registration=seen.registration,
-            bookies=bookies,
-            clock=clock,
-            rng=rng,
-        )
-    finally:
-        await bookies.close()

@@ -2,14 +2,19 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from daemon.demo.shapes import Ending, Shape
+from daemon.demo.shapes import Ending, Shape, shapes
+from daemon.settings import Settings
+from daemon.visit import Visit, visit
+from ledgers.bookie_client import BookieClient, BookieClientSettings
 from ledgers.bookies import Bookies
-from ledgers.clock import Clock
+from ledgers.budget import Budgets
+from ledgers.bulk.transfers import BulkTransfers
+from ledgers.clock import Clock, SystemClock
 from ledgers.creation import LedgerOptions
 from ledgers.ensembles import Targets
 from ledgers.entry import EntryHeader
@@ -34,6 +39,42 @@ class Written:
     acknowledged: int = 0
     ended_by: str | None = None
     """Why a live writer stopped before it was told to; None when it did not."""
+
+
+@asynccontextmanager
+async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workload"]:
+    """A client of the bookies of our own, as a writing application has one."""
+    clock, budgets = SystemClock(), Budgets()
+    bookies = BookieClient(
+        resolve=lambda bookie: None,
+        budgets=budgets,
+        bulk=BulkTransfers(budgets),
+        clock=clock,
+        rng=rng,
+        settings=BookieClientSettings(),
+    )
+    try:
+        yield Workload(
+            manager=seen.manager,
+            registration=seen.registration,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+        )
+    finally:
+        await bookies.close()
+
+
+def write_closed_ledgers(uri: str, ledger_count: int) -> int:
+    """Write so many ledgers to the cluster, and close them; the number of their entries."""
+
+    async def write() -> int:
+        settings, rng = Settings(metadata_service_uri=uri), random.Random()
+        async with visit(settings) as seen, open_workload(seen, rng) as workload:
+            await workload.write([replace(s, ending=Ending.CLOSED) for s in shapes(ledger_count)])
+            return sum(written.acknowledged for written in workload.written)
+
+    return asyncio.run(write())
 
 
 class FailingBookie:
@@ -67,7 +108,7 @@ class Workload:
     _open: AsyncExitStack = field(default_factory=AsyncExitStack)
     _live: list[tuple[LedgerWriter, asyncio.Task[None]]] = field(default_factory=list)
 
-    async def write(self, shapes: Sequence[Shape]) -> None:
+    async def write(self, wanted: Sequence[Shape]) -> None:
         """Write all of them, several at once; live writers go on in the background."""
         slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
 
@@ -76,10 +117,10 @@ class Workload:
                 await self._write_closed(shape)
 
         async with asyncio.TaskGroup() as tasks:
-            for shape in shapes:
+            for shape in wanted:
                 if shape.ending is Ending.CLOSED:
                     tasks.create_task(write_one(shape))
-        for shape in shapes:
+        for shape in wanted:
             if shape.ending is not Ending.CLOSED:
                 await self._write_open(shape)
 

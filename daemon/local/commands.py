@@ -30,6 +30,7 @@ def local() -> None:
 
     \b
       bookmender local up              start ZooKeeper and five bookies
+      bookmender local write           a hundred ledgers of many shapes
       bookmender local status          each process, each bookie's state
       bookmender local kill 2          the second bookie crashes
       bookmender local start 2         … and comes back with its data
@@ -152,6 +153,26 @@ def status(data: Path, output: str) -> None:
         views.print_status(found)
     if not found.is_whole:
         sys.exit(1)
+
+
+@local.command()
+@click.option("--ledgers", default=100, show_default=True, type=click.IntRange(min=1))
+@_data_option
+def write(ledgers: int, data: Path) -> None:
+    """Write closed ledgers of many shapes, so that there is something to lose.
+
+    Entries of 0 bytes to 1 MB, ensembles of one to five bookies, every digest type.
+    """
+    # Here, because the demonstration is built upon this package.
+    from daemon.demo.workload import write_closed_ledgers
+
+    found = _status(data)
+    if not found.is_running:
+        raise NotRunningError(
+            f"the cluster in {data} is not running; `bookmender local up` starts it"
+        )
+    entry_count = write_closed_ledgers(found.metadata_service_uri, ledgers)
+    click.echo(f"wrote {ledgers} ledgers, {entry_count} entries")
 
 
 @local.command()

@@ -14,14 +14,10 @@ from typing import Any
 
 from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.shapes import Ending, Shape
-from daemon.demo.workload import Workload, Written
+from daemon.demo.workload import Workload, Written, open_workload
 from daemon.local.processes import Child
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
-from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
 from replication import payloads
 from replication.listing import locked_ledger_ids, marked_ledger_ids
@@ -103,28 +99,12 @@ class Bench:
 
 @asynccontextmanager
 async def bench(uri: str) -> AsyncIterator[Bench]:
-    clock, budgets, rng = SystemClock(), Budgets(), random.Random(SEED)
-    async with visit(Settings(metadata_service_uri=uri)) as seen:
-        bookies = BookieClient(
-            resolve=lambda bookie: None,
-            budgets=budgets,
-            bulk=BulkTransfers(budgets),
-            clock=clock,
-            rng=rng,
-            settings=BookieClientSettings(),
-        )
-        workload = Workload(
-            manager=seen.manager,
-            registration=seen.registration,
-            bookies=bookies,
-            clock=clock,
-            rng=rng,
-        )
+    settings, rng = Settings(metadata_service_uri=uri), random.Random(SEED)
+    async with visit(settings) as seen, open_workload(seen, rng) as workload:
         try:
             yield Bench(seen=seen, workload=workload)
         finally:
             await workload.stop()
-            await bookies.close()
 
 
 def shape(
