@@ -58,6 +58,7 @@ class KazooSession(Session):
         self._suspended_timer: asyncio.TimerHandle | None = None
         self._in_flight: set[asyncio.Future[Any]] = set()
         self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._why_lost: Callable[[], BookmenderError] = session_lost
         self._is_closed = False
         self._handler = OneSessionHandler(
             connect_timeout_s=session_timeout_s / (hosts.count(",") + 1), on_crash=self._crashed
@@ -101,7 +102,12 @@ class KazooSession(Session):
             ) from error
 
     def ask(self, request: Any) -> "asyncio.Future[Any]":
-        """Send a request. The future carries its reply, kazoo's exception, or SessionLostError."""
+        """Send a request. The future carries its reply, kazoo's exception, or why there is none.
+
+        Raises the latter when the session is lost already.
+        """
+        if self.state is SessionState.LOST:
+            raise self._why_lost()
         future: asyncio.Future[Any] = self._loop.create_future()
         self._in_flight.add(future)
         self.request_count += 1
@@ -164,14 +170,15 @@ class KazooSession(Session):
         )
         self.suspend()
 
-    def _handle_lost(self, reason: Callable[[], BookmenderError]) -> None:
-        """``reason``: makes the error for each call that is under way."""
+    def _handle_lost(self, why: Callable[[], BookmenderError]) -> None:
+        """``why``: makes an error for each call that is under way."""
+        self._why_lost = why
         self._handler.forbid_connections()
         self._stop_timer()
         self.lose()
         for future in (self._opened, *self._in_flight):
             if not future.done():
-                future.set_exception(reason())
+                future.set_exception(why())
         self._in_flight.clear()
 
     def _stop_timer(self) -> None:
