@@ -96,7 +96,14 @@ class Batcher:
             if not self._waiting:
                 self._arrived.clear()
             if batch:
-                await self._send(batch)
+                await self._send_or_fail(batch)
+
+    async def _send_or_fail(self, batch: list[_Transaction]) -> None:
+        try:
+            await self._send(batch)
+        finally:
+            for transaction in batch:  # those without a result: we are being stopped
+                transaction.fail(SessionLostError("stopped while the transaction was under way"))
 
     def _next_batch(self) -> list[_Transaction]:
         batch: list[_Transaction] = []
@@ -123,10 +130,6 @@ class Batcher:
         except BookmenderError as error:
             for transaction in batch:
                 transaction.fail(error)
-        except asyncio.CancelledError:
-            for transaction in batch:
-                transaction.fail(SessionLostError("stopped while the transaction was under way"))
-            raise
         else:
             for transaction in batch:
                 count = len(transaction.operations)

@@ -96,9 +96,7 @@ async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> 
     )
 
 
-def assign(
-    entry_ids: Iterable[int], progress: Progress, job: CopyJob
-) -> dict[BookieId, list[int]]:
+def assign(entry_ids: Iterable[int], progress: Progress, job: CopyJob) -> dict[BookieId, list[int]]:
     """Whom to ask for each entry next; entries that nobody is left to ask for are noted.
 
     Other replicas come first, spread evenly by entry id; then the bookie that is being replaced, if

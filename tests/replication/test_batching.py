@@ -4,8 +4,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ledgers.errors import NodeExistsError, SessionLostError
-from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.errors import (
+    NodeExistsError,
+    RejectedError,
+    SessionLostError,
+    UnknownOutcomeError,
+)
+from ledgers.memory_store import Fault, MemoryStore, MemoryTree
+from ledgers.session import REQUEST_BYTES_MAX
 from ledgers.store import Check, Create, MultiFailed
 from replication.batching import (
     BATCH_BYTES_MAX,
@@ -27,9 +33,11 @@ async def running(store: MemoryStore) -> AsyncIterator[Batcher]:
         sender.cancel()
 
 
-def with_store(test: Callable[[MemoryStore, Batcher], Awaitable[None]]) -> None:
+def with_store(
+    test: Callable[[MemoryStore, Batcher], Awaitable[None]], tree: MemoryTree | None = None
+) -> None:
     async def run() -> None:
-        store = MemoryStore(MemoryTree())
+        store = MemoryStore(tree or MemoryTree())
         await store.create("/guard", is_ephemeral=True)
         async with running(store) as batcher:
             await test(store, batcher)
@@ -119,3 +127,55 @@ def test_stopping_fails_what_still_waits() -> None:
             await sender
 
     asyncio.run(run())
+
+
+def test_stopping_fails_what_is_under_way_and_what_was_to_be_sent_again() -> None:
+    async def run() -> None:
+        store = MemoryStore(MemoryTree())
+        await store.create("/guard", is_ephemeral=True)
+        await store.create("/n0")
+        batcher = Batcher(store, [GUARD])
+        sender = asyncio.create_task(batcher.run())
+        commits = [asyncio.create_task(batcher.commit([Create(path=f"/n{i}")])) for i in range(9)]
+        with pytest.raises(MultiFailed):
+            await commits[0]  # and so the others are being sent one by one
+        sender.cancel()
+
+        results = await asyncio.gather(*commits[1:], return_exceptions=True)
+
+        assert isinstance(results[-1], SessionLostError)
+        assert all(isinstance(result, list | SessionLostError) for result in results)
+
+    asyncio.run(run())
+
+
+def test_a_lost_reply_leaves_everybody_in_the_batch_in_doubt_and_nobody_behind() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        faults = [Fault.LOST_REPLY]
+        tree.faults = lambda asking, operations: faults.pop() if faults else None
+
+        results = await asyncio.gather(
+            *(batcher.commit([Create(path=f"/n{i}")]) for i in range(3)), return_exceptions=True
+        )
+
+        assert all(isinstance(result, UnknownOutcomeError) for result in results)
+        assert await batcher.commit([Create(path="/next")]) == ["/next"]
+
+    tree = MemoryTree()
+    with_store(test, tree)
+
+
+def test_a_transaction_that_no_server_takes_fails_alone() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        too_large = Create(path="/large", data=bytes(REQUEST_BYTES_MAX))
+
+        results = await asyncio.gather(
+            batcher.commit([too_large]),
+            batcher.commit([Create(path="/n")]),
+            return_exceptions=True,
+        )
+
+        assert isinstance(results[0], RejectedError)
+        assert results[1] == ["/n"]
+
+    with_store(test)
