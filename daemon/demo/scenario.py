@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,7 @@ async def run(plan: Plan, say: Say) -> Run:
         bookies=plan.bookie_count,
         bookkeeper=plan.bookkeeper,
         session_timeout_s=SESSION_TIMEOUT_S,
+        on_fetch=_in_tenths(say),
     )
     nodes = Nodes(
         data=plan.data,
@@ -85,6 +86,19 @@ async def run(plan: Plan, say: Say) -> Run:
     finally:
         await asyncio.to_thread(nodes.stop)
         await asyncio.to_thread(cluster.stop)
+
+
+def _in_tenths(say: Say) -> Callable[[int, int | None], None]:
+    """Tells of the first fetch of BookKeeper's jars, which takes a minute."""
+    told: set[int] = set()
+
+    def on_fetch(done: int, total: int | None) -> None:
+        tenth = 10 * done // total if total else 0
+        if tenth not in told:
+            told.add(tenth)
+            say(f"fetching BookKeeper's jars: {10 * tenth} %")
+
+    return on_fetch
 
 
 async def _run_on(

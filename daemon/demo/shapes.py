@@ -3,6 +3,7 @@
 import enum
 import hashlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ledgers.metadata import DigestType
@@ -59,19 +60,20 @@ OPEN_COUNT = 5
 LIVE_COUNT = 2
 
 
-def shapes(ledger_count: int) -> list[Shape]:
-    """``ledger_count`` shapes, the last five of them left open, two with a live writer."""
+def shapes(ledger_count: int, *, quorums: Sequence[tuple[int, int, int]] = QUORUMS) -> list[Shape]:
+    """``ledger_count`` shapes, the last five of them left open, two with a live writer.
+
+    ``quorums``: ensemble size, write quorum and ack quorum, taken in turn.
+    """
     kinds = zip(
-        itertools.cycle(QUORUMS),
+        itertools.cycle(quorums),
         itertools.cycle(SIZES),
         itertools.cycle(DigestType),
         itertools.cycle((3, 3, 2)),
         strict=False,
     )
-    return [
-        _shape(number, ledger_count, *kind)
-        for number, kind in zip(range(ledger_count), kinds, strict=False)
-    ]
+    numbered = zip(range(ledger_count), kinds, strict=False)
+    return [_shape(number, ledger_count, *kind) for number, kind in numbered]
 
 
 def _shape(

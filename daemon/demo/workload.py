@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from daemon.demo.shapes import Ending, Shape, shapes
+from daemon.demo.shapes import QUORUMS, Ending, Shape, shapes
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
 from ledgers.bookie_client import BookieClient, BookieClientSettings
@@ -18,7 +18,7 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.creation import LedgerOptions
 from ledgers.ensembles import Targets
 from ledgers.entry import EntryHeader
-from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.errors import BookmenderError, NotEnoughBookiesError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.placement import Candidate, RandomPlacement
@@ -66,12 +66,23 @@ async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workl
 
 
 def write_closed_ledgers(uri: str, ledger_count: int) -> int:
-    """Write so many ledgers to the cluster, and close them; the number of their entries."""
+    """Write so many ledgers that survive the loss of a bookie, and close them; their entries' number.
+
+    Each entry has two copies at least, and one bookie at least is left to take over. Raises
+    NotEnoughBookiesError with fewer than three writable ones.
+    """
 
     async def write() -> int:
         settings, rng = Settings(metadata_service_uri=uri), random.Random()
         async with visit(settings) as seen, open_workload(seen, rng) as workload:
-            await workload.write([replace(s, ending=Ending.CLOSED) for s in shapes(ledger_count)])
+            bookie_count = len((await seen.registration.read()).writable)
+            quorums = [q for q in QUORUMS if q[0] < bookie_count and q[1] > 1]
+            if not quorums:
+                raise NotEnoughBookiesError(
+                    "ledgers that survive the loss of a bookie need three writable ones"
+                )
+            wanted = shapes(ledger_count, quorums=quorums)
+            await workload.write([replace(shape, ending=Ending.CLOSED) for shape in wanted])
             return sum(written.acknowledged for written in workload.written)
 
     return asyncio.run(write())

@@ -161,7 +161,8 @@ def status(data: Path, output: str) -> None:
 def write(ledgers: int, data: Path) -> None:
     """Write closed ledgers of many shapes, so that there is something to lose.
 
-    Entries of 0 bytes to 1 MB, ensembles of one to five bookies, every digest type.
+    Entries of 0 bytes to 1 MB, each on two bookies or more, every digest type; one bookie fewer
+    than there are holds each ledger, so that another can take over from a lost one.
     """
     # Here, because the demonstration is built upon this package.
     from daemon.demo.workload import write_closed_ledgers
