@@ -34,13 +34,16 @@ PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 1024
 """What fits into a frame with its headers, over either protocol."""
 METADATA_ATTEMPTS_MAX = 10
 """Compare-and-sets of one step, before the writer gives up."""
+STRAGGLERS_S = 5.0
+"""How long a writer that has ended waits for adds beyond the A that its acknowledgements needed."""
 
 
 class LedgerWriter:
     """The one writer of a ledger that it created. For the tasks of one loop.
 
-    Leaving the ``create`` block without ``close`` abandons the ledger: it stays open, and its end
-    is for a recovery to find.
+    Leaving the ``create`` block waits a while for the copies that no acknowledgement needed, so that
+    an entry is on W bookies where it can be. Without ``close`` it abandons the ledger: it stays
+    open, and its end is for a recovery to find.
     """
 
     @classmethod
@@ -66,7 +69,7 @@ class LedgerWriter:
             ledger_id=ledger_id,
         )
         async with task_scope() as scope:
-            yield cls(
+            writer = cls(
                 versioned,
                 manager=manager,
                 bookies=bookies,
@@ -74,6 +77,8 @@ class LedgerWriter:
                 clock=clock,
                 scope=scope,
             )
+            yield writer
+            await writer._appender.settle(STRAGGLERS_S)
 
     def __init__(
         self,

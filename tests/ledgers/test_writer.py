@@ -195,8 +195,7 @@ def test_an_acknowledgement_needs_a_bookies_not_all() -> None:
                 writer.metadata.last_segment.ensemble[1], Op.ADD, Fault(delay_s=60)
             )
             await writer.add(b"entry")
-
-        assert world.clock.now_s() == 0
+            assert world.clock.now_s() == 0
 
     run(scenario())
 
@@ -662,3 +661,23 @@ def test_another_end_than_the_writers_is_an_error(last_entry_id: int, length: in
     assert closed_by_writer(closed, last_entry_id=4, length=50) is closed
     with pytest.raises(LedgerClosedError):
         closed_by_writer(closed, last_entry_id=last_entry_id, length=length)
+
+
+def test_leaving_the_writer_waits_for_the_copies_that_no_acknowledgement_needed() -> None:
+    async def scenario() -> None:
+        world = World()
+        async with world.writer(ensemble_size=3, write_quorum=3, ack_quorum=1) as writer:
+            slow = writer.metadata.last_segment.ensemble[0]
+
+            async def late(call: Call) -> None:
+                if call.operation == "add" and call.bookie == slow:
+                    await world.clock.sleep(2.0)
+
+            world.bookies.before = late
+            await writer.add(b"entry")
+            await writer.close()
+            assert slow not in world.holders(0, writer.ledger_id)
+
+        assert slow in world.holders(0, writer.ledger_id)
+
+    run(scenario())
