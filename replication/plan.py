@@ -95,6 +95,8 @@ class Targets:
     load_bytes: Mapping[BookieId, int]
     refused: frozenset[BookieId] = frozenset()
     """Those that refused a recovery add of this ledger (rule S11)."""
+    refilled: frozenset[BookieId] = frozenset()
+    """Members that an earlier round gave what they lacked: what they lack still, they do not keep."""
     local: BookieId | None = None
     copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
     """Copies made in earlier rounds, with the bookie that holds them whole."""
@@ -115,17 +117,7 @@ def plan_repair(
     for finding in findings:
         if finding.verdict is Verdict.GOOD:
             continue
-        if not finding.fragment.is_closed:
-            detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet"
-            blocked.append(Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail))
-            continue
-        match finding.verdict:
-            case Verdict.UNKNOWN:
-                step: Repair | Blocked = Blocked(
-                    reason=Reason.NO_ANSWER, detail=f"{finding.bookie} does not answer"
-                )
-            case Verdict.LOST | Verdict.MISSING:
-                step = _repair(finding, targets, _taken(metadata, finding, repairs), rng=rng)
+        step = _step(metadata, finding, targets, repairs, rng=rng)
         if isinstance(step, Repair):
             repairs.append(step)
         else:
@@ -134,15 +126,50 @@ def plan_repair(
 
 
 def _suspect_key(findings: Sequence[Finding]) -> str | None:
-    """Copies that all fail their digest alike say more about our key than about them (rule S7)."""
+    """Copies that all fail their digest alike say more about our key than about them (rule S7).
+
+    One entry that is good, wherever it is, proves the key.
+    """
     read = [f for f in findings if f.verdict in (Verdict.GOOD, Verdict.MISSING) and f.entries]
-    if read and all(finding.mismatched for finding in read):
+    is_any_good = any(len(f.absent) + len(f.mismatched) < len(f.entries) for f in read)
+    if any(f.mismatched for f in read) and not is_any_good:
         return "every copy fails its digest: is the ledger's password or digest type another one?"
     return None
 
 
+def _step(
+    metadata: LedgerMetadata,
+    finding: Finding,
+    targets: Targets,
+    planned: Sequence[Repair],
+    *,
+    rng: random.Random,
+) -> Repair | Blocked:
+    """What to do about a finding that is not good."""
+    if finding.verdict is Verdict.UNKNOWN:
+        return Blocked(reason=Reason.NO_ANSWER, detail=f"{finding.bookie} does not answer")
+    if not finding.fragment.is_closed:
+        detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet"
+        return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
+    may_refill = _may_refill(metadata, finding, targets)
+    if may_refill and not finding.mismatched:
+        return _of(finding, finding.bookie, finding.absent)
+    taken = _taken(metadata, finding, targets, planned)
+    return _move(finding, targets, taken, may_refill=may_refill, rng=rng)
+
+
+def _may_refill(metadata: LedgerMetadata, finding: Finding, targets: Targets) -> bool:
+    """Whether a member that is there may be given what it lacks (rule S15).
+
+    Of a ledger that is not closed, a member of the last ensemble may not (rule S12, see ``_taken``).
+    """
+    is_last = not metadata.is_closed and finding.bookie in metadata.last_segment.ensemble
+    has_failed = finding.bookie in targets.refused or finding.bookie in targets.refilled
+    return finding.verdict is Verdict.MISSING and not is_last and not has_failed
+
+
 def _taken(
-    metadata: LedgerMetadata, finding: Finding, planned: Sequence[Repair]
+    metadata: LedgerMetadata, finding: Finding, targets: Targets, planned: Sequence[Repair]
 ) -> frozenset[BookieId]:
     """Bookies that must not come into this ensemble: its members, and other targets of the fragment.
 
@@ -152,18 +179,25 @@ def _taken(
     taken = set(finding.fragment.ensemble)
     first_entry_id = finding.fragment.first_entry_id
     taken.update(r.target for r in planned if r.fragment.first_entry_id == first_entry_id)
+    taken.update(
+        target
+        for (fragment, index), target in targets.copied.items()
+        if fragment == finding.fragment and index != finding.index
+    )
     if not metadata.is_closed:
         taken.update(metadata.last_segment.ensemble)
     return frozenset(taken)
 
 
-def _repair(
-    finding: Finding, targets: Targets, taken: Collection[BookieId], *, rng: random.Random
+def _move(
+    finding: Finding,
+    targets: Targets,
+    taken: Collection[BookieId],
+    *,
+    may_refill: bool,
+    rng: random.Random,
 ) -> Repair | Blocked:
-    """A live bookie is refilled; damaged or lost copies move to another bookie (rule S15)."""
-    may_refill = finding.verdict is Verdict.MISSING and finding.bookie not in targets.refused
-    if may_refill and not finding.mismatched:
-        return _of(finding, finding.bookie, finding.absent)
+    """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
     copied = targets.copied.get((finding.fragment, finding.index))
     if copied is not None and copied not in taken and copied in targets.load_bytes:
         return _of(finding, copied, ())

@@ -2,16 +2,17 @@
 
 A round reads the metadata afresh, judges every copy (``check``), plans (``plan``), copies
 (``copying``) and writes all changed ensembles in one compare-and-set (rule S2) under the lock (rule
-S3). A conflict begins another round; what was copied is remembered as long as the target's
-registration is the same. A ledger whose open last fragment misses a bookie is not touched: the
-outcome says so, and the worker comes back after the open-ledger grace (``open_ledger``).
+S3). A conflict begins another round, and so does a bookie of the ledger that comes or goes
+meanwhile; what was copied is remembered as long as the target's registration is the same. A ledger
+whose open last fragment misses a bookie is not touched: the outcome says so, and the worker comes
+back after the open-ledger grace (``open_ledger``).
 """
 
 import asyncio
 import enum
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -24,12 +25,14 @@ from ledgers.errors import (
     ConflictError,
     CorruptionError,
     LockLostError,
+    NoNodeError,
     NoSuchLedgerError,
     SessionLostError,
+    UnauthorizedError,
     UnavailableError,
     UnknownOutcomeError,
 )
-from ledgers.fragments import fragments
+from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.opening import find_end, ledger_digest
@@ -83,6 +86,8 @@ class _Memory:
 
     refused: set[BookieId] = field(default_factory=set)
     """Bookies that refused a copy of this ledger (rule S11)."""
+    refilled: set[BookieId] = field(default_factory=set)
+    """Members that were given what they lacked: to be read back (rule S15)."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: where, and the czxid of the target's registration (rule S3)."""
     entry_count: int = 0
@@ -129,7 +134,7 @@ class Repairer:
         for _ in range(ROUNDS_MAX):
             try:
                 outcome = await self._round(take, sighting, memory)
-            except ConflictError:  # the metadata moved on: read again, decide again
+            except (ConflictError, NoNodeError):  # the metadata moved on, or is gone: read again
                 continue
             except UnknownOutcomeError:
                 if await self._queue.is_finished(take):
@@ -140,7 +145,8 @@ class Repairer:
                 return replace(
                     outcome, entry_count=memory.entry_count, entry_bytes=memory.entry_bytes
                 )
-        return waiting(Reason.CONFLICTS, f"no success in {ROUNDS_MAX} rounds: others change it too")
+        detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
+        return waiting(Reason.CONFLICTS, detail)
 
     async def _round(
         self, take: Take, sighting: WriterSighting | None, memory: _Memory
@@ -155,17 +161,31 @@ class Repairer:
             return DONE if await self._queue.finish(take) else MARKED_AGAIN
         if absent := absent_members(versioned.metadata, view):
             return await self._settle(take, versioned, sighting, absent, view)
-        lac = await self._lac(versioned)
-        if lac is None:
-            return waiting(Reason.NO_ANSWER, "too few bookies of its last ensemble answer")
+        try:
+            lac = await self._lac(versioned)
+        except UnauthorizedError as error:
+            return waiting(Reason.DIGEST_SUSPECT, str(error))
+        except UnavailableError as error:
+            return waiting(Reason.NO_ANSWER, str(error))
         if absent := absent_members(versioned.metadata, view, lac=lac):
             return await self._settle(take, versioned, sighting, absent, view)
         digest = ledger_digest(versioned.metadata, self._fallback_digest)
         plan = await self._plan(versioned, lac, digest, view, memory)
         if plan.is_whole:
+            if not self._is_unchanged(versioned.metadata.bookies, view):
+                return None
             return DONE if await self._queue.finish(take) else MARKED_AGAIN
         outcomes = await self._copy_all(plan, versioned.metadata, digest, view, memory)
-        return await self._write(take, versioned, plan, outcomes)
+        return await self._write(take, versioned, plan, outcomes, view)
+
+    def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
+        """Whether none of them has come, gone, or begun another life since the view was taken.
+
+        The auditor may have handled such a loss already, and found no reason for another mark: the
+        ledger was marked, or did not name the target yet.
+        """
+        now = self._views.current
+        return all(now.czxid(bookie) == view.czxid(bookie) for bookie in bookies)
 
     async def _read(self, ledger_id: int) -> VersionedMetadata | None:
         """None for a ledger that is gone: believed only after a sync and a second read (rule S8)."""
@@ -194,23 +214,17 @@ class Repairer:
             await self._open_ledgers.recover(versioned, view, guards=self._queue.guards(take))
         except (ConflictError, SessionLostError, LockLostError):
             raise
+        except NoSuchLedgerError:
+            return None
         except BookmenderError as error:
             return waiting(Reason.RECOVERY_FAILED, f"{error}{_distrust(versioned, view)}")
         return None
 
-    async def _lac(self, versioned: VersionedMetadata) -> int | None:
-        """The last entry known to be acknowledged; None when too few bookies answer."""
-        if versioned.metadata.is_closed:
-            return versioned.metadata.last_entry_id
-        try:
-            opened = await find_end(
-                versioned,
-                bookies=self._bookies,
-                clock=self._clock,
-                fallback=self._fallback_digest,
-            )
-        except UnavailableError:
-            return None
+    async def _lac(self, versioned: VersionedMetadata) -> int:
+        """The last entry known to be acknowledged. Errors are those of ``find_end``."""
+        opened = await find_end(
+            versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback_digest
+        )
         return opened.lac
 
     async def _plan(
@@ -221,14 +235,12 @@ class Repairer:
         view: ClusterView,
         memory: _Memory,
     ) -> Plan:
-        found = fragments(versioned.ledger_id, versioned.metadata, lac=lac)
-        judged = found if versioned.metadata.is_closed else found[:-1]
         findings = await check(
-            judged,
+            _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac),
             bookies=self._bookies,
             digest=digest,
             available=view.available,
-            distrusted=view.initialised_after(versioned.stat.czxid),
+            distrusted=view.initialised_after(versioned.stat.czxid) | memory.refilled,
         )
         return plan_repair(versioned.metadata, findings, self._targets(view, memory), rng=self._rng)
 
@@ -240,6 +252,7 @@ class Repairer:
                 b: self._load_bytes[b] for b in candidates if b is not None and b in writable
             },
             refused=frozenset(memory.refused),
+            refilled=frozenset(memory.refilled),
             local=self._local,
             copied={
                 key: target
@@ -293,7 +306,9 @@ class Repairer:
                 bookie=repair.target,
                 error=str(outcome.target_error),
             )
-        elif outcome.is_complete and not repair.is_in_place:
+        elif repair.is_in_place:
+            memory.refilled.add(repair.target)
+        elif outcome.is_complete:
             memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
         return outcome
 
@@ -303,20 +318,27 @@ class Repairer:
         versioned: VersionedMetadata,
         plan: Plan,
         outcomes: Sequence[CopyOutcome],
+        view: ClusterView,
     ) -> Outcome | None:
         """Write what was copied whole, and say what was not. None: to be checked again."""
         pairs = list(zip(plan.repairs, outcomes, strict=True))
-        moved = [r for r, o in pairs if o.is_complete and not r.is_in_place]
+        moved = [
+            repair
+            for repair, outcome in pairs
+            if outcome.is_complete
+            and not repair.is_in_place
+            and self._is_unchanged([repair.target], view)  # else it may have lost them again (S3)
+        ]
+        repaired = _repaired(versioned.metadata, moved)
         in_the_way = [*plan.blocked, *(b for r, o in pairs if (b := _blocked(r, o)) is not None)]
-        is_all_done = all(outcome.is_complete for outcome in outcomes) and not plan.blocked
-        may_unmark = is_all_done and (
-            sum(o.entry_count for o in outcomes) <= SECOND_CHECK_ENTRIES
-            and all(not r.is_in_place for r in plan.repairs)
+        may_unmark = (
+            len(moved) == len(pairs)
+            and not plan.blocked
+            and sum(o.entry_count for o in outcomes) <= SECOND_CHECK_ENTRIES
+            and self._is_unchanged(repaired.bookies, view)
         )
         if moved:
-            write = self._manager.write_operation(
-                take.ledger_id, _repaired(versioned.metadata, moved), read_as=versioned
-            )
+            write = self._manager.write_operation(take.ledger_id, repaired, read_as=versioned)
             if may_unmark:
                 return DONE if await self._queue.finish(take, [write]) else MARKED_AGAIN
             await self._queue.write(take, [write])
@@ -331,6 +353,16 @@ def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
     if not named:
         return ""
     return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
+
+
+def _judged(found: Sequence[Fragment], lac: int) -> tuple[Fragment, ...]:
+    """The fragments as far as they are known: of one whose end nobody knows, what is acknowledged."""
+    return tuple(
+        replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
+        if fragment.last_entry_id is None
+        else fragment
+        for fragment in found
+    )
 
 
 def _repaired(metadata: LedgerMetadata, moved: Sequence[Repair]) -> LedgerMetadata:

@@ -10,6 +10,16 @@ from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledge
 
 SEED = 3
 CLOSED = closed_ledger((B1, B2, B3))
+OPEN = LedgerMetadata(
+    ensemble_size=3,
+    write_quorum=2,
+    ack_quorum=1,
+    state=LedgerState.OPEN,
+    segments=(
+        Segment(first_entry_id=0, ensemble=(B1, B2, B3)),
+        Segment(first_entry_id=10, ensemble=(B4, B5, B3)),
+    ),
+)
 EVERYBODY = dict.fromkeys((B1, B2, B3, B4, B5, B6), 0)
 
 
@@ -131,8 +141,8 @@ def test_rule_s4_a_fragment_that_is_not_closed_is_never_copied() -> None:
 
 def test_rule_s7_copies_that_all_fail_alike_put_the_key_in_doubt() -> None:
     findings = [
-        finding(0, Verdict.MISSING, mismatched=(0, 9)),
-        finding(1, Verdict.MISSING, mismatched=(0, 9)),
+        finding(0, Verdict.MISSING, mismatched=(0, 2, 3, 5, 6, 8, 9)),
+        finding(1, Verdict.MISSING, mismatched=(0, 1, 3, 4, 6), absent=(7, 9)),
         finding(2, Verdict.LOST),
     ]
 
@@ -143,18 +153,7 @@ def test_rule_s7_copies_that_all_fail_alike_put_the_key_in_doubt() -> None:
 
 
 def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_a_target() -> None:
-    metadata = LedgerMetadata(
-        ensemble_size=3,
-        write_quorum=2,
-        ack_quorum=1,
-        state=LedgerState.OPEN,
-        segments=(
-            Segment(first_entry_id=0, ensemble=(B1, B2, B3)),
-            Segment(first_entry_id=10, ensemble=(B4, B5, B3)),
-        ),
-    )
-
-    [repair] = plan([finding(0, Verdict.LOST)], metadata=metadata).repairs
+    [repair] = plan([finding(0, Verdict.LOST)], metadata=OPEN).repairs
 
     assert repair.target == B6
 
@@ -178,3 +177,71 @@ def test_an_earlier_copy_on_a_bookie_that_has_gone_is_made_anew() -> None:
 
     assert repair.target == B4
     assert len(repair.entry_ids) == 7
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(finding(1, Verdict.GOOD), id="a good copy"),
+        pytest.param(finding(1, Verdict.MISSING, mismatched=(0, 9)), id="one good entry"),
+    ],
+)
+def test_rule_s7_a_key_that_fits_anything_is_not_in_doubt(other: Finding) -> None:
+    all_bad = finding(0, Verdict.MISSING, mismatched=(0, 2, 3, 5, 6, 8, 9))
+
+    assert Reason.DIGEST_SUSPECT not in {b.reason for b in plan([all_bad, other]).blocked}
+
+
+def test_nobody_lacking_everything_puts_the_key_in_doubt() -> None:
+    wiped = finding(0, Verdict.MISSING, absent=(0, 2, 3, 5, 6, 8, 9))
+
+    assert plan([wiped]).blocked == ()
+
+
+def test_rule_s15_a_bookie_that_did_not_keep_what_it_was_given_is_replaced() -> None:
+    lacking = finding(1, Verdict.MISSING, absent=(1, 4))
+    targets = Targets(load_bytes=EVERYBODY, refilled=frozenset({B2}))
+
+    [repair] = plan([lacking], targets).repairs
+
+    assert repair.target in {B4, B5, B6}
+
+
+def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_refilled() -> None:
+    findings = [
+        finding(0, Verdict.MISSING, absent=(0,)),
+        finding(2, Verdict.MISSING, absent=(1,)),
+    ]
+
+    refilled, moved = plan(findings, metadata=OPEN).repairs
+
+    assert refilled.is_in_place
+    assert moved.target == B6
+    assert len(moved.entry_ids) == 6
+
+
+def test_rule_s12_and_waits_where_there_is_no_other_bookie() -> None:
+    made = plan(
+        [finding(2, Verdict.MISSING, absent=(1,))],
+        Targets(load_bytes=dict.fromkeys((B1, B2, B3, B4, B5), 0)),
+        metadata=OPEN,
+    )
+
+    assert [b.reason for b in made.blocked] == [Reason.NO_TARGET]
+
+
+def test_rule_s5_silence_about_an_open_fragment_is_not_called_a_lack() -> None:
+    made = plan([finding(0, Verdict.UNKNOWN, is_closed=False)])
+
+    assert [b.reason for b in made.blocked] == [Reason.NO_ANSWER]
+
+
+def test_rule_s3_the_target_of_an_earlier_copy_is_kept_for_its_index() -> None:
+    first, second = finding(0, Verdict.LOST), finding(2, Verdict.LOST)
+    targets = Targets(
+        load_bytes=dict.fromkeys((B4, B5), 0), copied={(second.fragment, second.index): B4}
+    )
+
+    made = plan([first, second], targets)
+
+    assert [(r.index, r.target, len(r.entry_ids)) for r in made.repairs] == [(0, B5, 7), (2, B4, 0)]
