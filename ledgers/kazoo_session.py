@@ -1,8 +1,10 @@
 """kazoo on its thread, for one session, heard on the loop."""
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -36,6 +38,9 @@ EVENT_KINDS = {
 }
 """By the number that ZooKeeper sends (Watcher.Event.EventType)."""
 
+OnReply = Callable[[Any, BaseException | None], None]
+"""Takes a reply, or an error. Must not raise."""
+
 # What kazoo says at lower levels reaches us as states and errors.
 _kazoo_log = logging.getLogger("ledgers.kazoo")
 _kazoo_log.setLevel(logging.CRITICAL)
@@ -56,7 +61,7 @@ class KazooSession(Session):
         self._hosts = hosts
         self._suspended_max_s = SUSPENDED_TIMEOUTS_MAX * session_timeout_s
         self._suspended_timer: asyncio.TimerHandle | None = None
-        self._in_flight: set[asyncio.Future[Any]] = set()
+        self._in_flight: set[_Reply] = set()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._why_lost: Callable[[], BookmenderError] = session_lost
         self._is_closed = False
@@ -102,22 +107,30 @@ class KazooSession(Session):
             ) from error
 
     def ask(self, request: Any) -> "asyncio.Future[Any]":
-        """Send a request. The future carries its reply, kazoo's exception, or why there is none.
+        """Send a request; the future carries its reply, kazoo's exception, or why there is none.
 
         Raises the latter when the session is lost already.
         """
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.send(request, partial(resolve, future))
+        return future
+
+    def send(self, request: Any, on_reply: OnReply) -> None:
+        """Send a request; ``on_reply`` hears what a future of ``ask`` would carry, exactly once.
+
+        Raises as ``ask`` does.
+        """
         if self.state is SessionState.LOST:
             raise self._why_lost()
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._in_flight.add(future)
+        reply = _Reply(self, on_reply)
+        self._in_flight.add(reply)
         self.request_count += 1
-        self._connection.submit(request, _Reply(self, future))
-        return future
+        self._connection.submit(request, reply)
 
     def tell(self, request: Any) -> None:
         """Send a request whose reply does not matter."""
         if self.state is SessionState.CONNECTED:
-            self.ask(request).add_done_callback(lambda reply: reply.exception())
+            self.send(request, lambda value, error: None)
 
     async def close(self) -> None:
         """End the session if a server can still be told so, and the thread in any case."""
@@ -176,42 +189,48 @@ class KazooSession(Session):
         self._handler.forbid_connections()
         self._stop_timer()
         self.lose()
-        for future in (self._opened, *self._in_flight):
-            if not future.done():
-                future.set_exception(why())
-        self._in_flight.clear()
+        if not self._opened.done():
+            self._opened.set_exception(why())
+        in_flight, self._in_flight = self._in_flight, set()
+        for reply in in_flight:
+            reply.on_reply(None, why())
 
     def _stop_timer(self) -> None:
         if self._suspended_timer is not None:
             self._suspended_timer.cancel()
 
-    def _settle(
-        self, future: "asyncio.Future[Any]", value: Any, error: BaseException | None
-    ) -> None:
-        self._in_flight.discard(future)
-        if future.done():  # cancelled, or failed with the session
-            return
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+    def _settle(self, reply: "_Reply", value: Any, error: BaseException | None) -> None:
+        if reply in self._in_flight:  # else the session was lost before it came
+            self._in_flight.discard(reply)
+            reply.on_reply(value, error)
 
 
 class _Reply:
-    """What kazoo's thread reports to: carries it over to the loop."""
+    """What kazoo's thread reports to. Carries it over to the loop."""
 
-    __slots__ = ("_future", "_post", "_settle")
+    __slots__ = ("_session", "on_reply")
 
-    def __init__(self, session: KazooSession, future: "asyncio.Future[Any]") -> None:
-        self._post = session._inbox.post
-        self._settle = session._settle
-        self._future = future
+    def __init__(self, session: KazooSession, on_reply: OnReply) -> None:
+        self._session = session
+        self.on_reply = on_reply
 
     def set(self, value: Any = None) -> None:
-        self._post(self._settle, self._future, value, None)
+        self._session._inbox.post(self._session._settle, self, value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        self._post(self._settle, self._future, None, error)
+        self._session._inbox.post(self._session._settle, self, None, error)
+
+
+def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    """Give a future its outcome, unless whoever waited for it has gone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        # A copy: when a connection breaks kazoo gives one exception to all that is under way, and
+        # each of them would add its own steps to the traceback.
+        future.set_exception(copy.copy(error))
 
 
 def _refused() -> UnauthorizedError:

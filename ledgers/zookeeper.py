@@ -10,7 +10,6 @@ What becomes of a call whose connection breaks:
 Calls made while SUSPENDED wait, which ends with the session at the latest.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -18,10 +17,12 @@ from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
 
 from ledgers.errors import UnavailableError
+from ledgers.joined_reads import JoinedReads
 from ledgers.kazoo_session import KazooSession
 from ledgers.kazoo_watch import AddWatch, RemoveWatches, WatchMode
 from ledgers.parents import create_with_parents
 from ledgers.session import READ_ATTEMPTS_MAX, check_size
+from ledgers.slots import Slots
 from ledgers.store import (
     ANY_VERSION,
     EVENTS_MAX,
@@ -45,7 +46,8 @@ class ZooKeeperStore:
     def __init__(self, session: KazooSession, *, is_secured: bool) -> None:
         self._session = session
         self._is_secured = is_secured
-        self._slots = asyncio.Semaphore(REQUESTS_AT_ONCE_MAX)
+        self._requests = JoinedReads(session)
+        self._slots = Slots(REQUESTS_AT_ONCE_MAX)
 
     @classmethod
     async def open(
@@ -177,4 +179,4 @@ class ZooKeeperStore:
     async def _ask(self, request: Any) -> Any:
         async with self._slots:
             await self._session.wait_connected()
-            return await self._session.ask(request)
+            return await self._requests.ask(request)

@@ -226,7 +226,7 @@ async def test_thousands_of_reads_at_once_are_each_answered(world: World) -> Non
     )
 
     assert [int(data) for data, _ in found] == [number % 100 for number in range(5_000)]
-    assert store.request_count - before == 5_000
+    assert 0 < store.request_count - before <= 5_000
 
 
 @on_loop
