@@ -7,7 +7,7 @@ a long frame gets a buffer of its own, of just its size, once its length was fou
 """
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 from ledgers.bulk.frames import REPLY_BYTES, SLACK_BYTES
 from ledgers.errors import CorruptionError
@@ -60,8 +60,8 @@ class Inbox(asyncio.BufferedProtocol):
         self.received_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._reader.opened(self, transport)
+        # A cast, for uvloop's transports are Transports in all but name.
+        self._reader.opened(self, cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._reader.closed(self, exc)

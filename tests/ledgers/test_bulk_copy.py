@@ -218,6 +218,25 @@ def test_the_budget_is_shared_with_the_control_path() -> None:
     play(act, reads_in_flight_max=10)
 
 
+def test_a_transfer_waits_until_the_control_path_gives_credit_back() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(20))
+        budget = scene.budgets.reads(scene.a.bookie_id)
+        budget.take(4, 100)
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(20)))
+            await scene.until_read(10)
+            await scene.wait_checks(60.0)
+            assert not running.done()
+            assert not scene.a.reads_seen
+
+            budget.release(400, count=4)
+
+        assert running.result().entry_count == 20
+
+    play(act, reads_in_flight_max=4)
+
+
 def test_the_control_path_gets_its_turn_while_a_transfer_runs() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2_000))
