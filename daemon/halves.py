@@ -164,6 +164,7 @@ async def open_session(
             ender.cancel()
     finally:
         await store.close()
+        log.info("session.closed", half=half.value, request_count=store.request_count)
 
 
 def _worker(

@@ -85,8 +85,8 @@ def report(finished: Run) -> list[str]:
         f"{timeline.mended_entries / busy_s:.0f} entries/s from the first mark to whole",
         f"  costs    {finished.cpu_s:.1f} CPU seconds, at most "
         f"{finished.rss_bytes_max / 1e6:.0f} MB RSS a daemon, "
-        f"{finished.zookeeper_packets / max(timeline.mended_ledgers, 1):.1f} "
-        "ZooKeeper packets a repaired ledger (watching included)",
+        f"{timeline.zookeeper_requests / max(timeline.mended_ledgers, 1):.1f} "
+        "ZooKeeper requests a repaired ledger (idling included)",
     ]
     if out_of_reach:
         lines.append(

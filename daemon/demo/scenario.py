@@ -53,8 +53,6 @@ class Run:
     cpu_s: float
     """Of the daemons that lived to the end, from the kill on."""
     rss_bytes_max: int
-    zookeeper_packets: int
-    """That its server counted from the kill to the end, watching included."""
 
 
 async def run(plan: Plan, say: Say) -> Run:
@@ -117,12 +115,13 @@ async def _run_on(
     await _wait_for_nodes(plan, seen)
 
     killed = rng.choice(cluster.bookies)
-    packets, cpu_s = _packets(cluster), nodes.cpu_s()
+    cpu_s = nodes.cpu_s()
     say(f"killing bookie {killed} (SIGKILL)")
     cluster.kill(killed)
     timeline = await _watch_until_settled(plan, nodes, seen, killed, say)
-    packets = _packets(cluster) - packets
-    spent_cpu_s = _spent(cpu_s, nodes.cpu_s())
+    spent_cpu_s, rss_bytes_max = _spent(cpu_s, nodes.cpu_s()), nodes.rss_bytes_max()
+    await asyncio.to_thread(nodes.stop)
+    timeline.hear(nodes.nodes)
 
     say("reading every copy of every entry")
     await workload.stop()
@@ -139,8 +138,7 @@ async def _run_on(
         proofs=await prover.prove(workload.written),
         left=await gather_status(seen),
         cpu_s=spent_cpu_s,
-        rss_bytes_max=nodes.rss_bytes_max(),
-        zookeeper_packets=packets,
+        rss_bytes_max=rss_bytes_max,
     )
 
 
@@ -204,7 +202,3 @@ def _kill_leader(status: Status, nodes: Nodes, say: Say) -> bool:
 
 def _spent(before: Mapping[str, float], after: Mapping[str, float]) -> float:
     return sum(cpu_s - before[name] for name, cpu_s in after.items())
-
-
-def _packets(cluster: LocalCluster) -> int:
-    return int(cluster.zookeeper_monitor()["zk_packets_received"])

@@ -22,6 +22,8 @@ class Timeline:
     mended_ledgers: int = 0
     mended_entries: int = 0
     mended_bytes: int = 0
+    zookeeper_requests: int = 0
+    """Of the sessions that were closed in good order; a multi counts as one."""
     errors: list[str] = field(default_factory=list)
     """Errors that a daemon logged: there should be none."""
 
@@ -46,6 +48,8 @@ class Timeline:
                 self.mended_ledgers += 1
                 self.mended_entries += event.get("entry_count", 0)
                 self.mended_bytes += event.get("entry_bytes", 0)
+            case "session.closed":
+                self.zookeeper_requests += event.get("request_count", 0)
             case "unreadable":
                 self.errors.append(f"{node.name}: {event['line']}")
             case name if event.get("level") == "error":
