@@ -104,7 +104,7 @@ async def test_a_bookie_that_comes_back_is_another_life_of_it(world: World) -> N
 
 
 @on_loop
-async def test_what_has_not_changed_is_not_read_again(world: World) -> None:
+async def test_reading_again_what_has_not_changed_gives_the_same(world: World) -> None:
     cluster = await Cluster.format(world)
     registration = Registration(cluster.store, world.root)
     await cluster.register(A, info("192.0.2.1"))
@@ -155,10 +155,6 @@ class BetweenRequests:
     async def children(self, path: str) -> list[str]:
         await self._count()
         return await self._store.children(path)
-
-    async def exists(self, path: str) -> object:
-        await self._count()
-        return await self._store.exists(path)
 
     async def get(self, path: str) -> object:
         await self._count()
