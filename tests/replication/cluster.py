@@ -54,18 +54,26 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 
 
 class RecordingBookies(MemoryBookies):
-    """Remembers what was asked of the bulk path. ``before_transfer`` may do things meanwhile."""
+    """Remembers what was asked of the bulk path. The two hooks may do things meanwhile.
+
+    What they do is settled, in views that follow it too, before the transfer goes on.
+    """
 
     def __init__(self, bookies: Sequence[BookieId], *, clock: Clock) -> None:
         super().__init__(bookies, clock=clock)
         self.transfers: list[tuple[Transfer, TransferResult]] = []
         self.before_transfer: Callable[[Transfer], Awaitable[None]] | None = None
+        self.after_transfer: Callable[[Transfer], Awaitable[None]] | None = None
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         if self.before_transfer is not None:
             await self.before_transfer(transfer)
+            await settle()
         result = await super().transfer(transfer)
         self.transfers.append((transfer, result))
+        if self.after_transfer is not None:
+            await self.after_transfer(transfer)
+            await settle()
         return result
 
     def asked(self, bookie: BookieId) -> list[int]:
