@@ -34,7 +34,7 @@ from ledgers.errors import (
 )
 from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.opening import find_end, ledger_digest
 from replication.check import check
 from replication.cluster_view import ClusterView, ViewSource
@@ -171,6 +171,8 @@ class Repairer:
             return await self._settle(take, versioned, sighting, absent, view)
         digest = ledger_digest(versioned.metadata, self._fallback_digest)
         plan = await self._plan(versioned, lac, digest, view, memory)
+        if _is_abandoned(versioned.metadata, plan):
+            return await self._recover(take, versioned, view)
         if plan.is_whole:
             if not self._is_unchanged(versioned.metadata.bookies, view):
                 return None
@@ -210,6 +212,12 @@ class Repairer:
         grace = await self._open_ledgers.judge(versioned, absent, sighting)
         if grace is not None:
             return waiting(grace.reason, grace.detail, grace)
+        return await self._recover(take, versioned, view)
+
+    async def _recover(
+        self, take: Take, versioned: VersionedMetadata, view: ClusterView
+    ) -> Outcome | None:
+        """Recover and close the ledger, for the next round to repair it."""
         try:
             await self._open_ledgers.recover(versioned, view, guards=self._queue.guards(take))
         except (ConflictError, SessionLostError, LockLostError):
@@ -362,6 +370,13 @@ def _judged(found: Sequence[Fragment], lac: int) -> tuple[Fragment, ...]:
         if fragment.last_entry_id is None
         else fragment
         for fragment in found
+    )
+
+
+def _is_abandoned(metadata: LedgerMetadata, plan: Plan) -> bool:
+    """Whether an open fragment lacks copies that no writer will add: a recovery has locked him out."""
+    return metadata.state is LedgerState.IN_RECOVERY and any(
+        blocked.reason is Reason.OPEN_FRAGMENT for blocked in plan.blocked
     )
 
 

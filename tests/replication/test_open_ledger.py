@@ -1,0 +1,125 @@
+"""When an open ledger is left to its writer, and when it is recovered: the decisions alone."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from ledgers.fragments import fragments
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.registration import BookieView, RegisteredBookie
+from replication.cluster_view import ClusterView
+from replication.open_ledger import GRACES_MAX, WriterSighting, absent_members, next_sighting
+from replication.plan import Reason
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+
+SEGMENT = Segment(first_entry_id=10, ensemble=(B1, B2, B3))
+
+
+def sighting(last: int | None, *, grace_count: int = 1) -> WriterSighting:
+    return WriterSighting(segment=SEGMENT, last_entries={B2: last}, grace_count=grace_count)
+
+
+@pytest.mark.parametrize(
+    ("before", "last_entries", "grace_count"),
+    [
+        pytest.param(None, {B2: 12}, 1, id="seen for the first time"),
+        pytest.param(sighting(12), {B2: 12}, None, id="nothing was written to it"),
+        pytest.param(sighting(12), {B2: 15}, 2, id="its writer goes on writing to it"),
+        pytest.param(sighting(-1), {B2: 0}, 2, id="its writer has begun to write to it"),
+        pytest.param(sighting(12), {B2: None}, None, id="it does not answer any more"),
+        pytest.param(sighting(None), {B2: None}, None, id="it never answered"),
+        pytest.param(sighting(None), {B2: 12}, 2, id="it answers now: who knows since when"),
+        pytest.param(
+            sighting(12, grace_count=GRACES_MAX - 1), {B2: 15}, GRACES_MAX, id="the last grace"
+        ),
+        pytest.param(sighting(12, grace_count=GRACES_MAX), {B2: 15}, None, id="none is left"),
+    ],
+)
+def test_rule_s13_a_writer_earns_another_grace_by_writing(
+    before: WriterSighting | None,
+    last_entries: Mapping[BookieId, int | None],
+    grace_count: int | None,
+) -> None:
+    after = next_sighting(before, SEGMENT, last_entries)
+
+    assert (after.grace_count if after else None) == grace_count
+    if after is not None:
+        assert after.last_entries == last_entries
+
+
+def test_a_writer_that_changed_its_ensemble_begins_a_grace_anew() -> None:
+    changed = Segment(first_entry_id=20, ensemble=(B1, B2, B4))
+
+    after = next_sighting(sighting(12, grace_count=5), changed, {B2: 12})
+
+    assert after == WriterSighting(segment=changed, last_entries={B2: 12})
+
+
+def test_what_is_said_of_a_grace_names_the_bookie_and_counts() -> None:
+    assert sighting(1).reason is Reason.OPEN_LEDGER_GRACE
+    assert B2 in sighting(1).detail
+    assert sighting(1, grace_count=3).reason is Reason.WRITER_ALIVE
+    assert f"grace 3 of {GRACES_MAX}" in sighting(1, grace_count=3).detail
+
+
+def view(*available: BookieId, read_only: tuple[BookieId, ...] = ()) -> ClusterView:
+    def registered(bookie: BookieId, *, is_writable: bool) -> RegisteredBookie:
+        return RegisteredBookie(bookie_id=bookie, address=None, czxid=1, is_writable=is_writable)
+
+    return ClusterView(
+        bookies=BookieView(
+            writable={b: registered(b, is_writable=True) for b in available},
+            read_only={b: registered(b, is_writable=False) for b in read_only},
+        )
+    )
+
+
+def metadata(state: LedgerState = LedgerState.OPEN) -> LedgerMetadata:
+    return LedgerMetadata(
+        ensemble_size=3,
+        write_quorum=2,
+        ack_quorum=2,
+        state=state,
+        segments=(
+            Segment(first_entry_id=0, ensemble=(B1, B2, B5)),
+            Segment(first_entry_id=5, ensemble=(B1, B2, B4)),
+            Segment(first_entry_id=10, ensemble=(B1, B2, B3)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("ledger", "available", "lac", "absent"),
+    [
+        pytest.param(metadata(), view(B1, B2, B3), None, (), id="everybody is there"),
+        pytest.param(metadata(), view(B1), None, (B2, B3), id="two of the last ensemble are not"),
+        pytest.param(
+            metadata(LedgerState.IN_RECOVERY), view(B1, B2), None, (B3,), id="left in recovery"
+        ),
+        pytest.param(metadata(LedgerState.CLOSED), view(), None, (), id="closed ledgers are not"),
+        pytest.param(
+            metadata(), view(B1, B2, read_only=(B3,)), None, (), id="read-only ones are there"
+        ),
+        pytest.param(metadata(), view(B1, B2, B3), 9, (), id="all before the last is confirmed"),
+        pytest.param(
+            metadata(), view(B1, B2, B3), 8, (B4,), id="the one before the last may still grow"
+        ),
+    ],
+)
+def test_the_bookies_that_an_open_fragment_misses(
+    ledger: LedgerMetadata, available: ClusterView, lac: int | None, absent: tuple[BookieId, ...]
+) -> None:
+    assert absent_members(ledger, available, lac=lac) == absent
+
+
+@pytest.mark.parametrize(
+    ("lac", "closed"),
+    [
+        pytest.param(9, [True, True, False], id="all before the last segment is confirmed"),
+        pytest.param(8, [False, False, False], id="one short of its beginning"),
+    ],
+)
+def test_rule_s4_fragments_are_closed_once_all_before_the_last_is_confirmed(
+    lac: int, closed: list[bool]
+) -> None:
+    assert [f.is_closed for f in fragments(7, metadata(), lac=lac)] == closed

@@ -1,0 +1,378 @@
+"""Repairs of ledgers that are not closed: the grace, and what comes after it."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
+from ledgers.memory_bookies import NO_FAULT, Fault, Op
+from ledgers.metadata import BookieId, LedgerState, Segment
+from replication import payloads
+from replication.open_ledger import GRACES_MAX
+from replication.plan import Reason
+from replication.repair import Outcome, OutcomeKind
+from tests.replication.cluster import Cluster, in_virtual_time, settle
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
+from tests.replication.nodes import LEDGER, UR, Node
+
+THREE = (B1, B2, B3)
+
+
+async def open_ledger(
+    *ensembles: Sequence[BookieId],
+    last: int = 9,
+    starts: Sequence[int] = (0,),
+    state: LedgerState = LedgerState.OPEN,
+) -> Cluster:
+    """A marked ledger with W 3 and A 2, not closed."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        *(ensembles or (THREE,)),
+        starts=starts,
+        last=last,
+        write_quorum=3,
+        ack_quorum=2,
+        state=state,
+    )
+    await cluster.mark()
+    return cluster
+
+
+def watch_fencing(cluster: Cluster) -> list[BookieId]:
+    """Bookies that are being asked to fence, as they are."""
+    fenced: list[BookieId] = []
+
+    def note(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        if op is Op.READ_FENCING:
+            fenced.append(bookie)
+        return NO_FAULT
+
+    cluster.bookies.faults = note
+    return fenced
+
+
+async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
+    """As the worker does, without the waiting."""
+    take = await node.take()
+    outcome = await node.repairer.repair(take)
+    for _ in range(grace_count):
+        outcome = await node.repairer.repair(take, outcome.sighting)
+    return outcome
+
+
+def last_entry(cluster: Cluster, entry_id: int) -> None:
+    """The writer goes on, as if nothing had happened."""
+    cluster.put(LEDGER, entry_id, *THREE)
+
+
+# --- The grace ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@in_virtual_time
+async def test_a_ledger_whose_open_fragment_misses_a_bookie_is_left_to_its_writer_at_first(
+    state: LedgerState,
+) -> None:
+    cluster = await open_ledger(state=state)
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_LEDGER_GRACE)
+    assert outcome.sighting is not None
+    assert fenced == []
+    assert (await cluster.manager.read(LEDGER)).version == 0
+    assert await cluster.marked() == [LEDGER]
+
+
+@pytest.mark.parametrize("last", [-1, 0, 9], ids=["empty", "one entry", "ten entries"])
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@in_virtual_time
+async def test_after_the_grace_it_is_recovered_closed_and_repaired(
+    state: LedgerState, last: int
+) -> None:
+    cluster = await open_ledger(state=state, last=last)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        outcome = await repair_through_graces(node)
+
+    metadata = await cluster.metadata()
+    assert outcome.kind is OutcomeKind.DONE
+    assert (metadata.state, metadata.last_entry_id) == (LedgerState.CLOSED, last)
+    assert metadata.length == 10 * (last + 1)
+    assert B2 not in metadata.bookies
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_a_writer_that_replaced_the_bookie_meanwhile_is_not_fenced() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        versioned = await cluster.manager.read(LEDGER)
+        changed = versioned.metadata.with_segment(Segment(first_entry_id=10, ensemble=(B1, B4, B3)))
+        await cluster.manager.write(LEDGER, changed, read_as=versioned)
+        outcome = await node.repairer.repair(take, first.sighting)
+
+    metadata = await cluster.metadata()
+    assert outcome.kind is OutcomeKind.DONE
+    assert fenced == []
+    assert metadata.state is LedgerState.OPEN
+    assert metadata.last_segment == changed.last_segment
+    assert B2 not in metadata.bookies
+    assert all(cluster.good_copies(LEDGER, metadata, entry_id) == 3 for entry_id in range(10))
+    assert not cluster.violations
+
+
+@in_virtual_time
+async def test_rule_s12_closed_fragments_of_an_open_ledger_are_repaired_without_fencing() -> None:
+    cluster = await open_ledger((B1, B2, B3), (B1, B4, B5), starts=(0, 10), last=14)
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node(local=B4) as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    first, last = await cluster.ensembles()
+    assert outcome.kind is OutcomeKind.DONE
+    assert fenced == []
+    assert last == (B1, B4, B5)
+    assert first[1] in {B6, B7}
+    assert cluster.bookies.targets == [first[1]]
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_rule_s13_while_the_absent_bookie_takes_entries_its_writer_is_alive() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.unregister(B2)  # ZooKeeper lost sight of it, the writer did not
+
+    async with cluster.node() as node:
+        take = await node.take()
+        outcome = await node.repairer.repair(take)
+        for entry_id in range(10, 9 + GRACES_MAX):
+            last_entry(cluster, entry_id)
+            outcome = await node.repairer.repair(take, outcome.sighting)
+            assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.WRITER_ALIVE)
+        assert fenced == []
+
+        last_entry(cluster, 9 + GRACES_MAX)
+        outcome = await node.repairer.repair(take, outcome.sighting)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert fenced
+    assert (await cluster.metadata()).last_entry_id == 9 + GRACES_MAX
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s13_an_absent_bookie_to_which_nobody_writes_holds_up_nothing() -> None:
+    cluster = await open_ledger()
+    await cluster.unregister(B2)
+
+    async with cluster.node() as node:
+        outcome = await repair_through_graces(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_ledger_that_its_writer_closed_during_the_grace_is_just_repaired() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        versioned = await cluster.manager.read(LEDGER)
+        closed = versioned.metadata.closed(last_entry_id=9, length=100)
+        await cluster.manager.write(LEDGER, closed, read_as=versioned)
+        outcome = await node.repairer.repair(take, first.sighting)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert fenced == []
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_deleted_during_the_grace_is_unmarked() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        await cluster.manager.delete(LEDGER, version=0)
+
+        outcome = await node.repairer.repair(take, first.sighting)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_queue_empty()
+
+
+# --- Recovery -------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2, B3)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        failed = await node.repairer.repair(take, first.sighting)
+
+        assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.RECOVERY_FAILED)
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+
+        await cluster.revive(B3)
+        await settle()
+        again = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(take, again.sighting)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert (await cluster.metadata()).last_entry_id == 9
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recovery_is_tried() -> (
+    None
+):
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+    await cluster.kill(B1)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        for _ in range(3):
+            first = await node.repairer.repair(take)
+            failed = await node.repairer.repair(take, first.sighting)
+            assert failed.reason is Reason.RECOVERY_FAILED
+            assert B2 in failed.detail
+
+        await cluster.revive(B1)
+        await settle()
+        outcome = await node.repairer.repair(take)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert (await cluster.metadata()).last_entry_id == 10
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        await cluster.store.delete(payloads.lock_path(UR, LEDGER))
+
+        with pytest.raises(LockLostError):
+            await node.repairer.repair(take, first.sighting)
+
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+# --- Nobody is missing, yet it is not whole -------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s6_a_wiped_member_of_the_open_fragment_keeps_the_mark_and_is_not_fenced() -> (
+    None
+):
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        outcome = await node.repairer.repair(take)
+
+        assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
+        assert fenced == []
+        assert cluster.bookies.copied_count == 0
+
+        versioned = await cluster.manager.read(LEDGER)
+        closed = versioned.metadata.closed(last_entry_id=9, length=100)
+        await cluster.manager.write(LEDGER, closed, read_as=versioned)
+        outcome = await node.repairer.repair(take)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_an_open_ledger_that_misses_nothing_is_unmarked_and_left_open() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+
+    async with cluster.node() as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert fenced == []
+    assert (await cluster.manager.read(LEDGER)).version == 0
+    await cluster.assert_queue_empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        pytest.param(UnavailableError, Reason.NO_ANSWER, id="they do not answer"),
+        pytest.param(UnauthorizedError, Reason.DIGEST_SUSPECT, id="our key is not theirs"),
+    ],
+)
+@in_virtual_time
+async def test_without_a_known_end_an_open_ledger_waits(
+    error: type[UnavailableError], reason: Reason
+) -> None:
+    cluster = await open_ledger()
+    for bookie in THREE:
+        cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=error))
+
+    async with cluster.node() as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, reason)
+    assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_rule_s12_a_member_of_the_last_ensemble_is_not_refilled_while_it_is_open() -> None:
+    cluster = await open_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=14)
+    cluster.bookie(B3).lose(LEDGER, 0)
+    cluster.bookie(B2).lose(LEDGER, 9)
+
+    async with cluster.node() as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    (b1, b2, other), last = await cluster.ensembles()
+    assert outcome.kind is OutcomeKind.DONE
+    assert (b1, b2) == (B1, B2)
+    assert other not in {B1, B2, B3, B4}
+    assert last == (B1, B4, B3)
+    assert 0 not in cluster.bookie(B3).entry_ids(LEDGER)
+    assert 9 in cluster.bookie(B2).entry_ids(LEDGER)
+    assert not cluster.violations
+    assert (await cluster.metadata()).state is LedgerState.OPEN
