@@ -81,6 +81,8 @@ class KazooSession(Session):
             )
         except ValueError as error:
             raise SettingsError("not a connect string of ZooKeeper", hosts=hosts) from error
+        if self._client.chroot:
+            raise SettingsError("a path belongs into the metadata service URI", hosts=hosts)
         self._connection = PipelinedConnection.in_place_of(
             self._client._connection, on_event=self._event_came
         )
@@ -178,10 +180,13 @@ class KazooSession(Session):
 
     def _handle_suspended(self) -> None:
         self._stop_timer()
-        self._suspended_timer = self._loop.call_later(
-            self._suspended_max_s, self._handle_lost, session_lost
-        )
+        self._suspended_timer = self._loop.call_later(self._suspended_max_s, self._give_up)
         self.suspend()
+
+    def _give_up(self) -> None:
+        # Broken even if it is being made anew right now: what we hold no more must not live on.
+        self._handler.break_connection()
+        self._handle_lost(session_lost)
 
     def _handle_lost(self, why: Callable[[], BookmenderError]) -> None:
         """``why``: makes an error for each call that is under way."""

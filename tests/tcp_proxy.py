@@ -35,8 +35,12 @@ class TcpProxy:
         self._writers.clear()
 
     def restore(self) -> None:
-        self._is_up = True
+        self.admit()
         self._replies_pass.set()
+
+    def admit(self) -> None:
+        """Let connect again; replies go on being held, if they are."""
+        self._is_up = True
 
     def hold_replies(self) -> None:
         """Requests arrive, replies wait for ``restore``; those of a connection cut before are lost."""
@@ -46,6 +50,11 @@ class TcpProxy:
     async def wait_reply(self) -> None:
         """Until something is held back."""
         await self._has_reply.wait()
+
+    async def wait_unused(self) -> None:
+        """Until nobody is connected."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def close(self) -> None:
         self.cut()

@@ -22,6 +22,7 @@ from ledgers.kazoo_pipeline import OneSessionHandler
 from ledgers.store import ANY_VERSION, Create, Event, EventKind, MultiFailed, SessionState
 from ledgers.zookeeper import ZooKeeperStore
 from tests.contract.metadata_stores import end_session, on_loop
+from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 pytestmark = pytest.mark.cluster
@@ -100,10 +101,20 @@ async def silent_server() -> Any:
             writer.close()
 
 
+@pytest.mark.parametrize(
+    ("hosts", "complaint"),
+    [
+        pytest.param("", "not a connect string", id="empty"),
+        pytest.param("host:port", "not a connect string", id="no port number"),
+        pytest.param("host:2181/ledgers", "metadata service URI", id="a path"),
+    ],
+)
 @on_loop
-async def test_what_is_no_connect_string_is_a_setting_to_correct() -> None:
-    with pytest.raises(SettingsError, match="not a connect string"):
-        await ZooKeeperStore.open("")
+async def test_hosts_that_make_no_sense_are_a_setting_to_correct(
+    hosts: str, complaint: str
+) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        await ZooKeeperStore.open(hosts)
 
 
 # --- Access --------------------------------------------------------------------------------------
@@ -229,6 +240,28 @@ async def test_a_session_without_a_server_for_too_long_counts_as_lost(
             await store.wait_lost()
         finally:
             await asyncio.to_thread(server.start)
+
+
+@on_loop
+async def test_a_session_that_is_given_up_does_not_live_on(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its locks would stand, and nobody would hold them."""
+    monkeypatch.setattr(kazoo_session, "SUSPENDED_TIMEOUTS_MAX", 0.1)
+    proxy = TcpProxy(server.port)
+    store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=4)
+    proxy.cut()
+    await store.wait_disconnected()
+    proxy.hold_replies()
+    proxy.admit()
+    await proxy.wait_reply()  # it is about to be connected again
+
+    await store.wait_lost()
+    proxy.restore()
+
+    await proxy.wait_unused()
+    await store.close()
+    await proxy.close()
 
 
 @on_loop
