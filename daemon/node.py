@@ -20,6 +20,7 @@ from replication.membership import Half
 
 log = structlog.get_logger()
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_TIMEOUT_S = 4.0
 """For both halves together: closing a session gives back its locks and its vote at once."""
 
@@ -30,7 +31,7 @@ def run_node(settings: Settings) -> int:
     halves = _halves(settings, journal)
     check_cluster(settings, journal)  # a signal ends it at once: it holds nothing
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     log.info(
         "node.started",
@@ -39,13 +40,25 @@ def run_node(settings: Settings) -> int:
         auditor=settings.auditor.enabled,
         replication=settings.replication.enabled,
     )
-    for half in halves:
-        half.start()
+    _start(halves)
     stop.wait()
     is_stopped = _stop(halves)
     journal.close()
     log.info("node.stopped", is_clean=is_stopped)
     return 0 if is_stopped else 1
+
+
+def _start(halves: Sequence[HalfThread]) -> None:
+    """With the signals blocked in the threads: one that another thread got would not wake this one.
+
+    (Linux gives it to any thread when the process was stopped as it came.)
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        for half in halves:
+            half.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def _stop(halves: Sequence[HalfThread]) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.shapes import Ending, Shape
 from daemon.demo.workload import Workload, Written, open_workload
-from daemon.local.processes import Child
+from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
@@ -27,6 +27,7 @@ GONE = BookieId("127.0.0.1:9")
 """A bookie that was never there: naming it makes a ledger under-replicated without killing anybody."""
 WAIT_S = 60.0
 POLL_S = 0.05
+STOP_TIMEOUT_S = 5.0
 SEED = 11
 
 
@@ -173,7 +174,7 @@ def start_node(
 
 @asynccontextmanager
 async def nodes(uri: str, folder: Path) -> AsyncIterator[Callable[..., Child]]:
-    """Starts daemons, as ``start_node`` does; those that still run at the end are killed."""
+    """Starts daemons, as ``start_node`` does. At the end they are told to end: they leave no trace."""
     started: list[Child] = []
 
     def start(name: str, **options: Any) -> Child:
@@ -183,9 +184,13 @@ async def nodes(uri: str, folder: Path) -> AsyncIterator[Callable[..., Child]]:
     try:
         yield start
     finally:
-        for node in started:
-            if node.is_running:
-                node.kill()
+        await asyncio.to_thread(stop_all, started, timeout_s=STOP_TIMEOUT_S)
+
+
+def is_frozen(node: Child) -> bool:
+    """By SIGSTOP."""
+    stat = Path(f"/proc/{node.pid}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def events(node: Child, name: str) -> list[dict[str, Any]]:

@@ -1,0 +1,411 @@
+"""A daemon's life: started, told to end, cut off from ZooKeeper, shown what is corrupt or read-only.
+
+Each test leaves the cluster whole and the queue empty.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.election import current_leader
+from daemon.demo.shapes import Ending
+from daemon.demo.workload import Written
+from daemon.local import znodes
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child, stop_all
+from daemon.local.spec import port_of
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.store import ANY_VERSION
+from replication import payloads
+from replication.listing import locked_ledger_ids, marked_ledger_ids
+from replication.membership import live_nodes
+from replication.plan import Reason
+from replication.waiting import WaitingNote, WaitingNotes
+from tests.cluster.faulty_daemon import Point
+from tests.cluster.steps import (
+    GONE,
+    Bench,
+    bench,
+    errors,
+    events,
+    is_frozen,
+    nodes,
+    shape,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+STOP_MAX_S = 5.0
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+ON_THREE = (3, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {
+        "session_timeout_s": 2.0,
+        "bookie_settings": {"persistBookieStatusEnabled": "true"},
+    }
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+async def is_repaired(on: Bench, written: list[Written], lost: BookieId) -> bool:
+    return not await on.names(written, lost) and await on.is_idle()
+
+
+async def wait_repaired(on: Bench, written: list[Written], lost: BookieId) -> None:
+    await wait_for(lambda: is_repaired(on, written, lost), f"ledger without {lost}")
+
+
+# --- Started ---------------------------------------------------------------------------------------
+
+
+def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    victim = module_cluster.bookies[0]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(tmp_path),
+        "BOOKMENDER_METADATA_SERVICE_URI": uri,
+    }
+
+    async def run() -> None:
+        async with bench(uri) as on:
+            written = await on.write(*(shape(number) for number in range(40)))
+            at_risk = await on.names(written, victim)
+            two = [
+                Child(
+                    name,
+                    [sys.executable, "-m", "daemon", "daemon"],
+                    log=tmp_path / f"{name}.log",
+                    environment=environment,
+                )
+                for name in ("one", "other")
+            ]
+            try:
+                await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
+                module_cluster.kill(victim)
+                await wait_repaired(on, written, victim)
+                repaired = [ledger_id for node in two for ledger_id in repaired_by(node, tmp_path)]
+                assert sorted(repaired) == at_risk
+
+                while not all(repaired_by(node, tmp_path) for node in two):
+                    await on.lose(written)  # once more: the quicker one may have taken all
+                    await on.wait_idle()
+            finally:
+                await asyncio.to_thread(stop_all, two, timeout_s=STOP_MAX_S)
+                await asyncio.to_thread(module_cluster.start_bookie, victim)
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+async def both_halves_of(on: Bench, daemons: list[Child]) -> bool:
+    live = await live_nodes(on.seen.store, on.seen.ur)
+    return sorted(node.info.pid for node in live) == sorted(2 * [node.pid for node in daemons])
+
+
+def repaired_by(node: Child, home: Path) -> list[int]:
+    """By its journal of metadata writes."""
+    (journal,) = home.glob(f".local/state/bookmender/journal/metadata-*-{node.pid}.jsonl")
+    return [json.loads(line)["ledger_id"] for line in journal.read_text().splitlines()]
+
+
+# --- Told to end -----------------------------------------------------------------------------------
+
+
+async def assert_nothing_is_held(on: Bench) -> None:
+    store, ur = on.seen.store, on.seen.ur
+    assert await locked_ledger_ids(store, ur) == set()
+    assert await current_leader(store, ur) is None
+    assert await live_nodes(store, ur) == []
+
+
+def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
+    uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(10)))
+            node = start(
+                "node", command=("tests.cluster.faulty_daemon", Point.MID_COPY.value, "SIGSTOP")
+            )
+            await wait_for(lambda: events(node, "audit.finished"), "audit")
+            await on.lose(written)
+            await wait_for(lambda: is_frozen(node), "copy under way")
+            assert await locked_ledger_ids(on.seen.store, on.seen.ur)
+
+            os.kill(node.pid, signal.SIGTERM)  # seen when it is resumed, before anything else
+            node.resume()
+
+            assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+            assert node.exit_code == 0
+            await assert_nothing_is_held(on)
+            assert not errors(node)
+
+            start("next", settings=WORKER_ONLY)
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
+    uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(shape(0, quorums=ON_THREE, ending=Ending.ABANDONED))
+            await on.lose(written)
+            node = start("node")
+            await wait_for(lambda: events(node, "election.won"), "vote")
+            await wait_for(lambda: events(node, "ledger.put_aside"), "ledger in its grace")
+            assert await locked_ledger_ids(on.seen.store, on.seen.ur) == {written[0].ledger_id}
+
+            node.terminate()
+
+            assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+            assert node.exit_code == 0
+            await assert_nothing_is_held(on)
+            assert (await on.metadata(written[0])).state is LedgerState.OPEN
+            assert not errors(node)
+
+            start("next", settings={"REPLICATION_OPEN_LEDGER_GRACE_S": "0"})
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+def test_it_ends_in_time_while_zookeeper_says_nothing(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    zookeeper = module_cluster.zookeeper_pid
+    assert zookeeper is not None
+
+    async def run() -> None:
+        async with nodes(uri, tmp_path) as start:
+            node = start("node")
+            await wait_for(lambda: events(node, "election.won"), "vote")
+
+            os.kill(zookeeper, signal.SIGSTOP)
+            try:
+                node.terminate()
+                assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+            finally:
+                os.kill(zookeeper, signal.SIGCONT)
+
+            assert not errors(node)
+
+    asyncio.run(run())
+
+
+# --- Cut off ---------------------------------------------------------------------------------------
+
+
+def test_daemons_outlive_zookeeper_and_mend_what_was_lost_meanwhile(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    victim = module_cluster.bookies[1]
+    short_session = {"ZOOKEEPER_SESSION_TIMEOUT_S": "1"}
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(20)))
+            two = [start(name, settings=short_session) for name in ("one", "other")]
+            await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
+
+            module_cluster.kill_zookeeper()
+            module_cluster.kill(victim)
+            await wait_for(lambda: all(has_lost_its_sessions(n) for n in two), "end of sessions")
+            await asyncio.to_thread(module_cluster.restart_zookeeper)
+
+            try:
+                await wait_repaired(on, written, victim)
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, victim)
+            await on.assert_whole(written)
+            for node in two:
+                assert node.is_running
+                assert not errors(node)
+
+    asyncio.run(run())
+
+
+def has_lost_its_sessions(node: Child) -> bool:
+    """Both halves'."""
+    return {event["half"] for event in events(node, "half.restarted")} == {
+        "auditor",
+        "replication-worker",
+    }
+
+
+# --- Corrupt ---------------------------------------------------------------------------------------
+
+
+def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            store, ur = on.seen.store, on.seen.ur
+            written = await on.write(*(shape(number) for number in range(6)))
+            await on.lose(written)
+            corrupt = written[0].ledger_id
+            ledger_path = on.seen.manager.path(corrupt)
+            intact, _ = await store.get(ledger_path)
+            await store.set(ledger_path, b"BookieMetadataFormatVersion\t9\n", version=ANY_VERSION)
+            mark_path = payloads.mark_path(ur, written[1].ledger_id)
+            await store.set(mark_path, b"replica: \xff", version=ANY_VERSION)
+
+            node = start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
+            await wait_for(
+                lambda: is_all_that_is_marked(on, corrupt), f"queue with {corrupt} alone"
+            )
+            note = await wait_note(on, corrupt)
+            await on.assert_whole(written[1:])
+            assert note.reason is Reason.CORRUPT_METADATA
+            assert "version" in note.detail
+            assert {e["event"] for e in errors(node)} <= {"scan.unreadable_ledgers"}
+            assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
+
+            await store.set(ledger_path, intact, version=ANY_VERSION)
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+async def is_all_that_is_marked(on: Bench, ledger_id: int) -> bool:
+    return await marked_ledger_ids(on.seen.store, on.seen.ur) == [ledger_id]
+
+
+async def wait_note(on: Bench, ledger_id: int) -> WaitingNote:
+    notes = WaitingNotes(on.seen.store, on.seen.ur)
+    await wait_for(lambda: notes.read(ledger_id), f"note on ledger {ledger_id}")
+    note = await notes.read(ledger_id)
+    assert note is not None
+    return note
+
+
+# --- Read-only, and there without a znode ----------------------------------------------------------
+
+
+def test_a_read_only_bookie_is_no_target_and_its_copies_count(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    bookie = module_cluster.bookies[2]
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(30)))
+            await asyncio.to_thread(make_read_only, module_cluster, bookie)
+            try:
+                before = [await on.metadata(ledger) for ledger in written]
+                await on.lose(written)
+                node = start("node")
+                await wait_for(lambda: events(node, "audit.finished"), "audit")
+                await on.wait_idle()
+
+                await on.assert_whole(written)
+                for ledger, old in zip(written, before, strict=True):
+                    ensemble = (await on.metadata(ledger)).last_segment.ensemble
+                    assert ensemble[1:] == old.last_segment.ensemble[1:]
+                    assert ensemble[0] not in (bookie, GONE)
+                assert not errors(node)
+            finally:
+                await asyncio.to_thread(make_writable, module_cluster, bookie)
+
+    asyncio.run(run())
+
+
+def status_file(cluster: LocalCluster, bookie: BookieId) -> Path:
+    """Where a bookie with ``persistBookieStatusEnabled`` keeps what it shall be after a restart."""
+    ledgers = cluster.data / "bookies" / str(port_of(bookie)) / "ledgers"
+    return ledgers / "current" / "BOOKIE_STATUS"
+
+
+def make_read_only(cluster: LocalCluster, bookie: BookieId) -> None:
+    cluster.terminate(bookie)
+    status_file(cluster, bookie).write_text("1,READ_ONLY,9999999999999\n")
+    cluster.start_bookie(bookie)
+    assert cluster.read_only() == {bookie}
+
+
+def make_writable(cluster: LocalCluster, bookie: BookieId) -> None:
+    cluster.terminate(bookie)
+    status_file(cluster, bookie).unlink()
+    cluster.start_bookie(bookie)
+    assert bookie in cluster.writable()
+
+
+def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has_no_znode(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    """Rule S13: after an outage of ZooKeeper bookies may be there without being registered."""
+    touched: list[BookieId] = []
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(shape(0, quorums=ON_THREE, ending=Ending.LIVE))
+            bookie = (await on.metadata(ledger)).last_segment.ensemble[0]
+            touched.append(bookie)
+            node = start("node", settings={"REPLICATION_OPEN_LEDGER_GRACE_S": "1"})
+            await wait_for(lambda: events(node, "election.won"), "vote")
+
+            async with unregistered(on, bookie):
+                await wait_for(lambda: len(extra_graces(node)) >= 2, "writer that earns graces")
+                before = ledger.acknowledged
+                await wait_for(lambda: ledger.acknowledged > before, "entry acknowledged")
+                metadata = await on.metadata(ledger)
+                assert metadata.state is LedgerState.OPEN
+                assert metadata.last_segment.ensemble[0] == bookie
+            await on.wait_idle()
+
+            assert ledger.ended_by is None
+            (proof,) = await on.prove([ledger])
+            assert proof.metadata.state is LedgerState.OPEN
+            assert (proof.lost, proof.wrong) == ([], [])
+            assert not errors(node)
+
+    try:
+        asyncio.run(run())
+    finally:
+        for bookie in touched:
+            register_anew(module_cluster, bookie)
+
+
+@asynccontextmanager
+async def unregistered(on: Bench, bookie: BookieId) -> AsyncIterator[None]:
+    """The bookie's process runs on without a znode; afterwards it has one, which nobody owns."""
+    path = f"{on.seen.settings.uri.root}/available/{bookie}"
+    data, _ = await on.seen.store.get(path)
+    await on.seen.store.delete(path)
+    yield
+    await on.seen.store.create(path, data)
+
+
+def extra_graces(node: Child) -> list[dict[str, Any]]:
+    """Those that a ledger got because its writer was seen to go on."""
+    put_aside = events(node, "ledger.put_aside")
+    return [event for event in put_aside if event["reason"] == Reason.WRITER_ALIVE.value]
+
+
+def register_anew(cluster: LocalCluster, bookie: BookieId) -> None:
+    """With a znode of its own again."""
+    cluster.terminate(bookie)
+    with znodes.session(cluster.spec.zookeeper_port) as tree:
+        tree.delete_registration(bookie)
+    cluster.start_bookie(bookie)
