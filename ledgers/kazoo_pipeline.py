@@ -119,10 +119,10 @@ class PipelinedConnection(WatchingConnection):
 
     def _has_reply(self) -> bool:
         """Whether the next one is here: select does not speak of what was read already."""
-        received = self._received
-        if len(received) >= 4:
-            (length,) = _LENGTH.unpack_from(received)
-            return len(received) - 4 >= int(length)
+        if len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            if len(self._received) >= _LENGTH.size + length:
+                return True
         return self._has_decrypted()
 
     def _has_decrypted(self) -> bool:

@@ -171,7 +171,10 @@ class KazooSession(Session):
     # --- Back on the loop --------------------------------------------------------------------
 
     def _handle_connected(self, session_id: int) -> None:
+        if self.state is SessionState.LOST:  # given up while it was being connected
+            return
         if self._opened.done():
+            log.info("session.resumed", session=f"{session_id:#x}")
             self._stop_timer()
             self.resume()
         else:
@@ -179,6 +182,7 @@ class KazooSession(Session):
             self._opened.set_result(None)
 
     def _handle_suspended(self) -> None:
+        log.warning("session.suspended", session=f"{self.session_id:#x}")
         self._stop_timer()
         self._suspended_timer = self._loop.call_later(self._suspended_max_s, self._give_up)
         self.suspend()
@@ -190,6 +194,10 @@ class KazooSession(Session):
 
     def _handle_lost(self, why: Callable[[], BookmenderError]) -> None:
         """``why``: makes an error for each call that is under way."""
+        if self.state is SessionState.LOST:
+            return
+        if not self._is_closed:
+            log.warning("session.lost", session=f"{self.session_id:#x}", error=str(why()))
         self._why_lost = why
         self._handler.forbid_connections()
         self._stop_timer()

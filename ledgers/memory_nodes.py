@@ -1,7 +1,7 @@
 """The znodes of ``memory_store``, and one transaction on them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ledgers.errors import (
     ConflictError,
@@ -79,6 +79,14 @@ class Nodes:
         parent_path, name = _split(path)
         del self[parent_path].names[name]
         del self._by_path[path]
+
+    def copy(self) -> "Nodes":
+        """As it is now, whatever happens to this one."""
+        snapshot = Nodes()
+        snapshot._by_path = {
+            path: replace(node, names=dict(node.names)) for path, node in self._by_path.items()
+        }
+        return snapshot
 
     def owned_by(self, session_id: int) -> list[str]:
         return [path for path, node in self._by_path.items() if node.ephemeral_owner == session_id]

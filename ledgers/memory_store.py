@@ -3,8 +3,8 @@
 It behaves as ZooKeeper does as far as ``tests/contract/test_metadata_store.py`` goes: versions, one
 zxid a transaction, ephemeral owners, counters of sequential names, persistent watches. Sessions are
 suspended and expired by hand, and ``MemoryTree.faults`` loses requests and replies. Every request
-yields to the loop on its way there and on its way back, so that sessions interleave. Left out: ACLs,
-quotas, and followers that lag.
+yields to the loop on its way there and on its way back, so that sessions interleave. Left out: ACLs
+and quotas.
 """
 
 import asyncio
@@ -83,6 +83,13 @@ class MemoryTree:
         else:
             store.session.lose()
 
+    def lag(self, store: "MemoryStore") -> None:
+        """Its server falls behind: it reads what stands now, until its next write or ``sync``.
+
+        Its watches do not lag.
+        """
+        store.seen = self.nodes.copy()
+
     def expire(self, store: "MemoryStore") -> None:
         """The server gives the session up, and its ephemeral znodes go.
 
@@ -127,6 +134,8 @@ class MemoryStore:
 
     def __init__(self, tree: MemoryTree) -> None:
         self.session = Session()
+        self.seen: Nodes | None = None
+        """What its server knows, when that is not the latest."""
         self._tree = tree
         self._session_id = tree.begin(self.session)
         self._request_count = 0
@@ -154,23 +163,23 @@ class MemoryStore:
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         def read() -> tuple[bytes, Stat]:
-            node = self._tree.nodes[path]
+            node = self._nodes[path]
             return node.data, node.stat
 
         return await self._read(read)
 
     async def exists(self, path: str) -> Stat | None:
         def read() -> Stat | None:
-            node = self._tree.nodes.find(path)
+            node = self._nodes.find(path)
             return None if node is None else node.stat
 
         return await self._read(read)
 
     async def children(self, path: str) -> list[str]:
-        return await self._read(lambda: list(self._tree.nodes[path].names))
+        return await self._read(lambda: list(self._nodes[path].names))
 
     async def sync(self, path: str) -> None:
-        await self._read(lambda: None)
+        await self._read(self._catch_up)
 
     async def create(
         self,
@@ -203,9 +212,7 @@ class MemoryStore:
             return []
         check_size(operations)
         try:
-            return await self._exchange(
-                lambda: self._tree.apply(self._session_id, operations), operations
-            )
+            return await self._exchange(lambda: self._apply(operations), operations)
         except _ConnectionBroke:
             raise UnknownOutcomeError("the reply to a write was lost") from None
 
@@ -229,6 +236,17 @@ class MemoryStore:
         except MultiFailed as failure:
             raise failure.cause from None
         return result
+
+    @property
+    def _nodes(self) -> Nodes:
+        return self._tree.nodes if self.seen is None else self.seen
+
+    def _catch_up(self) -> None:
+        self.seen = None
+
+    def _apply(self, operations: Sequence[Operation]) -> list[Result]:
+        self._catch_up()
+        return self._tree.apply(self._session_id, operations)
 
     async def _read(self, read: Callable[[], T]) -> T:
         for _ in range(READ_ATTEMPTS_MAX):

@@ -142,3 +142,28 @@ def test_times_are_the_clock_s() -> None:
         assert stat.mtime_ms - stat.ctime_ms == 2_000
 
     run(scenario())
+
+
+@pytest.mark.parametrize("catches_up_by", ["sync", "write"])
+def test_a_lagging_server_shows_the_past_until_it_is_made_to_catch_up(catches_up_by: str) -> None:
+    """Rule S8: "gone", or "still there", is believed after a sync only."""
+
+    async def scenario() -> None:
+        tree, store = await new_store()
+        other = MemoryStore(tree)
+        await store.create("/gone", b"")
+        tree.lag(store)
+        await other.delete("/gone")
+        await other.set("/a", b"after", version=0)
+        await other.create("/new")
+
+        assert (await store.get("/a"))[0] == b"before"
+        assert await store.children("/") == ["a", "gone"]
+        assert await store.exists("/new") is None
+        await (store.sync("/") if catches_up_by == "sync" else store.create("/mine"))
+
+        assert (await store.get("/a"))[0] == b"after"
+        assert "gone" not in await store.children("/")
+        assert await store.exists("/new") is not None
+
+    run(scenario())
