@@ -9,6 +9,7 @@ where its writers write from entry 2^31 on; here both follow the writers.
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import overload
 
@@ -23,6 +24,7 @@ def stores(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) 
     return (index - entry_id) % ensemble_size < write_quorum
 
 
+@lru_cache(maxsize=4096)  # small ledgers are alike, and each is asked for several times
 def entries_of(
     index: int,
     *,

@@ -102,10 +102,12 @@ def assign(entry_ids: Iterable[int], progress: Progress, job: CopyJob) -> dict[B
     Other replicas come first, spread evenly by entry id; then the bookie that is being replaced, if
     it is there (what is damaged on it need not be all of it); then former members of the ledger.
     """
+    size = job.fragment.ensemble_size
+    replicas = [_replicas(residue, job) for residue in range(size)]  # by entry id modulo E
     reads: dict[BookieId, list[int]] = {}
     for entry_id in entry_ids:
-        tried = progress.tried.get(entry_id, {})
-        source = _next_source(entry_id, tried, job)
+        tried = progress.tried.get(entry_id, _NOBODY)
+        source = _next_source(entry_id, replicas[entry_id % size], tried, job)
         if source is not None:
             reads.setdefault(source, []).append(entry_id)
         elif Answer.UNKNOWN in tried.values():
@@ -115,8 +117,14 @@ def assign(entry_ids: Iterable[int], progress: Progress, job: CopyJob) -> dict[B
     return reads
 
 
-def _next_source(entry_id: int, tried: Collection[BookieId], job: CopyJob) -> BookieId | None:
-    replicas = [b for b in _replicas(entry_id, job) if b in job.available and b not in tried]
+_NOBODY: Mapping[BookieId, Answer] = {}
+
+
+def _next_source(
+    entry_id: int, replicas: Sequence[BookieId], tried: Collection[BookieId], job: CopyJob
+) -> BookieId | None:
+    if tried:
+        replicas = [b for b in replicas if b not in tried]
     if replicas:
         # Entries that are E apart have the same write set: its bookies take turns at them.
         return replicas[entry_id // job.fragment.ensemble_size % len(replicas)]
@@ -127,15 +135,13 @@ def _next_source(entry_id: int, tried: Collection[BookieId], job: CopyJob) -> Bo
 
 
 def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
-    """The bookies of the entry's write set, without the one that is being replaced or refilled."""
+    """Who is there of the entry's write set, without the one that is being replaced or refilled."""
     fragment = job.fragment
-    return [
-        fragment.ensemble[index]
-        for index in write_set(
-            entry_id, ensemble_size=fragment.ensemble_size, write_quorum=fragment.write_quorum
-        )
-        if index != job.index
-    ]
+    indexes = write_set(
+        entry_id, ensemble_size=fragment.ensemble_size, write_quorum=fragment.write_quorum
+    )
+    bookies = (fragment.ensemble[index] for index in indexes if index != job.index)
+    return [bookie for bookie in bookies if bookie in job.available]
 
 
 def _note(failures: Mapping[BookieId, Mapping[int, Answer]], progress: Progress) -> list[int]:

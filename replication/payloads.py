@@ -9,6 +9,7 @@ import enum
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ledgers.bookkeeper_metadata_pb2 import (
     AuditorVoteFormat,
@@ -111,6 +112,7 @@ class Mark:
     ctime_ms: int | None = None
 
 
+@lru_cache(maxsize=1024)  # the marks of one loss are the same but for their milliseconds
 def parse_mark(data: bytes) -> Mark:
     """Raises CorruptionError. Without data it is a mark without replicas."""
     message = parse_text(data, UnderreplicatedLedgerFormat)

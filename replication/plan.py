@@ -130,9 +130,10 @@ def _suspect_key(findings: Sequence[Finding]) -> str | None:
 
     One entry that is good, wherever it is, proves the key.
     """
-    read = [f for f in findings if f.verdict in (Verdict.GOOD, Verdict.MISSING) and f.entries]
-    is_any_good = any(len(f.absent) + len(f.mismatched) < len(f.entries) for f in read)
-    if any(f.mismatched for f in read) and not is_any_good:
+    if not any(f.mismatched for f in findings):
+        return None
+    read = [f for f in findings if f.verdict in (Verdict.GOOD, Verdict.MISSING)]
+    if not any(len(f.absent) + len(f.mismatched) < len(f.entries) for f in read):
         return "every copy fails its digest: is the ledger's password or digest type another one?"
     return None
 
