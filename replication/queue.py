@@ -221,6 +221,10 @@ class Queue:
         """
         return self._store.watch(self._marks)
 
+    def switch_changes(self) -> AsyncGenerator[Event, None]:
+        """Events of the disable switch; what it says now has to be read."""
+        return self._store.watch(payloads.disable_path(self._ur))
+
     async def tidy(self) -> None:
         """Delete what the last look found left over in the mark tree, from the leaves up."""
         while self._leftovers:

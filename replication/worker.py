@@ -38,6 +38,8 @@ REPAIRED_BYTES = Counter(
 
 WINDOW_LEDGERS_MAX = 1_000
 """Marks read in one look at the queue."""
+TIDY_INTERVAL_S = 60.0
+"""Between two looks for leftovers, which an idle worker takes."""
 GRACES_AT_ONCE_MAX = 10_000
 """Ledgers that wait for their grace under our locks; further ones are given back and come again."""
 
@@ -75,6 +77,8 @@ class ReplicationWorker:
         self._foreign_notes: set[int] = set()
         """Ledgers that any node had noted when we last looked."""
         self._grace_count = 0
+        self._is_disabled = False
+        self._tidy_due_s = 0.0
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -82,6 +86,7 @@ class ReplicationWorker:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._wake_on_marks())
             tasks.create_task(self._wake_on_bookies())
+            tasks.create_task(self._watch_switch())
             while True:
                 if not await self._try_run_once(tasks):
                     await self._wait_idle()
@@ -98,15 +103,19 @@ class ReplicationWorker:
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Look at the queue once and start on what is there; False when nothing was."""
         self._wake.clear()
-        if await self._queue.is_disabled():
+        self._is_disabled = await self._queue.is_disabled()
+        if self._is_disabled:
             return False
-        self._foreign_notes = await self._notes.ledger_ids()
+        await self._read_notes()
         passed_over = self._busy | self._deferrals.not_due(now_s=self._clock.now_s())
         queued = await self._queue.look(
             limit=WINDOW_LEDGERS_MAX, passed_over=passed_over, rng=self._rng
         )
         for ledger in queued:
             await self._slots.acquire()
+            if self._is_disabled:  # what is being repaired is repaired, and nothing more is taken
+                self._slots.release()
+                break
             self._busy.add(ledger.ledger_id)
             tasks.create_task(self._work(ledger))
         if not queued and not self._busy:
@@ -144,19 +153,21 @@ class ReplicationWorker:
     async def _repair(self, take: Take) -> Outcome:
         outcome = await self._repairer.repair(take)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
-            await self._note(take.ledger_id, outcome)
-            await self._sit_out_grace()
+            self._grace_count += 1
+            try:
+                await self._note(take.ledger_id, outcome)
+                await self._sit_out_grace()
+            finally:
+                self._grace_count -= 1
             outcome = await self._repairer.repair(take, outcome.sighting)
         return outcome
 
     async def _sit_out_grace(self) -> None:
         """Wait without a slot: the ledgers behind this one go on."""
         self._slots.release()
-        self._grace_count += 1
         try:
             await self._clock.sleep(self._settings.open_ledger_grace_s)
         finally:
-            self._grace_count -= 1
             await self._slots.acquire()
 
     async def _conclude(self, take: Take, outcome: Outcome) -> None:
@@ -209,8 +220,17 @@ class ReplicationWorker:
         if self._noted.pop(ledger_id, None) is not None or ledger_id in self._foreign_notes:
             await self._notes.delete(ledger_id)
 
+    async def _read_notes(self) -> None:
+        """Forget what we noted and another node, which was done with the ledger, has deleted."""
+        self._foreign_notes = await self._notes.ledger_ids()
+        for ledger_id in self._noted.keys() - self._foreign_notes - self._busy:
+            del self._noted[ledger_id]
+
     async def _tidy(self) -> None:
         """With nothing else to do: what a repair leaves behind, ours or another's, goes."""
+        if self._clock.now_s() < self._tidy_due_s:
+            return
+        self._tidy_due_s = self._clock.now_s() + TIDY_INTERVAL_S
         await self._queue.tidy()
         for ledger_id in await self._notes.ledger_ids():
             if not await self._queue.is_marked(ledger_id):
@@ -227,6 +247,12 @@ class ReplicationWorker:
     async def _wake_on_marks(self) -> None:
         async with aclosing(self._queue.changes()) as changes:
             async for _ in changes:
+                self._wake.set()
+
+    async def _watch_switch(self) -> None:
+        async with aclosing(self._queue.switch_changes()) as changes:
+            async for _ in changes:
+                self._is_disabled = await self._queue.is_disabled()
                 self._wake.set()
 
     async def _wake_on_bookies(self) -> None:

@@ -11,27 +11,24 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, ParamSpec
 
-from ledgers.bookies import Bookies, Transfer, TransferResult
-from ledgers.clock import Clock
+from ledgers.bookies import Bookies
 from ledgers.entry import EntryDigest
-from ledgers.errors import CorruptionError, NoNodeError
+from ledgers.errors import NoNodeError
 from ledgers.layout import Layout
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory_bookie import MemoryBookie
-from ledgers.memory_bookies import MemoryBookies
-from ledgers.memory_nodes import Result
-from ledgers.memory_store import Fault, MemoryStore, MemoryTree
+from ledgers.memory_store import Fault, MemoryStore
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.metadata_codec import parse_metadata
-from ledgers.store import Operation, SetData
+from ledgers.store import Create, Operation
 from ledgers.striping import write_set
 from replication import payloads
 from replication.listing import marked_ledger_ids
 from replication.payloads import Mark
 from replication.settings import ReplicationSettings
 from replication.tree import prepare_tree
-from tests.replication.ledger_values import BOOKIES
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, UR, Node, running_node
+from tests.replication.watched import RecordingBookies, WatchedTree
 from tests.virtual_time import LoopClock, run
 
 PASSWORD = b"secret"
@@ -51,68 +48,6 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
         run(test(*args, **kwargs))
 
     return running
-
-
-class RecordingBookies(MemoryBookies):
-    """Remembers what was asked of the bulk path. The two hooks may do things meanwhile.
-
-    What they do is settled, in views that follow it too, before the transfer goes on.
-    """
-
-    def __init__(self, bookies: Sequence[BookieId], *, clock: Clock) -> None:
-        super().__init__(bookies, clock=clock)
-        self.transfers: list[tuple[Transfer, TransferResult]] = []
-        self.before_transfer: Callable[[Transfer], Awaitable[None]] | None = None
-        self.after_transfer: Callable[[Transfer], Awaitable[None]] | None = None
-
-    async def transfer(self, transfer: Transfer) -> TransferResult:
-        if self.before_transfer is not None:
-            await self.before_transfer(transfer)
-            await settle()
-        result = await super().transfer(transfer)
-        self.transfers.append((transfer, result))
-        if self.after_transfer is not None:
-            await self.after_transfer(transfer)
-            await settle()
-        return result
-
-    def asked(self, bookie: BookieId) -> list[int]:
-        """Entries asked of the bookie to be judged or copied, in order, repetitions included."""
-        return [e for transfer, _ in self.transfers for e in transfer.reads.get(bookie, ())]
-
-    @property
-    def copied_count(self) -> int:
-        """Entries that a target acknowledged."""
-        return sum(result.entry_count for transfer, result in self.transfers if transfer.target)
-
-    @property
-    def copied_bytes(self) -> int:
-        return sum(result.entry_bytes for transfer, result in self.transfers if transfer.target)
-
-    @property
-    def targets(self) -> list[BookieId]:
-        """In the order in which they were written to, repetitions left out."""
-        return list(dict.fromkeys(t.target for t, _ in self.transfers if t.target is not None))
-
-
-class WatchedTree(MemoryTree):
-    """Shows every write of existing ledger metadata to ``watcher``: the ledger, before, after."""
-
-    watcher: Callable[[int, LedgerMetadata, LedgerMetadata], None] | None = None
-
-    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[Result]:
-        writes = [
-            (ledger_id, parse_metadata(self.nodes[operation.path].data), operation.data)
-            for operation in operations
-            if isinstance(operation, SetData)
-            and (ledger_id := Layout.HIERARCHICAL.ledger_id(ROOT, operation.path)) is not None
-            and self.nodes.find(operation.path) is not None
-        ]
-        results = super().apply(session_id, operations)
-        for ledger_id, before, data in writes:
-            if self.watcher is not None and (after := _parsed(data)) is not None:
-                self.watcher(ledger_id, before, after)
-        return results
 
 
 class Cluster:
@@ -333,14 +268,6 @@ def named_by(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
     return [ensemble[index] for index in indexes]
 
 
-def _parsed(data: bytes) -> LedgerMetadata | None:
-    """None for what a test broke on purpose."""
-    try:
-        return parse_metadata(data)
-    except CorruptionError:
-        return None
-
-
 def _settled(metadata: LedgerMetadata) -> int:
     """Entries before the last segment; what lies there, a recovery may find and write anew."""
     return metadata.last_segment.first_entry_id
@@ -358,7 +285,38 @@ def fault_once(cluster: Cluster, store: MemoryStore, kind: type[Operation], faul
     cluster.tree.faults = choose
 
 
-async def settle(turns: int = 50) -> None:
-    """Let everything that is ready go on, without time passing."""
-    for _ in range(turns):
-        await asyncio.sleep(0)
+async def until(cluster: Cluster, condition: Callable[[], Awaitable[bool]]) -> float:
+    """How many seconds passed before it held. A minute of the clock is the most."""
+    began_s = cluster.clock.now_s()
+    while not await condition():
+        assert cluster.clock.now_s() - began_s < 60, "waited for a minute"
+        await asyncio.sleep(0.1)
+    return cluster.clock.now_s() - began_s
+
+
+async def queue_empty(cluster: Cluster) -> bool:
+    return not await cluster.marked() and not await cluster.locked()
+
+
+async def with_lost_b2(count: int, *bookies: BookieId) -> Cluster:
+    """Ledgers 0 to ``count - 1`` on B1, B2 and B3, marked because B2 is lost."""
+    cluster = await Cluster.start(*bookies)
+    for ledger_id in range(count):
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+        await cluster.mark(B2, ledger_id=ledger_id)
+    await cluster.kill(B2)
+    return cluster
+
+
+def times_taken(cluster: Cluster, ledger_id: int = LEDGER) -> list[float]:
+    """When anybody tries to lock the ledger, as it happens."""
+    times_s: list[float] = []
+    lock = payloads.lock_path(UR, ledger_id)
+
+    def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        if any(isinstance(each, Create) and each.path == lock for each in operations):
+            times_s.append(cluster.clock.now_s())
+        return None
+
+    cluster.tree.faults = note
+    return times_s

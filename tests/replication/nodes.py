@@ -134,3 +134,16 @@ async def running_node(
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         await store.close()
+
+
+@asynccontextmanager
+async def working(node: Node) -> AsyncIterator["asyncio.Task[None]"]:
+    """The node's worker runs; what ends it ends the test."""
+    worker = asyncio.create_task(node.worker.run())
+    try:
+        yield worker
+    finally:
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+    if not worker.cancelled() and (error := worker.exception()) is not None:
+        raise error

@@ -7,9 +7,10 @@ from ledgers.memory_store import Fault
 from ledgers.metadata import BookieId
 from ledgers.store import Delete, SetData
 from replication import payloads
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time, settle
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR
+from tests.replication.watched import settle
 
 MARK = payloads.mark_path(UR, LEDGER)
 LOCK = payloads.lock_path(UR, LEDGER)

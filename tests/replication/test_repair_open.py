@@ -11,9 +11,10 @@ from replication import payloads
 from replication.open_ledger import GRACES_MAX
 from replication.plan import Reason
 from replication.repair import Outcome, OutcomeKind
-from tests.replication.cluster import Cluster, in_virtual_time, settle
+from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
 

@@ -1,0 +1,305 @@
+"""The ReplicationWorker in virtual time: what it takes, puts aside, and tries again."""
+
+import asyncio
+from itertools import pairwise
+
+import pytest
+
+from ledgers.bookies import Transfer
+from ledgers.metadata import LedgerState
+from replication import payloads
+from replication.plan import Reason
+from replication.settings import ReplicationSettings
+from replication.waiting import WaitingNote
+from replication.worker import REPAIRED_BYTES, REPAIRED_ENTRIES, TIDY_INTERVAL_S
+from tests.replication.cluster import (
+    ENTRY_BYTES,
+    Cluster,
+    in_virtual_time,
+    queue_empty,
+    times_taken,
+    until,
+    with_lost_b2,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.watched import settle
+
+THREE = (B1, B2, B3)
+
+
+# --- Many at once ---------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_every_marked_ledger_is_repaired_and_what_that_took_is_counted() -> None:
+    cluster = await with_lost_b2(30)
+    entries, entry_bytes = REPAIRED_ENTRIES._value.get(), REPAIRED_BYTES._value.get()
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    await cluster.assert_whole(*range(30))
+    assert REPAIRED_ENTRIES._value.get() - entries == 30 * 7
+    assert REPAIRED_BYTES._value.get() - entry_bytes == 30 * 7 * ENTRY_BYTES
+
+
+@in_virtual_time
+async def test_as_many_are_repaired_at_once_as_is_set_and_no_more() -> None:
+    cluster = await with_lost_b2(20)
+    copying: list[int] = []
+    most_at_once = 0
+
+    async def copy_for_a_second(transfer: Transfer) -> None:
+        nonlocal most_at_once
+        if transfer.target is not None:
+            copying.append(transfer.ledger_id)
+            most_at_once = max(most_at_once, len(copying))
+            await asyncio.sleep(1)
+            copying.remove(transfer.ledger_id)
+
+    cluster.bookies.before_transfer = copy_for_a_second
+    settings = ReplicationSettings(ledgers_at_once=5)
+    async with cluster.node(settings=settings) as node, working(node):
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert most_at_once == 5
+    assert 4 <= took_s < 5
+
+
+@in_virtual_time
+async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
+    cluster = await with_lost_b2(40)
+
+    async with (
+        cluster.node("node-1") as one,
+        cluster.node("node-2") as two,
+        working(one),
+        working(two),
+    ):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert cluster.bookies.copied_count == 40 * 7
+    await cluster.assert_whole(*range(40))
+
+
+@in_virtual_time
+async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> None:
+    cluster = await with_lost_b2(2)
+    await cluster.store.delete(payloads.mark_path(UR, 1))
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(30)
+        await cluster.mark(B2, ledger_id=1)
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s <= ReplicationSettings().idle_wait_s + 0.2
+
+
+@in_virtual_time
+async def test_a_ledger_marked_again_during_its_repair_is_taken_again_at_once() -> None:
+    cluster = await with_lost_b2(1)
+
+    async def mark_again(transfer: Transfer) -> None:
+        cluster.bookies.before_transfer = None
+        await cluster.mark(B2, B3, ledger_id=0)
+
+    cluster.bookies.before_transfer = mark_again
+    async with cluster.node() as node, working(node):
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < 1
+    await cluster.assert_whole(0)
+
+
+# --- The grace ------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_ledger_in_its_grace_keeps_its_lock_and_holds_up_nobody() -> None:
+    cluster = await with_lost_b2(4)
+    await cluster.write_ledger(
+        THREE, ledger_id=9, state=LedgerState.OPEN, write_quorum=3, ack_quorum=2
+    )
+    await cluster.mark(B2, B2, ledger_id=9)  # the most endangered of all
+    settings = ReplicationSettings(ledgers_at_once=1)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(settings.open_ledger_grace_s - 1)
+
+        assert await cluster.marked() == [9]
+        assert await cluster.locked() == ["urL0000000009"]
+        note = await node.notes.read(9)
+        assert note is not None
+        assert note.reason is Reason.OPEN_LEDGER_GRACE
+
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+        assert took_s < 3
+        assert await node.notes.read(9) is None
+    await cluster.assert_whole(9, *range(4))
+
+
+@in_virtual_time
+async def test_graces_beyond_their_bound_are_put_aside_and_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("replication.worker.GRACES_AT_ONCE_MAX", 2)
+    cluster = await Cluster.start()
+    for ledger_id in range(5):
+        await cluster.write_ledger(
+            THREE, ledger_id=ledger_id, state=LedgerState.OPEN, write_quorum=3, ack_quorum=2
+        )
+        await cluster.mark(ledger_id=ledger_id)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(5)
+        assert len(await cluster.locked()) == 2
+
+        await asyncio.sleep(300)
+        await cluster.assert_queue_empty()
+    await cluster.assert_whole(*range(5))
+
+
+# --- Put aside ------------------------------------------------------------------------------------
+
+
+async def without_target() -> Cluster:
+    """A marked ledger for whose lost bookie there is no other."""
+    cluster = await Cluster.start(*THREE)
+    await cluster.write_ledger(THREE)
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+    return cluster
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_all_to_read() -> (
+    None
+):
+    cluster = await without_target()
+
+    async with cluster.node("node-1") as node, working(node):
+        await asyncio.sleep(5)
+
+        note = await node.notes.read(LEDGER)
+        assert note is not None
+        assert note == WaitingNote(
+            ledger_id=LEDGER,
+            reason=Reason.NO_TARGET,
+            detail=note.detail,
+            node="node-1",
+            since_ms=cluster.clock.wall_ms() - 5_000,
+        )
+        assert B2 in note.detail
+        assert await cluster.locked() == []
+        assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_it_is_tried_again_after_waits_that_double_up_to_their_bound() -> None:
+    cluster = await without_target()
+    times_s = times_taken(cluster)
+    settings = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(200)
+
+    waits_s = [after - before for before, after in pairwise(times_s)]
+    assert len(waits_s) >= 5
+    for wait_s, nominal_s in zip(waits_s, [10, 20, 40, 40, 40], strict=False):
+        assert 0.8 * nominal_s <= wait_s <= 1.2 * nominal_s + settings.idle_wait_s
+
+
+@in_virtual_time
+async def test_the_same_reason_is_noted_once() -> None:
+    cluster = await without_target()
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(100)
+
+        stat = await cluster.store.exists(f"{UR}/bookmender/waiting/{LEDGER}")
+        assert stat is not None
+        assert stat.version == 0
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_makes_it_worth_a_try_at_once() -> None:
+    cluster = await without_target()
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(100)
+        await cluster.register(B4)
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+        assert took_s < 1
+        assert await node.notes.read(LEDGER) is None
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_note_is_deleted_by_whoever_is_done_with_the_ledger_in_the_end() -> None:
+    cluster = await without_target()
+    async with cluster.node("node-1") as one, working(one):
+        await asyncio.sleep(5)
+    await cluster.register(B4)
+
+    async with cluster.node("node-2") as two, working(two):
+        await until(cluster, lambda: queue_empty(cluster))
+        await settle()
+
+        assert await two.notes.ledger_ids() == set()
+
+
+@in_virtual_time
+async def test_a_reason_that_holds_again_is_noted_again() -> None:
+    cluster = await without_target()
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(5)
+        await cluster.store.delete(payloads.mark_path(UR, LEDGER))
+        await node.notes.delete(LEDGER)  # another node was done with it
+        await asyncio.sleep(5)
+        await cluster.mark(B2)
+        await asyncio.sleep(60)
+
+        assert await node.notes.ledger_ids() == {LEDGER}
+
+
+@in_virtual_time
+async def test_a_note_without_a_mark_is_tidied_away_and_one_with_a_mark_is_not() -> None:
+    cluster = await without_target()
+
+    async with cluster.node() as node:
+        for ledger_id in (LEDGER, 50):
+            await node.notes.write(
+                WaitingNote(
+                    ledger_id=ledger_id,
+                    reason=Reason.NO_COPY,
+                    detail="",
+                    node="node-0",
+                    since_ms=0,
+                )
+            )
+        async with working(node):
+            await asyncio.sleep(TIDY_INTERVAL_S + 5)
+
+            assert await node.notes.ledger_ids() == {LEDGER}
+
+
+@in_virtual_time
+async def test_many_ledgers_put_aside_cost_an_idle_worker_few_requests() -> None:
+    cluster = await Cluster.start(*THREE)
+    for ledger_id in range(100):
+        await cluster.write_ledger(THREE, ledger_id=ledger_id)
+        await cluster.mark(B2, ledger_id=ledger_id)
+    await cluster.kill(B2)
+    settings = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(10)
+        before = node.store.request_count
+        await asyncio.sleep(600)
+
+        looks = 600 / settings.idle_wait_s
+        assert node.store.request_count - before < 8 * looks + 150 * 600 / TIDY_INTERVAL_S

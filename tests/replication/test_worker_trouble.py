@@ -1,0 +1,184 @@
+"""The ReplicationWorker where it is switched off, or something goes wrong."""
+
+import asyncio
+from typing import Any
+
+from daemon.threads import leaves
+from ledgers.bookies import Transfer
+from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.memory_bookies import Fault, Op
+from replication import payloads
+from replication.queue import QueuedLedger, Take
+from replication.repair import Outcome
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import (
+    Cluster,
+    in_virtual_time,
+    queue_empty,
+    times_taken,
+    until,
+    with_lost_b2,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import UR, working
+from tests.replication.watched import settle
+
+THREE = (B1, B2, B3)
+
+
+# --- The switch -----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_while_disabled_nothing_is_taken_and_enabling_is_noticed_at_once() -> None:
+    cluster = await with_lost_b2(3)
+    await cluster.store.create(payloads.disable_path(UR))
+    settings = ReplicationSettings(idle_wait_s=100)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(50)
+        assert len(await cluster.marked()) == 3
+        assert await cluster.locked() == []
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < 1
+
+
+@in_virtual_time
+async def test_disabling_lets_the_ledgers_at_hand_be_finished_and_takes_no_more() -> None:
+    cluster = await with_lost_b2(20)
+
+    async def copy_for_a_second(transfer: Transfer) -> None:
+        await asyncio.sleep(1)
+
+    cluster.bookies.before_transfer = copy_for_a_second
+    settings = ReplicationSettings(ledgers_at_once=4)
+    async with cluster.node(settings=settings) as node, working(node):
+        await until(cluster, lambda: locked_count(cluster, 4))
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(30)
+
+        assert len(await cluster.marked()) == 16
+        assert await cluster.locked() == []
+
+
+async def locked_count(cluster: Cluster, count: int) -> bool:
+    return len(await cluster.locked()) == count
+
+
+# --- What goes wrong ------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back() -> None:
+    cluster = await with_lost_b2(5)
+
+    async with cluster.node() as node:
+        repair = node.repairer.repair
+
+        async def crash_on_3(take: Take, sighting: object = None) -> Outcome:
+            if take.ledger_id == 3:
+                raise ZeroDivisionError
+            return await repair(take)
+
+        node.repairer.repair = crash_on_3  # type: ignore[method-assign]
+        times_s = times_taken(cluster, 3)
+        async with working(node):
+            await asyncio.sleep(15)
+
+            assert await cluster.marked() == [3]
+            assert await cluster.locked() == []
+            assert len(times_s) == 2
+    await cluster.assert_whole(0, 1, 2, 4)
+
+
+@in_virtual_time
+async def test_a_lock_that_is_lost_costs_nothing_but_that_attempt() -> None:
+    cluster = await with_lost_b2(3)
+
+    async def lose_lock(transfer: Transfer) -> None:
+        if transfer.target is not None:
+            cluster.bookies.before_transfer = None
+            await cluster.store.delete(payloads.lock_path(UR, transfer.ledger_id))
+
+    cluster.bookies.before_transfer = lose_lock
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    await cluster.assert_whole(*range(3))
+
+
+@in_virtual_time
+async def test_a_lost_session_ends_the_worker_and_with_it_every_lock() -> None:
+    cluster = await with_lost_b2(3)
+
+    async def copy_for_long(transfer: Transfer) -> None:
+        await asyncio.sleep(100)
+
+    cluster.bookies.before_transfer = copy_for_long
+    async with cluster.node() as node:
+        worker = asyncio.create_task(node.worker.run())
+        await until(cluster, lambda: locked_count(cluster, 3))
+        cluster.tree.expire(node.store)
+        await asyncio.wait([worker], timeout=10)
+
+        error = worker.exception()
+        assert error is not None
+        assert {type(leaf) for leaf in leaves(error)} == {SessionLostError}
+    assert await cluster.locked() == []
+    assert len(await cluster.marked()) == 3
+
+
+@in_virtual_time
+async def test_a_suspended_session_pauses_and_the_same_one_goes_on() -> None:
+    cluster = await with_lost_b2(10)
+
+    async with cluster.node() as node, working(node):
+        await settle(30)
+        cluster.tree.suspend(node.store)
+        before = cluster.tree.snapshot()
+        await asyncio.sleep(8)
+        assert cluster.tree.snapshot() == before
+
+        cluster.tree.resume(node.store)
+        await until(cluster, lambda: queue_empty(cluster))
+
+    await cluster.assert_whole(*range(10))
+
+
+@in_virtual_time
+async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
+    cluster = await with_lost_b2(3)
+
+    async with cluster.node() as node:
+        look, failures = node.queue.look, [UnavailableError("no answer in time")] * 3
+
+        async def fail_at_first(**options: Any) -> list[QueuedLedger]:
+            if failures:
+                raise failures.pop()
+            return await look(**options)
+
+        node.queue.look = fail_at_first  # type: ignore[method-assign]
+        async with working(node):
+            took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < 4 * ReplicationSettings().idle_wait_s
+    await cluster.assert_whole(*range(3))
+
+
+@in_virtual_time
+async def test_a_bookie_that_does_not_answer_puts_aside_its_ledgers_alone() -> None:
+    cluster = await with_lost_b2(3)
+    await cluster.write_ledger((B1, B5, B2), ledger_id=9)
+    await cluster.mark(B2, ledger_id=9)
+    cluster.bookies.fail(B5, Op.READ, Fault(error=UnavailableError))
+
+    async with cluster.node(local=B4) as node, working(node):
+        await asyncio.sleep(5)
+        assert await cluster.marked() == [9]
+
+        cluster.bookies.stop_failing(B5, Op.READ)
+        await until(cluster, lambda: queue_empty(cluster))
+    await cluster.assert_whole(9, *range(3))

@@ -1,0 +1,92 @@
+"""Fakes that a test can look at, and act through: what was copied, and how metadata changed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+from ledgers.bookies import Transfer, TransferResult
+from ledgers.clock import Clock
+from ledgers.errors import CorruptionError
+from ledgers.layout import Layout
+from ledgers.memory_bookies import MemoryBookies
+from ledgers.memory_nodes import Result
+from ledgers.memory_store import MemoryTree
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.metadata_codec import parse_metadata
+from ledgers.store import Operation, SetData
+from tests.replication.nodes import ROOT
+
+
+class RecordingBookies(MemoryBookies):
+    """Remembers what was asked of the bulk path. The two hooks may do things meanwhile.
+
+    What they do is settled, in views that follow it too, before the transfer goes on.
+    """
+
+    def __init__(self, bookies: Sequence[BookieId], *, clock: Clock) -> None:
+        super().__init__(bookies, clock=clock)
+        self.transfers: list[tuple[Transfer, TransferResult]] = []
+        self.before_transfer: Callable[[Transfer], Awaitable[None]] | None = None
+        self.after_transfer: Callable[[Transfer], Awaitable[None]] | None = None
+
+    async def transfer(self, transfer: Transfer) -> TransferResult:
+        if self.before_transfer is not None:
+            await self.before_transfer(transfer)
+            await settle()
+        result = await super().transfer(transfer)
+        self.transfers.append((transfer, result))
+        if self.after_transfer is not None:
+            await self.after_transfer(transfer)
+            await settle()
+        return result
+
+    def asked(self, bookie: BookieId) -> list[int]:
+        """Entries asked of the bookie to be judged or copied, in order, repetitions included."""
+        return [e for transfer, _ in self.transfers for e in transfer.reads.get(bookie, ())]
+
+    @property
+    def copied_count(self) -> int:
+        """Entries that a target acknowledged."""
+        return sum(result.entry_count for transfer, result in self.transfers if transfer.target)
+
+    @property
+    def copied_bytes(self) -> int:
+        return sum(result.entry_bytes for transfer, result in self.transfers if transfer.target)
+
+    @property
+    def targets(self) -> list[BookieId]:
+        """In the order in which they were written to, repetitions left out."""
+        return list(dict.fromkeys(t.target for t, _ in self.transfers if t.target is not None))
+
+
+class WatchedTree(MemoryTree):
+    """Shows every write of existing ledger metadata to ``watcher``: the ledger, before, after."""
+
+    watcher: Callable[[int, LedgerMetadata, LedgerMetadata], None] | None = None
+
+    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[Result]:
+        writes = [
+            (ledger_id, parse_metadata(self.nodes[operation.path].data), operation.data)
+            for operation in operations
+            if isinstance(operation, SetData)
+            and (ledger_id := Layout.HIERARCHICAL.ledger_id(ROOT, operation.path)) is not None
+            and self.nodes.find(operation.path) is not None
+        ]
+        results = super().apply(session_id, operations)
+        for ledger_id, before, data in writes:
+            if self.watcher is not None and (after := _parsed(data)) is not None:
+                self.watcher(ledger_id, before, after)
+        return results
+
+
+def _parsed(data: bytes) -> LedgerMetadata | None:
+    """None for what a test broke on purpose."""
+    try:
+        return parse_metadata(data)
+    except CorruptionError:
+        return None
+
+
+async def settle(turns: int = 50) -> None:
+    """Let everything that is ready go on, without time passing."""
+    for _ in range(turns):
+        await asyncio.sleep(0)
