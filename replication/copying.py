@@ -33,6 +33,22 @@ class CopyJob:
     former: tuple[BookieId, ...] = ()
     entry_bytes_hint: int = 1024
 
+    @property
+    def runs(self) -> list[Sequence[int]]:
+        """The entries in the order in which they are to be written.
+
+        In place the ends come last, when all else is there. They are what a check asks for: once
+        they were written, nothing would tell of the entries between them that are missing still.
+        """
+        if self.target != self.fragment.ensemble[self.index]:
+            return [self.entry_ids]
+        stored = self.fragment.entries_of(self.index)
+        ends = {stored.first, stored.last}
+        return [
+            [entry_id for entry_id in self.entry_ids if entry_id not in ends],
+            [entry_id for entry_id in self.entry_ids if entry_id in ends],
+        ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyOutcome:
@@ -50,6 +66,16 @@ class CopyOutcome:
     def is_complete(self) -> bool:
         return self.target_error is None and not self.without_copy and not self.unknown
 
+    def then(self, later: "CopyOutcome") -> "CopyOutcome":
+        """Of both together."""
+        return CopyOutcome(
+            entry_count=self.entry_count + later.entry_count,
+            entry_bytes=self.entry_bytes + later.entry_bytes,
+            target_error=self.target_error or later.target_error,
+            without_copy=self.without_copy + later.without_copy,
+            unknown=self.unknown + later.unknown,
+        )
+
 
 @dataclass(slots=True)
 class Progress:
@@ -61,38 +87,45 @@ class Progress:
 
 
 async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> CopyOutcome:
-    """Copy slice by slice. Ends early when the target fails: nothing is gained by going on."""
+    """Copy run by run, as far as each of them can be copied whole."""
+    outcome = CopyOutcome()
+    for run in job.runs:
+        for entry_ids in transfer_slices([run]):
+            outcome = outcome.then(await _copy_slice(entry_ids, job, bookies, digest))
+            if outcome.target_error is not None:  # nothing is gained by going on
+                return outcome
+        if not outcome.is_complete:
+            break
+    return outcome
+
+
+async def _copy_slice(
+    entry_ids: Sequence[int], job: CopyJob, bookies: Bookies, digest: EntryDigest
+) -> CopyOutcome:
+    progress = Progress()
     entry_count = entry_bytes = 0
-    without_copy: list[int] = []
-    unknown: list[int] = []
-    for entry_ids in transfer_slices([job.entry_ids]):
-        progress = Progress()
-        while reads := assign(entry_ids, progress, job):
-            result = await bookies.transfer(
-                Transfer(
-                    ledger_id=job.fragment.ledger_id,
-                    digest=digest,
-                    reads=reads,
-                    target=job.target,
-                    entry_bytes_hint=job.entry_bytes_hint,
-                )
+    while reads := assign(entry_ids, progress, job):
+        result = await bookies.transfer(
+            Transfer(
+                ledger_id=job.fragment.ledger_id,
+                digest=digest,
+                reads=reads,
+                target=job.target,
+                entry_bytes_hint=job.entry_bytes_hint,
             )
-            entry_count += result.entry_count
-            entry_bytes += result.entry_bytes
-            if result.target_error is not None:
-                return CopyOutcome(
-                    entry_count=entry_count,
-                    entry_bytes=entry_bytes,
-                    target_error=result.target_error,
-                )
-            entry_ids = _note(result.failures, progress)
-        without_copy += progress.without_copy
-        unknown += progress.unknown
+        )
+        entry_count += result.entry_count
+        entry_bytes += result.entry_bytes
+        if result.target_error is not None:
+            return CopyOutcome(
+                entry_count=entry_count, entry_bytes=entry_bytes, target_error=result.target_error
+            )
+        entry_ids = _note(result.failures, progress)
     return CopyOutcome(
         entry_count=entry_count,
         entry_bytes=entry_bytes,
-        without_copy=tuple(without_copy),
-        unknown=tuple(unknown),
+        without_copy=tuple(progress.without_copy),
+        unknown=tuple(progress.unknown),
     )
 
 
