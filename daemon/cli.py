@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import click
 
-from ledgers.errors import BookmenderError, SettingsError, UnavailableError
+from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
 
@@ -78,7 +78,7 @@ def _exit_code(error: BookmenderError) -> int:
     match error:
         case SettingsError():
             return EXIT_WRONG_USE
-        case UnavailableError():
+        case UnavailableError() | UnauthorizedError():
             return EXIT_UNKNOWN
         case _:
             return EXIT_FAILED

@@ -122,49 +122,56 @@ async def open_session(
 
     Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
     """
-    uri, clock = settings.uri, SystemClock()
     store = await ZooKeeperStore.open(
-        uri.hosts,
+        settings.uri.hosts,
         session_timeout_s=settings.zookeeper.session_timeout_s,
         connect_timeout_s=settings.zookeeper.connect_timeout_s,
     )
     try:
-        manager = await LedgerManager.open(store, uri, journal=journal.record)
-        ur = underreplication_path(uri.root)
-        await prepare_tree(store, ur)
-        views = ViewSource(Registration(store, uri.root), clock)
-        view = await views.refresh()
-        local = local_bookie(settings.node.bookie_id, view.bookies)
-        membership = await Membership.join(
-            store,
-            ur,
-            NodeInfo(
-                half=half,
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                bookie_id=local,
-                started_ms=clock.wall_ms(),
-            ),
-        )
-        log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
-        async with asyncio.TaskGroup() as tasks:
-            watcher = tasks.create_task(views.run())
-            ender = tasks.create_task(_end_with_session(store))
-            yield Session(
-                store=store,
-                ur=ur,
-                manager=manager,
-                views=views,
-                membership=membership,
-                local=local,
-                clock=clock,
-                rng=random.Random(),
-            )
-            watcher.cancel()
-            ender.cancel()
+        session = await _join(store, settings, half, journal)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watcher = tasks.create_task(session.views.run())
+                ender = tasks.create_task(_end_with_session(store))
+                yield session
+                watcher.cancel()
+                ender.cancel()
+        finally:
+            log.info("session.closed", half=half.value, request_count=store.request_count)
     finally:
         await store.close()
-        log.info("session.closed", half=half.value, request_count=store.request_count)
+
+
+async def _join(
+    store: ZooKeeperStore, settings: Settings, half: Half, journal: MetadataJournal
+) -> Session:
+    """Everything that needs the session before work can begin; it is in the list of nodes then."""
+    uri, clock = settings.uri, SystemClock()
+    manager = await LedgerManager.open(store, uri, journal=journal.record)
+    ur = underreplication_path(uri.root)
+    await prepare_tree(store, ur)
+    views = ViewSource(Registration(store, uri.root), clock)
+    view = await views.refresh()
+    local = local_bookie(settings.node.bookie_id, view.bookies)
+    info = NodeInfo(
+        half=half,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        bookie_id=local,
+        started_ms=clock.wall_ms(),
+    )
+    membership = await Membership.join(store, ur, info)
+    log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
+    return Session(
+        store=store,
+        ur=ur,
+        manager=manager,
+        views=views,
+        membership=membership,
+        local=local,
+        clock=clock,
+        rng=random.Random(),
+    )
 
 
 def _worker(

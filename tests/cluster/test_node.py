@@ -86,7 +86,7 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
     async def run() -> None:
         async with bench(uri) as on:
             written = await on.write(*(shape(number) for number in range(40)))
-            at_risk = await on.names(written, victim)
+            at_risk = sorted(await on.names(written, victim))
             two = [
                 Child(
                     name,

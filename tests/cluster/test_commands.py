@@ -1,0 +1,307 @@
+"""What the commands say of a real cluster, by their output and their exit codes."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from asyncio import gather
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.ports import LOOPBACK, free_ports
+from ledgers.metadata import BookieId
+from ledgers.store import ANY_VERSION
+from replication import payloads
+from replication.listing import marked_ledger_ids
+from tests.cluster.steps import WAIT_S, Bench, bench, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
+NO_SUCH_LEDGER = "123456"
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"session_timeout_s": 2.0, "bookies": 3}
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a command printed, and how it ended."""
+
+    exit_code: int | None
+    out: str
+    err: str
+
+    @property
+    def record(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def complaint(self) -> str:
+        """The only line that it wrote, to standard error."""
+        assert self.out == ""
+        (line,) = self.err.splitlines()
+        return line
+
+
+async def bookmender(uri: str | None, *arguments: str, state: Path | None = None) -> Said:
+    """Run the command. ``state``: where a daemon may keep its journal."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
+    environment["BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S"] = "1"
+    if uri is not None:
+        environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
+    if state is not None:
+        environment["BOOKMENDER_NODE_STATE_DIR"] = str(state)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "daemon", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        raise
+    return Said(exit_code=process.returncode, out=out.decode(), err=err.decode())
+
+
+# --- A cluster that has lost a bookie --------------------------------------------------------------
+
+
+def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    victim = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number, quorums=ON_TWO) for number in range(8)))
+            (everywhere,) = await on.write(shape(8, quorums=ON_ALL))
+            at_risk = [*sorted(await on.names(written, victim)), everywhere.ledger_id]
+            auditor = start("auditor", settings=AUDITOR_ONLY)
+            module_cluster.kill(victim)
+            await wait_for(lambda: is_queue(on, at_risk), "marks")
+            await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)
+
+            start("worker", settings=WORKER_ONLY)
+            await wait_for(lambda: is_queue(on, at_risk[-1:]), "queue with a single ledger")
+            await assert_stuck(uri, everywhere.ledger_id, victim=victim)
+
+            await asyncio.to_thread(module_cluster.start_bookie, victim)
+            await on.wait_idle()
+            status, queue = await gather(
+                bookmender(uri, "status"), bookmender(uri, "queue", "list")
+            )
+            assert (status.exit_code, queue.exit_code) == (0, 0)
+            assert "verdict   whole" in status.out
+            assert "3 writable, 0 read-only, 0 lost" in status.out
+            assert queue.out == "0 ledgers marked\n"
+
+    asyncio.run(run())
+
+
+async def is_queue(on: Bench, ledger_ids: list[int]) -> bool:
+    return await marked_ledger_ids(on.seen.store, on.seen.ur) == ledger_ids
+
+
+async def assert_repairing(
+    uri: str, at_risk: list[int], *, victim: BookieId, leader_pid: int
+) -> None:
+    """Nobody repairs: the queue stays as it is while we look."""
+    ledger_id = str(at_risk[0])
+    status, status_json, queue, queue_json, ledger, ledger_json = await gather(
+        bookmender(uri, "status"),
+        bookmender(uri, "status", "-o", "json"),
+        bookmender(uri, "queue", "list", "--limit", "1"),
+        bookmender(uri, "queue", "list", "-o", "json"),
+        bookmender(uri, "ledger", "show", ledger_id),
+        bookmender(uri, "ledger", "show", ledger_id, "-o", "json"),
+    )
+
+    assert status.exit_code == status_json.exit_code == 1
+    assert "verdict   repairing" in status.out
+    assert f"leader    {socket.gethostname()} (pid {leader_pid})" in status.out
+    assert f"lost: {victim}" in status.out
+    assert f"{len(at_risk)} ledgers marked, 0 locked for repair" in status.out
+    found = status_json.record
+    assert found["verdict"] == "repairing"
+    assert found["leader_node"]["pid"] == leader_pid
+    assert [node["half"] for node in found["nodes"]] == ["auditor"]
+    assert found["bookies"]["lost"] == [victim]
+    assert len(found["bookies"]["writable"]) == 2
+    assert found["queue"]["by_lost_bookie"] == {victim: len(at_risk)}
+
+    assert queue.exit_code == queue_json.exit_code == 0
+    assert queue.out.splitlines() == [
+        f"ledger {ledger_id}: misses {victim}",
+        f"{len(at_risk)} ledgers marked, the first 1 shown",
+    ]
+    assert queue_json.record["marked"] == len(at_risk)
+    listed = {row["ledger_id"]: row["missing"] for row in queue_json.record["ledgers"]}
+    assert listed == {ledger_id: [victim] for ledger_id in at_risk}
+
+    assert ledger.exit_code == ledger_json.exit_code == 0
+    assert f"ledger {ledger_id}: CLOSED, last entry 19, 2000 bytes" in ledger.out
+    assert f"{victim} (absent)" in ledger.out
+    (segment,) = ledger_json.record["segments"]
+    assert segment["absent"] == [victim]
+
+
+async def assert_stuck(uri: str, ledger_id: int, *, victim: BookieId) -> None:
+    """One ledger is left, which every bookie that is there holds already."""
+    await wait_for(lambda: tells_why(uri, "no-target"), "reason in the status")
+    status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
+    assert status.exit_code == 1
+    assert "verdict   stuck" in status.out
+    assert "add a bookie" in status.out
+    assert queue.out.startswith(f"ledger {ledger_id}: misses {victim} — no-target: no bookie can")
+
+
+async def tells_why(uri: str, reason: str) -> bool:
+    found = (await bookmender(uri, "status", "-o", "json")).record
+    return [note["reason"] for note in found["waiting"]["ledgers"]] == [reason]
+
+
+# --- What is corrupt -------------------------------------------------------------------------------
+
+
+def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            store = on.seen.store
+            bad_ledger, bad_mark = await on.write(*(shape(n, quorums=ON_TWO) for n in range(2)))
+            bad_id = bad_ledger.ledger_id
+            await on.lose([bad_ledger, bad_mark])
+            path = on.seen.manager.path(bad_id)
+            intact, _ = await store.get(path)
+            await store.set(path, b"no metadata", version=ANY_VERSION)
+            mark_path = payloads.mark_path(on.seen.ur, bad_mark.ledger_id)
+            await store.set(mark_path, b"no mark", version=ANY_VERSION)
+
+            shown, none, queue = await gather(
+                bookmender(uri, "ledger", "show", str(bad_id)),
+                bookmender(uri, "ledger", "show", NO_SUCH_LEDGER),
+                bookmender(uri, "queue", "list"),
+            )
+            assert (shown.exit_code, none.exit_code) == (1, 1)
+            assert "its metadata cannot be read" in shown.complaint
+            assert f"ledger_id={bad_id}" in shown.complaint
+            assert none.complaint == f"bookmender: no such ledger (ledger_id={NO_SUCH_LEDGER})"
+            assert f"ledger {bad_mark.ledger_id}: misses unreadable mark" in queue.out
+
+            start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
+            await wait_for(lambda: tells_why(uri, "corrupt-metadata"), "reason in the status")
+            status = await bookmender(uri, "status")
+            assert status.exit_code == 1
+            assert "verdict   stuck" in status.out
+            assert f"ledger {bad_id}: corrupt-metadata" in status.out
+
+            await store.set(path, intact, version=ANY_VERSION)
+            await on.wait_idle()
+
+    asyncio.run(run())
+
+
+# --- A wrong address, or a door that is shut -------------------------------------------------------
+
+Commands = Sequence[str]
+DAEMON: Commands = ("daemon",)
+COMMANDS: Commands = ("daemon", "status")
+
+
+async def assert_refused(
+    uri: str | None, commands: Commands, state: Path, *, exit_code: int, complaint: str
+) -> None:
+    for said in await gather(*(bookmender(uri, command, state=state) for command in commands)):
+        assert said.complaint.startswith("bookmender: ")
+        assert complaint in said.complaint
+        assert said.exit_code == exit_code
+
+
+@pytest.mark.parametrize(
+    ("address", "exit_code", "complaint"),
+    [
+        pytest.param(
+            "zk+hierarchical://{zookeeper}/nowhere",
+            2,
+            "no BookKeeper cluster at /nowhere",
+            id="root",
+        ),
+        pytest.param(
+            "zk+flat://{zookeeper}/ledgers", 2, "says flat, but the cluster", id="another layout"
+        ),
+        pytest.param("etcd://{zookeeper}/ledgers", 2, "must begin with zk", id="scheme"),
+        pytest.param(None, 2, "metadata_service_uri is not set", id="none at all"),
+        pytest.param(
+            "zk+hierarchical://{nobody}/ledgers", 3, "no ZooKeeper server answers", id="port"
+        ),
+    ],
+)
+def test_a_wrong_address_is_refused_in_one_line(
+    module_cluster: LocalCluster,
+    tmp_path: Path,
+    address: str | None,
+    exit_code: int,
+    complaint: str,
+) -> None:
+    (port,) = free_ports(1)
+    if address is not None:
+        address = address.format(
+            zookeeper=module_cluster.zookeeper_address, nobody=f"{LOOPBACK}:{port}"
+        )
+
+    asyncio.run(
+        assert_refused(address, COMMANDS, tmp_path, exit_code=exit_code, complaint=complaint)
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "commands"),
+    [
+        pytest.param("/ledgers/LAYOUT", COMMANDS, id="the cluster"),
+        pytest.param("/ledgers/available", COMMANDS, id="the bookies"),
+        pytest.param("/ledgers/underreplication", DAEMON, id="the queue, which looking is open to"),
+    ],
+)
+def test_an_acl_that_shuts_us_out_is_told_in_one_line(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path, path: str, commands: Commands
+) -> None:
+    complaint = f"ACL of this znode shuts us out: use credentials that it admits (path={path}"
+
+    with only_for_another(module_cluster, path):
+        asyncio.run(assert_refused(uri, commands, tmp_path, exit_code=3, complaint=complaint))
+
+
+@contextmanager
+def only_for_another(cluster: LocalCluster, path: str) -> Iterator[None]:
+    """A znode that a digest identity, not ours, may use, and nobody else."""
+    other = KazooClient(cluster.zookeeper_address, auth_data=[("digest", "other:secret")])
+    other.start()
+    try:
+        other.ensure_path(path)  # nothing of ours has run here yet, if this is the first test
+        other.set_acls(path, [make_digest_acl("other", "secret", all=True)])
+        yield
+    finally:
+        other.set_acls(path, OPEN_ACL_UNSAFE)
+        other.stop()
+        other.close()
