@@ -2,11 +2,13 @@
 
 JSON lines, so that a command can put a ledger's metadata back as it was. One file a process, so that
 several daemons on a host never write into each other's lines; when it has grown to its bound it is
-set aside once, and the oldest files of all processes are deleted beyond a count.
+set aside, and the oldest files of all processes are deleted beyond a count. A process whose file was
+deleted begins another one.
 """
 
 import base64
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -43,6 +45,9 @@ class MetadataJournal:
             }
         )
         with self._lock:
+            if os.fstat(self._file.fileno()).st_nlink == 0:
+                self._file.close()
+                self._file = self._path.open("a")
             self._file.write(line + "\n")
             self._file.flush()
             if self._file.tell() >= self._file_bytes_max:

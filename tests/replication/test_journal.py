@@ -1,0 +1,117 @@
+import base64
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from replication.journal import FILES_MAX, MetadataJournal
+
+
+def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
+    """Ledger id, before and after, of every line of every file, the oldest file first."""
+    files = sorted(directory.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
+    records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [
+        (r["ledger_id"], base64.b64decode(r["before"]), base64.b64decode(r["after"]))
+        for r in records
+    ]
+
+
+def test_rule_s2_the_bytes_before_and_after_are_on_the_disk_when_it_returns(
+    tmp_path: Path,
+) -> None:
+    journal = MetadataJournal(tmp_path / "new" / "journal", process="host-1")
+
+    journal.record(7, b"\x00before", b"\xffafter")
+
+    assert lines(tmp_path / "new" / "journal") == [(7, b"\x00before", b"\xffafter")]
+    journal.close()
+
+
+def test_a_process_that_comes_back_goes_on_in_its_file(tmp_path: Path) -> None:
+    for ledger_id in (1, 2):
+        journal = MetadataJournal(tmp_path, process="host-1")
+        journal.record(ledger_id, b"", b"x")
+        journal.close()
+
+    assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 2]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_two_processes_write_two_files(tmp_path: Path) -> None:
+    one, two = (MetadataJournal(tmp_path, process=name) for name in ("a-1", "a.b-2"))
+
+    one.record(1, b"", b"")
+    two.record(2, b"", b"")
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "metadata-a-1.jsonl",
+        "metadata-a.b-2.jsonl",
+    ]
+    one.close()
+    two.close()
+
+
+def test_a_full_file_is_set_aside_and_no_line_is_lost(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=500)
+
+    for ledger_id in range(20):
+        journal.record(ledger_id, bytes(50), bytes(50))
+
+    assert len(list(tmp_path.iterdir())) > 3
+    assert sorted(ledger_id for ledger_id, _, _ in lines(tmp_path)) == list(range(20))
+    journal.close()
+
+
+def test_the_oldest_files_of_all_processes_go_beyond_the_bound(tmp_path: Path) -> None:
+    for number in range(FILES_MAX + 3):
+        file = tmp_path / f"metadata-old-{number}.jsonl"
+        file.write_text("")
+        os.utime(file, (number, number))
+
+    MetadataJournal(tmp_path, process="host-1").close()
+
+    left = {file.name for file in tmp_path.iterdir()}
+    assert len(left) == FILES_MAX
+    assert "metadata-host-1.jsonl" in left
+    assert "metadata-old-3.jsonl" not in left
+    assert f"metadata-old-{FILES_MAX + 2}.jsonl" in left
+
+
+def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+    journal.record(1, b"", b"")
+    (tmp_path / "metadata-host-1.jsonl").unlink()
+
+    journal.record(2, b"", b"")
+
+    assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [2]
+    journal.close()
+
+
+def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=20_000)
+
+    def write(thread: int) -> None:
+        for number in range(50):
+            journal.record(1000 * thread + number, bytes(100), bytes(100))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+
+    assert sorted(ledger_id for ledger_id, _, _ in lines(tmp_path)) == [
+        1000 * thread + number for thread in range(4) for number in range(50)
+    ]
+    journal.close()
+
+
+def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(OSError, match="file"):
+        MetadataJournal(tmp_path / "file" / "journal", process="host-1")

@@ -1,0 +1,168 @@
+"""What we keep for ourselves below ``bookmender``, the tree's own znodes, and the lists for people."""
+
+from dataclasses import replace
+
+import pytest
+
+from ledgers.errors import SettingsError
+from ledgers.memory_store import MemoryStore
+from replication import payloads
+from replication.listing import (
+    MarkedLedger,
+    locked_ledger_ids,
+    marked_ledger_ids,
+    read_marks,
+)
+from replication.membership import Half, LiveNode, Membership, live_nodes
+from replication.own_state import nodes_path, waiting_path
+from replication.payloads import Mark
+from replication.plan import Reason
+from replication.tree import prepare_tree
+from replication.waiting import WaitingNote
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, UR, node_info
+
+NOTE = WaitingNote(
+    ledger_id=LEDGER, reason=Reason.NO_COPY, detail="all gone", node="host-a", since_ms=5
+)
+
+
+# --- The tree -------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_preparing_the_tree_makes_what_java_expects_and_may_be_done_twice() -> None:
+    cluster = Cluster()
+    for _ in range(2):
+        await prepare_tree(cluster.store, UR)
+
+    assert (await cluster.store.get(payloads.layout_path(UR)))[0] == payloads.LAYOUT_DATA
+    for path in (payloads.marks_path(UR), payloads.locks_path(UR), payloads.election_path(UR)):
+        assert await cluster.store.children(path) == []
+
+
+@in_virtual_time
+async def test_rule_s8_a_tree_of_another_layout_is_not_touched() -> None:
+    cluster = Cluster()
+    layout = b'type: "HIERARCHICAL"\nversion: 1\n'
+    await cluster.store.create(payloads.layout_path(UR), layout, with_parents=True)
+
+    with pytest.raises(SettingsError, match="BASIC"):
+        await prepare_tree(cluster.store, UR)
+
+    assert await cluster.store.children(UR) == ["LAYOUT"]
+
+
+# --- Members --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_members_see_each_other_while_their_sessions_live() -> None:
+    cluster = await Cluster.start()
+    one, two = MemoryStore(cluster.tree), MemoryStore(cluster.tree)
+    first = await Membership.join(one, UR, node_info("host-a"))
+    await Membership.join(two, UR, node_info("host-b", Half.AUDITOR))
+
+    assert await first.everybody() == [
+        LiveNode(info=node_info("host-a"), session_id=one.session_id),
+        LiveNode(info=node_info("host-b", Half.AUDITOR), session_id=two.session_id),
+    ]
+
+    await two.close()
+    assert [node.info.host for node in await first.everybody()] == ["host-a"]
+
+
+@in_virtual_time
+async def test_members_of_a_later_release_are_passed_over() -> None:
+    cluster = await Cluster.start()
+    for name, data in [("a", b"not json"), ("b", b"[]"), ("c", b'{"half": "third"}')]:
+        await cluster.store.create(f"{nodes_path(UR)}/{name}", data)
+
+    assert await live_nodes(cluster.store, UR) == []
+
+
+@in_virtual_time
+async def test_a_members_data_is_read_once() -> None:
+    cluster = await Cluster.start()
+    membership = await Membership.join(cluster.store, UR, node_info("host-a"))
+    await membership.everybody()
+    before = cluster.store.request_count
+
+    await membership.everybody()
+
+    assert cluster.store.request_count == before + 1
+
+
+# --- Notes ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_note_is_read_as_it_was_written_and_the_last_one_holds() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        await node.notes.write(replace(NOTE, detail="first"))
+        await node.notes.write(NOTE)
+
+        assert await node.notes.read(LEDGER) == NOTE
+        assert await node.notes.ledger_ids() == {LEDGER}
+
+        for _ in range(2):
+            await node.notes.delete(LEDGER)
+        assert await node.notes.read(LEDGER) is None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"[1]", id="no object"),
+        pytest.param(b"\xff", id="no text"),
+        pytest.param(NOTE.to_json().replace(b"no-copy", b"a-new-one"), id="an unknown reason"),
+        pytest.param(NOTE.to_json().replace(b'"node"', b'"host"'), id="a name is missing"),
+    ],
+)
+@in_virtual_time
+async def test_a_note_of_a_later_release_is_passed_over(data: bytes) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(waiting_path(UR, LEDGER), data)
+    async with cluster.node() as node:
+        assert await node.notes.read(LEDGER) is None
+        assert await node.notes.ledger_ids() == {LEDGER}
+
+
+# --- Lists ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_whole_queue_is_listed_in_order() -> None:
+    cluster = await Cluster.start()
+    ledger_ids = [3, 65_536, 2**33, 2**62]
+    for ledger_id in reversed(ledger_ids):
+        await cluster.mark(B1, ledger_id=ledger_id)
+    await cluster.store.create(payloads.lock_path(UR, 3))
+    await cluster.store.create(f"{payloads.locks_path(UR)}/strange")
+
+    assert await marked_ledger_ids(cluster.store, UR) == ledger_ids
+    assert await locked_ledger_ids(cluster.store, UR) == {3}
+
+
+@in_virtual_time
+async def test_a_mark_that_cannot_be_read_is_listed_and_one_that_is_gone_is_not() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, B2, ledger_id=1, ctime_ms=9)
+    await cluster.store.create(payloads.mark_path(UR, 2), b"\xff", with_parents=True)
+
+    assert await read_marks(cluster.store, UR, [1, 2, 3]) == [
+        MarkedLedger(ledger_id=1, mark=Mark(replicas=(B1, B2), ctime_ms=9)),
+        MarkedLedger(ledger_id=2, mark=None),
+    ]
+
+
+@in_virtual_time
+async def test_without_its_znodes_the_queue_is_empty() -> None:
+    cluster = Cluster()
+
+    assert await marked_ledger_ids(cluster.store, UR) == []
+    assert await locked_ledger_ids(cluster.store, UR) == set()
+    assert await live_nodes(cluster.store, UR) == []
