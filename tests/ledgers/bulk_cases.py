@@ -18,6 +18,12 @@ DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")
 STEP_S = 100.0
 """More than anything here takes or skips: reaching it is a failure, not a measurement."""
 
+SHORT_TIMEOUT_S = 5.0
+"""For scenes in which bookies fall silent and the clock is put forward."""
+
+NO_TIMEOUT_S = 10 * STEP_S
+"""For all others: what has to happen at once shall not be rescued by the time-out."""
+
 
 class SkippingLoop(asyncio.SelectorEventLoop):
     """A loop whose clock can be put forward, so that no test waits for a time-out."""
@@ -132,7 +138,11 @@ class Scene:
 
 @asynccontextmanager
 async def scene(
-    *, reads_in_flight_max: int = 64, other_count: int = 0, **options: Any
+    *,
+    reads_in_flight_max: int = 64,
+    other_count: int = 0,
+    timeout_s: float = NO_TIMEOUT_S,
+    **options: Any,
 ) -> AsyncIterator[Scene]:
     """``options``: of BulkTransfers. At the end nothing may be left over."""
     async with AsyncExitStack() as stack:
@@ -140,7 +150,7 @@ async def scene(
             await stack.enter_async_context(FakeBookie(seed=n)) for n in range(3 + other_count)
         ]
         budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
-        bulk = BulkTransfers(budgets, **options)
+        bulk = BulkTransfers(budgets, timeout_s=timeout_s, **options)
         stack.push_async_callback(bulk.close)
         made = Scene(
             a=fakes[0], b=fakes[1], target=fakes[2], others=fakes[3:], budgets=budgets, bulk=bulk

@@ -11,7 +11,7 @@ from ledgers.budget import ASKED_BYTES_MAX
 from ledgers.bulk.job import QUANTUM_COUNT
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, DigestType
-from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 from tests.vectors import cases
 
 
@@ -234,7 +234,7 @@ def test_a_transfer_waits_until_the_control_path_gives_credit_back() -> None:
 
         assert running.result().entry_count == 20
 
-    play(act, reads_in_flight_max=4)
+    play(act, reads_in_flight_max=4, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_the_control_path_gets_its_turn_while_a_transfer_runs() -> None:
@@ -319,10 +319,9 @@ def test_entries_larger_than_guessed_wait_at_the_source_not_in_memory() -> None:
 
             # Of 32 MB that were asked for: what sockets hold, and what the transport may.
             assert scene.bulk.totals.read_bytes < 20_000_000
-            scene.skip(20.0)  # not the sources' fault
             scene.target.is_reading.set()
 
-    play(act, writes_bytes_max=2_000_000, timeout_s=30.0)
+    play(act, writes_bytes_max=2_000_000)
 
 
 def test_small_ledgers_are_not_starved_by_a_large_one() -> None:

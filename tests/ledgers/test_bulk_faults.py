@@ -17,10 +17,7 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId
 from tests.fake_bookie import ADD, READ, forged_reply
-from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
-
-TIMEOUT_S = 5.0
-"""The default, which no test waits for: the clock is put forward."""
+from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 
 
 @pytest.mark.parametrize(
@@ -342,7 +339,7 @@ def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(scene.run(scene.halves(200)))
             await scene.until(lambda: len(scene.target.adds) == 100)
-            await scene.wait_checks(TIMEOUT_S + 2.0)
+            await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
 
         result = running.result()
         assert set(result.failures) == {scene.a.bookie_id}
@@ -351,7 +348,7 @@ def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
         assert scene.is_at_rest()
         await scene.until(lambda: scene.a.reads_in_flight == 0)
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_a_silent_target_is_given_up_and_its_connection_dropped() -> None:
@@ -361,14 +358,14 @@ def test_a_silent_target_is_given_up_and_its_connection_dropped() -> None:
         async with asyncio.TaskGroup() as group:
             running = group.create_task(scene.run(scene.halves(200)))
             await scene.until(lambda: scene.target.requests_waiting == 200)
-            await scene.wait_checks(TIMEOUT_S + 2.0)
+            await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
 
         result = running.result()
         assert isinstance(result.target_error, UnavailableError)
         assert result.unwritten == frozenset(range(200))
         assert scene.is_at_rest()
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("operation", [READ, ADD])
@@ -394,7 +391,7 @@ def test_one_entry_without_a_reply_fails_its_transfer_alone(operation: int) -> N
             assert isinstance(result.target_error, UnavailableError)
         assert silent.connection_count == 1
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
@@ -410,7 +407,7 @@ def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
 
         assert scene.a.connection_count == 1
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_a_slow_entry_that_moves_is_waited_for() -> None:
@@ -422,13 +419,13 @@ def test_a_slow_entry_that_moves_is_waited_for() -> None:
             running = group.create_task(scene.run(transfer))
             await scene.until(lambda: scene.a.reads_in_flight == 10)
             for count in range(10):
-                await scene.wait_checks(TIMEOUT_S - 1.0)
+                await scene.wait_checks(SHORT_TIMEOUT_S - 1.0)
                 scene.a.answer_one()
                 await scene.until_read(count + 1)
 
         assert running.result().entry_count == 10
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_a_bookie_that_came_back_is_asked_again() -> None:

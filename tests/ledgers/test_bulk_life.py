@@ -5,7 +5,7 @@ import asyncio
 from ledgers.bookies import Answer
 from ledgers.bulk.lane import IDLE_MAX_S
 from ledgers.errors import UnavailableError
-from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
+from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 
 
 async def _cancelled(task: asyncio.Task[object]) -> None:
@@ -147,7 +147,7 @@ def test_paused_nothing_more_is_read_and_resumed_all_goes_on() -> None:
 
         assert running.result().entry_count == 1_000
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_closing_ends_what_runs_as_unknown() -> None:
@@ -212,7 +212,7 @@ def test_an_idle_connection_is_closed_and_made_again_when_needed() -> None:
         assert result.entry_count == 10
         assert scene.a.connection_count == 2
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_a_bookie_in_steady_use_keeps_its_connection() -> None:
@@ -224,7 +224,7 @@ def test_a_bookie_in_steady_use_keeps_its_connection() -> None:
 
         assert scene.a.connection_count == 1
 
-    play(act)
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_the_same_transfer_may_be_run_again_after_a_failure() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from ledgers.bookies import TransferResult
 from tests.fake_bookie import FakeBookie, forged_reply
-from tests.ledgers.bulk_cases import DIGEST, Scene, play
+from tests.ledgers.bulk_cases import DIGEST, SHORT_TIMEOUT_S, Scene, play
 
 LEDGERS = range(100, 130)
 ENTRIES = range(60)
@@ -99,4 +99,4 @@ def test_whatever_happens_each_entry_has_one_true_end(seed: int, is_stormy: bool
             for (ledger_id, entry_id), entry in bookie.entries.items()
         )
 
-    play(act, reads_in_flight_max=cap, other_count=1)
+    play(act, reads_in_flight_max=cap, other_count=1, timeout_s=SHORT_TIMEOUT_S)
