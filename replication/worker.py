@@ -38,6 +38,9 @@ REPAIRED_BYTES = Counter(
 
 WINDOW_LEDGERS_MAX = 1_000
 """Marks read in one look at the queue."""
+IDLE_WAIT_MIN_S = 0.05
+"""The first wait after something happened; each further one is twice as long, up to the setting.
+The marks come after what wakes us: the bookie that went, the first directory of the mark tree."""
 TIDY_INTERVAL_S = 60.0
 """Between two looks for leftovers, which an idle worker takes."""
 GRACES_AT_ONCE_MAX = 10_000
@@ -87,9 +90,13 @@ class ReplicationWorker:
             tasks.create_task(self._wake_on_marks())
             tasks.create_task(self._wake_on_bookies())
             tasks.create_task(self._watch_switch())
+            wait_s = IDLE_WAIT_MIN_S
             while True:
-                if not await self._try_run_once(tasks):
-                    await self._wait_idle()
+                has_found = await self._try_run_once(tasks)
+                if has_found or await self._wait_idle(wait_s):
+                    wait_s = IDLE_WAIT_MIN_S
+                else:
+                    wait_s = min(2 * wait_s, self._settings.idle_wait_s)
 
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
         try:
@@ -132,7 +139,8 @@ class ReplicationWorker:
         finally:
             self._busy.discard(queued.ledger_id)
             self._slots.release()
-            self._wake.set()
+            if not self._busy:
+                self._wake.set()
 
     async def _see_to_its_end(self, take: Take) -> bool:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""
@@ -237,12 +245,14 @@ class ReplicationWorker:
                 self._noted.pop(ledger_id, None)
                 await self._notes.delete(ledger_id)
 
-    async def _wait_idle(self) -> None:
+    async def _wait_idle(self, wait_s: float) -> bool:
+        """Whether something happened within that time."""
         try:
-            async with asyncio.timeout(self._settings.idle_wait_s):
+            async with asyncio.timeout(wait_s):
                 await self._wake.wait()
         except TimeoutError:
-            pass
+            return False
+        return True
 
     async def _wake_on_marks(self) -> None:
         async with aclosing(self._queue.changes()) as changes:
