@@ -1,5 +1,6 @@
 """When an absent bookie counts as lost: after the recovery delay, counted for each bookie by itself."""
 
+import math
 from collections.abc import Collection, Mapping
 
 from ledgers.metadata import BookieId
@@ -19,12 +20,21 @@ def still_absent(
 
 
 def lost_bookies(
-    absent_since_s: Mapping[BookieId, float], *, now_s: float, delay_s: float
+    absent_since_s: Mapping[BookieId, float],
+    *,
+    now_s: float,
+    delay_s: float,
+    overruled_s: float = -math.inf,
 ) -> frozenset[BookieId]:
-    """Bookies absent for at least the recovery delay. Times are monotonic seconds."""
+    """Bookies absent for at least the recovery delay, or since ``overruled_s`` or before.
+
+    Times are monotonic seconds. ``overruled_s``: when somebody last asked not to wait any longer.
+    """
     assert delay_s >= 0
     return frozenset(
-        bookie for bookie, since_s in absent_since_s.items() if now_s - since_s >= delay_s
+        bookie
+        for bookie, since_s in absent_since_s.items()
+        if now_s - since_s >= delay_s or since_s <= overruled_s
     )
 
 

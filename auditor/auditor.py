@@ -7,6 +7,7 @@ handled is remembered only while the leadership lasts, so that a new leader miss
 
 import asyncio
 import contextlib
+import math
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -44,10 +45,20 @@ class _Absences:
     """What this leader knows of bookies that are away. Times are monotonic seconds."""
 
     since_s: dict[BookieId, float] = field(default_factory=dict)
+    overruled_s: float = -math.inf
+    """When an operator last asked not to wait out the recovery delay."""
     named: set[BookieId] = field(default_factory=set)
-    """Bookies that some ledger named when last scanned, though they have no cookie any more."""
+    """Bookies that some ledger named when last scanned, or that were there since, cookie or not."""
     handled: frozenset[BookieId] = frozenset()
     """Lost bookies whose ledgers have been marked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Delay:
+    """The recovery delay, and when it was written (0: it is not stored)."""
+
+    delay_s: int
+    mzxid: int
 
 
 class Auditor:
@@ -73,6 +84,8 @@ class Auditor:
         self._clock = clock
         self._absences = _Absences()
         self._check_due_s = 0.0
+        self._is_overruled = False
+        """An operator asks for an audit of every bookie that is away now."""
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -98,23 +111,28 @@ class Auditor:
     async def run_once(self) -> float:
         """Audit if there is a reason to; returns after how many seconds to look again at the latest."""
         self._wake.clear()
-        view = self._views.current
-        delay_s = await self._recovery_delay_s()
+        view = await self._views.refresh() if self._is_overruled else self._views.current
+        delay_s = (await self._recovery_delay()).delay_s
         now_s = self._clock.now_s()
         absences = self._absences
+        if self._is_overruled:
+            self._is_overruled = False
+            absences.overruled_s = now_s
+        absences.named |= view.available
         absences.since_s = still_absent(
             absences.since_s,
             known=view.cookies.keys() | absences.named,
             available=view.available,
             now_s=now_s,
         )
-        lost = lost_bookies(absences.since_s, now_s=now_s, delay_s=delay_s)
-        absences.handled &= lost
-        is_due = now_s >= self._check_due_s
-        if (lost > absences.handled or is_due) and not await self._is_disabled():
+        lost = lost_bookies(
+            absences.since_s, now_s=now_s, delay_s=delay_s, overruled_s=absences.overruled_s
+        )
+        absences.handled &= absences.since_s.keys()
+        if lost - absences.handled or now_s >= self._check_due_s:
+            if await self._is_disabled():
+                return self._settings.bookie_check_interval_s  # or until the switch wakes us
             await self._audit(lost)
-            absences.handled = lost
-            self._check_due_s = now_s + self._settings.bookie_check_interval_s
             if absences.named - absences.since_s.keys():
                 return 0.0  # the scan found absent bookies that nobody had told us of
         loss_s = next_loss_s(absences.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
@@ -122,10 +140,21 @@ class Auditor:
         return max(0.0, check_s if loss_s is None else min(loss_s, check_s))
 
     async def _audit(self, lost: frozenset[BookieId]) -> None:
-        """Scan and mark. Raises UnavailableError when it could not be completed."""
+        """Scan and mark. Raises UnavailableError when it could not be completed: it is still due."""
+        due_s = self._check_due_s
+        # Before the audit: one that is asked for while this one is under way comes after it.
+        self._check_due_s = self._clock.now_s() + self._settings.bookie_check_interval_s
+        try:
+            await self._scan_and_mark(lost)
+        except UnavailableError:
+            self._check_due_s = min(due_s, self._check_due_s)
+            raise
+        self._absences.handled |= lost
+
+    async def _scan_and_mark(self, lost: frozenset[BookieId]) -> None:
         started_s = self._clock.now_s()
-        if lost:
-            log.info("bookies.lost", bookies=sorted(lost))
+        if news := lost - self._absences.handled:
+            log.info("bookies.lost", bookies=sorted(news))
         scan = await scan_ledgers(self._manager, lost=lost, available=self._views.current.available)
         marks = await self._marker.mark_all(
             most_endangered_first(scan.endangered, self._absences.since_s)
@@ -149,16 +178,18 @@ class Auditor:
                 payloads.recovery_delay_path(self._ur), delay, with_parents=True
             )
 
-    async def _recovery_delay_s(self) -> float:
-        """In seconds. A missing or unreadable value counts as the setting's."""
+    async def _recovery_delay(self) -> "_Delay":
+        """As it stands. A missing or unreadable value counts as the setting's."""
+        default_s, mzxid = self._settings.lost_bookie_recovery_delay_s, 0
         try:
-            data, _ = await self._store.get(payloads.recovery_delay_path(self._ur))
-            return float(payloads.parse_recovery_delay(data))
+            data, stat = await self._store.get(payloads.recovery_delay_path(self._ur))
+            mzxid = stat.mzxid
+            return _Delay(delay_s=payloads.parse_recovery_delay(data), mzxid=mzxid)
         except NoNodeError:
             pass
         except CorruptionError as error:
             log.error("recovery_delay.unreadable", error=str(error))
-        return float(self._settings.lost_bookie_recovery_delay_s)
+        return _Delay(delay_s=default_s, mzxid=mzxid)
 
     async def _is_disabled(self) -> bool:
         return await self._store.exists(payloads.disable_path(self._ur)) is not None
@@ -178,11 +209,19 @@ class Auditor:
             self._wake.set()
 
     async def _wake_on_delay(self) -> None:
-        """A new delay counts at once; writing it, even unchanged, asks for an audit, as with Java."""
+        """A new delay counts at once, and each write asks for an audit.
+
+        Written unchanged it says not to wait any longer for those that are away, as with Java
+        (Auditor's LostBookieRecoveryDelayChangedCb): so an operator triggers an audit.
+        """
+        known: _Delay | None = None
         async with aclosing(self._store.watch(payloads.recovery_delay_path(self._ur))) as events:
-            await anext(events)  # the watch stands
             async for _ in events:
-                self._check_due_s = 0.0
+                current = await self._recovery_delay()
+                if known is not None and current.mzxid != known.mzxid:
+                    self._check_due_s = self._clock.now_s()
+                    self._is_overruled = self._is_overruled or current.delay_s == known.delay_s
+                known = current
                 self._wake.set()
 
     async def _wake_on_switch(self) -> None:

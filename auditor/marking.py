@@ -15,6 +15,7 @@ from ledgers.errors import (
     CorruptionError,
     NodeExistsError,
     NoNodeError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from ledgers.metadata import BookieId
@@ -54,7 +55,7 @@ class Marker:
                 return await self._try_mark(ledger_id, replicas)
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
                 continue  # a worker, or Java's auditor, changed it meanwhile: look again
-        raise ConflictError("the mark keeps changing under our hands", ledger_id=ledger_id)
+        raise UnavailableError("the mark keeps changing under our hands", ledger_id=ledger_id)
 
     async def _try_mark(self, ledger_id: int, replicas: Collection[BookieId]) -> bool:
         path = payloads.mark_path(self._ur, ledger_id)

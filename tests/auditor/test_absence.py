@@ -48,3 +48,10 @@ def test_the_first_absence_is_remembered_while_it_lasts() -> None:
 
 def test_a_bookie_that_nobody_knows_of_any_more_is_forgotten() -> None:
     assert still_absent({C: 1000.0}, known=[A], available=[A], now_s=1030.0) == {}
+
+
+def test_who_was_away_when_somebody_asked_not_to_wait_is_lost_whatever_the_delay() -> None:
+    since_s = {A: 1000.0, B: 1050.0}
+
+    assert lost_bookies(since_s, now_s=1060.0, delay_s=600, overruled_s=1020.0) == {A}
+    assert lost_bookies(since_s, now_s=1060.0, delay_s=600, overruled_s=1050.0) == {A, B}

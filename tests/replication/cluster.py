@@ -273,11 +273,21 @@ def _settled(metadata: LedgerMetadata) -> int:
     return metadata.last_segment.first_entry_id
 
 
-def fault_once(cluster: Cluster, store: MemoryStore, kind: type[Operation], fault: Fault) -> None:
-    """The next write of ``store`` that has such an operation suffers the fault."""
+def fault_once(
+    cluster: Cluster,
+    store: MemoryStore,
+    kind: type[Operation],
+    fault: Fault,
+    *,
+    path: str | None = None,
+) -> None:
+    """The next write of ``store`` that has such an operation (on ``path``) suffers the fault."""
+
+    def is_it(operation: Operation) -> bool:
+        return isinstance(operation, kind) and path in (None, operation.path)
 
     def choose(asking: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
-        if asking is not store or not any(isinstance(each, kind) for each in operations):
+        if asking is not store or not any(map(is_it, operations)):
             return None
         cluster.tree.faults = None
         return fault

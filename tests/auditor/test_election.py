@@ -1,0 +1,197 @@
+"""Who leads, in the znodes that Java's AutoRecovery uses too."""
+
+import asyncio
+
+import pytest
+
+from auditor.election import Election, Leader, Leadership, current_leader, in_order
+from ledgers.errors import LeadershipLostError
+from ledgers.memory_store import MemoryStore
+from replication import payloads
+from replication.membership import Half, Membership
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import UR, node_info
+from tests.replication.watched import settle
+
+ELECTION = payloads.election_path(UR)
+
+
+class Candidate:
+    """A session that stands for election."""
+
+    def __init__(self, store: MemoryStore, membership: Membership, name: str) -> None:
+        self.store = store
+        self.membership = membership
+        self.election = Election(store, UR, membership, candidate=name)
+        self.winning = asyncio.create_task(self.election.win())
+
+    @classmethod
+    async def stand(cls, cluster: Cluster, name: str) -> "Candidate":
+        store = MemoryStore(cluster.tree)
+        membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
+        candidate = cls(store, membership, name)
+        await settle()
+        return candidate
+
+    @property
+    def has_won(self) -> bool:
+        return self.winning.done()
+
+    async def leadership(self) -> Leadership:
+        return await asyncio.wait_for(asyncio.shield(self.winning), 1)
+
+    async def end(self) -> None:
+        self.winning.cancel()
+        await asyncio.gather(self.winning, return_exceptions=True)
+        await self.store.close()
+
+
+@in_virtual_time
+async def test_the_first_vote_leads_and_everybody_can_read_whose_it_is() -> None:
+    cluster = await Cluster.start()
+    one = await Candidate.stand(cluster, "bookie-1:3181")
+    two = await Candidate.stand(cluster, "bookie-2:3181")
+
+    assert (one.has_won, two.has_won) == (True, False)
+    vote = (await one.leadership()).vote_path
+    assert vote == f"{ELECTION}/V_0000000000"
+    assert (await cluster.store.get(vote))[0] == b'bookieId: "bookie-1:3181"\n'
+    assert (await cluster.store.get(ELECTION))[0] == b'bookieId: "bookie-1:3181"\n'
+    assert await current_leader(cluster.store, UR) == Leader(
+        candidate="bookie-1:3181", session_id=one.store.session_id
+    )
+    await one.end()
+    await two.end()
+
+
+@in_virtual_time
+async def test_when_the_leader_goes_the_next_one_leads() -> None:
+    cluster = await Cluster.start()
+    candidates = [await Candidate.stand(cluster, f"node-{i}") for i in range(3)]
+
+    for number, candidate in enumerate(candidates):
+        assert [c.has_won for c in candidates[number:]] == [
+            i == 0 for i in range(len(candidates) - number)
+        ]
+        await candidate.end()
+        await settle()
+
+    assert await current_leader(cluster.store, UR) is None
+
+
+@in_virtual_time
+async def test_a_candidate_that_gives_up_in_the_middle_makes_nobody_leader() -> None:
+    cluster = await Cluster.start()
+    one, two, three = [await Candidate.stand(cluster, f"node-{i}") for i in range(3)]
+
+    await two.end()
+    await settle()
+    assert not three.has_won
+
+    await one.end()
+    await three.leadership()
+    await three.end()
+
+
+@in_virtual_time
+async def test_everybody_watches_only_the_vote_right_before_its_own() -> None:
+    cluster = await Cluster.start()
+    candidates = [await Candidate.stand(cluster, f"node-{i}") for i in range(5)]
+    before = [candidate.store.request_count for candidate in candidates]
+
+    await candidates[0].end()
+    await settle()
+
+    after = [candidate.store.request_count for candidate in candidates]
+    assert candidates[1].has_won
+    assert [new - old for new, old in zip(after[2:], before[2:], strict=True)] == [0, 0, 0]
+    for candidate in candidates[1:]:
+        await candidate.end()
+
+
+@in_virtual_time
+async def test_a_java_node_that_leads_is_waited_for() -> None:
+    cluster = await Cluster.start()
+    java = MemoryStore(cluster.tree)
+    await java.create(
+        f"{ELECTION}/V_", b'bookieId: "java:3181"\n', is_ephemeral=True, is_sequential=True
+    )
+    ours = await Candidate.stand(cluster, "node-1")
+    assert not ours.has_won
+
+    await java.close()
+
+    await ours.leadership()
+    await ours.end()
+
+
+@in_virtual_time
+async def test_strange_znodes_beside_the_votes_are_nobodys() -> None:
+    cluster = await Cluster.start()
+    for name in ("V_", "V_x", "vote", "W_0000000000"):
+        await cluster.store.create(f"{ELECTION}/{name}")
+
+    ours = await Candidate.stand(cluster, "node-1")
+
+    await ours.leadership()
+    await ours.end()
+
+
+@in_virtual_time
+async def test_the_znode_of_the_election_is_made_where_it_is_missing() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.delete(ELECTION)
+
+    ours = await Candidate.stand(cluster, "node-1")
+
+    await ours.leadership()
+    await ours.end()
+
+
+@pytest.mark.parametrize("is_expired", [False, True], ids=["deleted by hand", "session expired"])
+@in_virtual_time
+async def test_rule_s9_a_leader_learns_that_its_vote_is_gone(is_expired: bool) -> None:
+    cluster = await Cluster.start()
+    ours = await Candidate.stand(cluster, "node-1")
+    leadership = await ours.leadership()
+    lost = asyncio.create_task(ours.election.wait_lost(leadership))
+    await settle()
+    assert not lost.done()
+
+    if is_expired:
+        cluster.tree.expire(ours.store)
+    else:
+        await cluster.store.delete(leadership.vote_path)
+
+    await asyncio.wait([lost], timeout=1)
+    assert lost.done()
+    if is_expired:
+        assert lost.exception() is not None
+    await ours.end()
+
+
+@in_virtual_time
+async def test_a_candidate_whose_vote_was_deleted_does_not_come_to_lead() -> None:
+    cluster = await Cluster.start()
+    one = await Candidate.stand(cluster, "node-1")
+    two = await Candidate.stand(cluster, "node-2")
+    await cluster.store.delete(f"{ELECTION}/V_0000000001")
+
+    await one.end()
+
+    with pytest.raises(LeadershipLostError):
+        await two.leadership()
+    await two.end()
+
+
+@in_virtual_time
+async def test_without_an_election_nobody_leads() -> None:
+    cluster = Cluster()
+
+    assert await current_leader(cluster.store, UR) is None
+
+
+def test_votes_are_ordered_by_number_not_by_text() -> None:
+    names = ["V_10000000000", "V_0000000009", "V_9999999999", "other"]
+
+    assert in_order(names) == ["V_0000000009", "V_9999999999", "V_10000000000"]

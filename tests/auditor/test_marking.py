@@ -1,0 +1,236 @@
+"""Publishing what is under-replicated, beside workers and Java's auditor."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from auditor.endangered import Endangered
+from auditor.marking import MARKS_AT_ONCE
+from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
+from ledgers.memory_store import Fault, MemoryStore
+from ledgers.metadata import BookieId
+from ledgers.store import Create, Delete, Operation, SetData
+from replication import payloads
+from replication.payloads import Mark
+from tests.auditor.auditing import leading
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR
+from tests.replication.watched import settle
+
+MARK = payloads.mark_path(UR, LEDGER)
+
+
+def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
+    return Endangered(ledger_id=ledger_id, lost=lost or (B1,), copies_left=1, length=0)
+
+
+async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
+    data, _ = await cluster.store.get(payloads.mark_path(UR, ledger_id))
+    return payloads.parse_mark(data)
+
+
+@in_virtual_time
+async def test_a_new_mark_says_who_is_lost_and_since_when() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        count = await leader.marker.mark_all([endangered(LEDGER, B1, B2)])
+
+    assert count == 1
+    data, stat = await cluster.store.get(MARK)
+    now_ms = cluster.clock.wall_ms()
+    assert data == f'replica: "{B1}"\nreplica: "{B2}"\nctime: {now_ms}\n'.encode()
+    assert stat.ephemeral_owner == 0
+
+
+@in_virtual_time
+async def test_marks_are_made_in_the_order_given() -> None:
+    cluster = await Cluster.start()
+    order = [5, 70_000, 3, 2**40, 1]
+    async with leading(cluster) as leader:
+        count = await leader.marker.mark_all([endangered(i) for i in order])
+
+    made = {i: await cluster.store.exists(payloads.mark_path(UR, i)) for i in order}
+    assert count == len(order)
+    assert sorted(order, key=lambda i: made[i].czxid) == order  # type: ignore[union-attr]
+
+
+@in_virtual_time
+async def test_thousands_of_marks_cost_few_requests() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        await settle()
+        before = leader.store.request_count
+
+        count = await leader.marker.mark_all([endangered(i) for i in range(3 * MARKS_AT_ONCE)])
+
+        assert count == 3 * MARKS_AT_ONCE
+        assert leader.store.request_count - before < count / 10
+    assert len(await cluster.marked()) == count
+
+
+@in_virtual_time
+async def test_a_mark_that_stands_is_extended_and_keeps_its_first_time() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ctime_ms=5)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([endangered(LEDGER, B1, B2, B3)]) == 1
+
+    assert await mark_of(cluster) == Mark(replicas=(B2, B1, B3), ctime_ms=5)
+
+
+@in_virtual_time
+async def test_a_mark_that_says_all_already_is_not_written() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, B2)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([endangered(LEDGER, B2)]) == 0
+
+    stat = await cluster.store.exists(MARK)
+    assert stat is not None
+    assert stat.version == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "after"),
+    [
+        pytest.param(b"", Mark(replicas=(B1,)), id="a mark without data"),
+        pytest.param(b"\xff", Mark(replicas=(B1,)), id="one that nobody can read"),
+        pytest.param(
+            payloads.mark_to_bytes(Mark(replicas=(B2,))),
+            Mark(replicas=(B2, B1)),
+            id="one of an old version, without a time",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_what_is_no_good_mark_becomes_one(data: bytes, after: Mark) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(MARK, data, with_parents=True)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([endangered(LEDGER, B1)]) == 1
+
+    mark = await mark_of(cluster)
+    assert mark.replicas == after.replicas
+    assert mark.ctime_ms == cluster.clock.wall_ms()
+
+
+@in_virtual_time
+async def test_an_empty_directory_left_behind_gets_its_mark() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(MARK.rpartition("/")[0], with_parents=True)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
+
+    assert await cluster.marked() == [LEDGER]
+
+
+def before_write(
+    cluster: Cluster, store: MemoryStore, *undo: Operation, kind: type[Operation] = Create
+) -> None:
+    """Right before the store's next write of that kind to the mark, somebody else is quicker."""
+
+    def act(asking: MemoryStore, operations: Sequence[Operation]) -> None:
+        if asking is store and any(
+            isinstance(each, kind) and each.path == MARK for each in operations
+        ):
+            cluster.tree.faults = None
+            cluster.tree.apply(cluster.store.session_id, undo)
+
+    cluster.tree.faults = act
+
+
+@in_virtual_time
+async def test_parents_that_java_removes_meanwhile_are_made_again() -> None:
+    cluster = await Cluster.start()
+    directory = MARK.rpartition("/")[0]
+    async with leading(cluster) as leader:
+        upper = [Delete(path=directory.rsplit("/", depth)[0]) for depth in (1, 2, 3)]
+        before_write(cluster, leader.store, *upper)
+
+        assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
+
+    assert await cluster.marked() == [LEDGER]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            SetData(path=MARK, data=payloads.mark_to_bytes(Mark(replicas=(B3,))), version=-1),
+            id="extended",
+        ),
+        pytest.param(Delete(path=MARK), id="deleted"),
+    ],
+)
+@in_virtual_time
+async def test_a_mark_that_changes_while_it_is_being_extended_is_looked_at_again(
+    change: Operation,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ctime_ms=5)
+    async with leading(cluster) as leader:
+        before_write(cluster, leader.store, change, kind=SetData)
+
+        assert await leader.marker.mark_all([endangered(LEDGER, B1)]) == 1
+
+    assert B1 in (await mark_of(cluster)).replicas
+    if isinstance(change, SetData):
+        assert B3 in (await mark_of(cluster)).replicas
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("kind", [Create, SetData])
+@in_virtual_time
+async def test_after_a_lost_reply_the_mark_is_there_once(
+    fault: Fault, kind: type[Operation]
+) -> None:
+    cluster = await Cluster.start()
+    if kind is SetData:
+        await cluster.mark(B2)
+    async with leading(cluster) as leader:
+        fault_once(cluster, leader.store, kind, fault, path=MARK)
+        await leader.marker.mark_all([endangered(LEDGER, B1)])
+
+    assert (await mark_of(cluster)).replicas.count(B1) == 1
+
+
+@in_virtual_time
+async def test_a_mark_that_never_rests_is_an_error_that_a_later_audit_may_not_meet() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2)
+    async with leading(cluster) as leader:
+
+        def always_first(store: MemoryStore, operations: Sequence[Operation]) -> None:
+            if store is leader.store and any(isinstance(each, SetData) for each in operations):
+                touch = SetData(path=MARK, data=b"", version=-1)
+                cluster.tree.apply(cluster.store.session_id, [touch])
+
+        cluster.tree.faults = always_first
+        with pytest.raises(UnavailableError):
+            await leader.marker.mark_all([endangered(LEDGER, B1)])
+
+
+@pytest.mark.parametrize(
+    ("is_vote", "error"),
+    [
+        pytest.param(True, LeadershipLostError, id="its vote is gone"),
+        pytest.param(False, SessionLostError, id="its session is not proven"),
+    ],
+)
+@in_virtual_time
+async def test_rule_s9_who_does_not_lead_any_more_writes_nothing(
+    is_vote: bool, error: type[Exception]
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ledger_id=1)
+    async with leading(cluster) as leader:
+        gone = leader.leadership.vote_path if is_vote else leader.membership.path
+        await cluster.store.delete(gone)
+        before = cluster.tree.snapshot()
+
+        for ledgers in ([endangered(LEDGER)], [endangered(1, B1)]):
+            with pytest.raises(error):
+                await leader.marker.mark_all(ledgers)
+
+        assert cluster.tree.snapshot() == before

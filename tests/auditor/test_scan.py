@@ -1,0 +1,119 @@
+"""Reading all metadata for what a loss touches."""
+
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from auditor import scan
+from auditor.scan import Scan, scan_ledgers
+from ledgers.errors import UnavailableError
+from ledgers.memory_store import Fault, MemoryStore
+from ledgers.metadata import BookieId
+from ledgers.store import Operation
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
+
+ALL = frozenset(BOOKIES)
+
+
+async def scanned(
+    cluster: Cluster, lost: Collection[BookieId], available: Collection[BookieId] | None = None
+) -> Scan:
+    if available is None:
+        available = ALL - set(lost)
+    return await scan_ledgers(cluster.manager, lost=lost, available=available)
+
+
+@in_virtual_time
+async def test_the_ledgers_that_name_a_lost_bookie_are_found_among_all() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(30):
+        members = (B1, B2, B3) if ledger_id % 3 else (B1, B4, B3)
+        await cluster.write_ledger(members, ledger_id=ledger_id, last=-1)
+
+    found = await scanned(cluster, {B4})
+
+    assert found.ledger_count == 30
+    assert sorted(x.ledger_id for x in found.endangered) == list(range(0, 30, 3))
+    assert {x.lost for x in found.endangered} == {(B4,)}
+    assert found.absent_members == {B4}
+    assert found.unreadable == []
+
+
+@in_virtual_time
+async def test_more_ledgers_than_are_read_at_once_are_read_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scan, "READS_AT_ONCE", 4)
+    cluster = await Cluster.start()
+    for ledger_id in range(10):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
+
+    assert len((await scanned(cluster, {B1})).endangered) == 10
+
+
+@in_virtual_time
+async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(10):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
+    for ledger_id in (3, 8):
+        await cluster.store.set(cluster.manager.path(ledger_id), b"rubbish", version=-1)
+
+    found = await scanned(cluster, {B1})
+
+    assert found.unreadable == [3, 8]
+    assert sorted(x.ledger_id for x in found.endangered) == [0, 1, 2, 4, 5, 6, 7, 9]
+    assert found.ledger_count == 10
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_deleted_during_the_scan_is_no_failure() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(5):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
+    listing = cluster.manager.ledger_ids
+
+    async def delete_once_listed():  # type: ignore[no-untyped-def]
+        async for ledger_ids in listing():
+            await cluster.manager.delete(2, version=0)
+            yield ledger_ids
+
+    cluster.manager.ledger_ids = delete_once_listed  # type: ignore[method-assign]
+
+    found = await scanned(cluster, {B1})
+
+    assert sorted(x.ledger_id for x in found.endangered) == [0, 1, 3, 4]
+    assert found.ledger_count == 4
+
+
+@in_virtual_time
+async def test_rule_s8_a_listing_that_breaks_off_fails_the_scan() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), last=-1)
+
+    def lose_all(store: MemoryStore, operations: Sequence[Operation]) -> Fault:
+        return Fault.LOST_REPLY
+
+    cluster.tree.faults = lose_all
+
+    with pytest.raises(UnavailableError):
+        await scanned(cluster, {B1})
+
+
+@in_virtual_time
+async def test_members_that_are_not_there_are_told_whoever_was_said_to_be_lost() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=-1)
+
+    found = await scanned(cluster, (), available={B2})
+
+    assert found.endangered == []
+    assert found.absent_members == {B1, B3}
+
+
+@in_virtual_time
+async def test_a_cluster_without_ledgers_is_scanned_in_no_time() -> None:
+    cluster = await Cluster.start()
+
+    assert await scanned(cluster, {B1}) == Scan()
