@@ -9,10 +9,10 @@ there. Where one of them is missing, or the bookie's identity is younger than th
 been wiped, rule S6), every entry of that index is asked for.
 """
 
-import asyncio
 import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer, Bookies, Transfer
 from ledgers.entry import EntryDigest
@@ -149,41 +149,30 @@ async def _ask(
     *,
     bookies: Bookies,
     digest: EntryDigest,
-) -> dict[BookieId, Mapping[int, Answer]]:
-    replies = await asyncio.gather(
-        *(
-            _ask_bookie(fragments[0].ledger_id, bookie, runs, bookies, digest)
-            for bookie, runs in asked.items()
-        )
-    )
-    return dict(zip(asked, replies, strict=True))
-
-
-async def _ask_bookie(
-    ledger_id: int,
-    bookie: BookieId,
-    runs: Sequence[Sequence[int]],
-    bookies: Bookies,
-    digest: EntryDigest,
-) -> Mapping[int, Answer]:
-    refusals: dict[int, Answer] = {}
-    for entry_ids in transfer_slices(runs):
+) -> dict[BookieId, dict[int, Answer]]:
+    """All bookies at once: in a single transfer, unless there is very much to ask."""
+    refusals: dict[BookieId, dict[int, Answer]] = {bookie: {} for bookie in asked}
+    slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())
+    for parts in zip_longest(*slices, fillvalue=()):
+        reads = {bookie: part for bookie, part in zip(asked, parts, strict=True) if part}
         result = await bookies.transfer(
-            Transfer(ledger_id=ledger_id, digest=digest, reads={bookie: entry_ids})
+            Transfer(ledger_id=fragments[0].ledger_id, digest=digest, reads=reads)
         )
-        refusals |= result.failures.get(bookie, {})
+        for bookie, answers in result.failures.items():
+            refusals[bookie].update(answers)
     return refusals
 
 
-def transfer_slices(runs: Iterable[Sequence[int]]) -> Iterator[list[int]]:
-    """The ids of ascending, disjoint runs in lists that one transfer may hold."""
+def transfer_slices(runs: Iterable[Sequence[int]], *, sharing: int = 1) -> Iterator[list[int]]:
+    """The ids of ascending, disjoint runs in lists, of which one transfer may hold ``sharing``."""
+    count_max = TRANSFER_ENTRIES_MAX // sharing
     part: list[int] = []
     for run in runs:
-        for start in range(0, len(run), TRANSFER_ENTRIES_MAX):
-            ids = run[start : start + TRANSFER_ENTRIES_MAX]
-            room = TRANSFER_ENTRIES_MAX - len(part)
+        for start in range(0, len(run), count_max):
+            ids = run[start : start + count_max]
+            room = count_max - len(part)
             part.extend(ids[:room])
-            if len(part) == TRANSFER_ENTRIES_MAX:
+            if len(part) == count_max:
                 yield part
                 part = list(ids[room:])
     if part:

@@ -104,7 +104,7 @@ async def _copy_slice(
 ) -> CopyOutcome:
     progress = Progress()
     entry_count = entry_bytes = 0
-    while reads := assign(entry_ids, progress, job):
+    while entry_ids and (reads := assign(entry_ids, progress, job)):
         result = await bookies.transfer(
             Transfer(
                 ledger_id=job.fragment.ledger_id,

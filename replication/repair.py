@@ -277,9 +277,10 @@ class Repairer:
         view: ClusterView,
         memory: _Memory,
     ) -> list[CopyOutcome]:
-        return await asyncio.gather(
-            *(self._copy(repair, metadata, digest, view, memory) for repair in plan.repairs)
-        )
+        copies = [self._copy(repair, metadata, digest, view, memory) for repair in plan.repairs]
+        if len(copies) == 1:  # nearly always, and worth a task saved
+            return [await copies[0]]
+        return await asyncio.gather(*copies)
 
     async def _copy(
         self,
