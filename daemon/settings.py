@@ -120,10 +120,15 @@ def _build(values: Mapping[str, Any], given: _Given) -> Settings:
                 arguments[name] = values[name]
         return Settings(**arguments)
     except SettingsError as error:
-        source = given.get(error.setting or "")
-        if source is None:
+        key = error.setting or ""
+        if key in given:
+            raise SettingsError(f"{given[key][0]}: {error}", setting=key) from error
+        section = f"{key.partition('.')[0]}."
+        beside = {source for other, (source, _) in given.items() if other.startswith(section)}
+        if not beside:
             raise
-        raise SettingsError(f"{source[0]}: {error}", setting=error.setting) from error
+        message = f"{', '.join(sorted(beside))}: {error}; that is its default: set it, too"
+        raise SettingsError(message, setting=key) from error
 
 
 def _from_file(path: Path | None) -> _Given:
@@ -154,7 +159,8 @@ def _from_environment(environment: Mapping[str, str]) -> _Given:
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
         if name not in names:
-            raise SettingsError(f"environment: there is no setting {name}{_hint(name, names)}")
+            hint = _hint(name, names, prefix=ENVIRONMENT_PREFIX)
+            raise SettingsError(f"environment: there is no setting {name}{hint}")
         source = f"environment variable {name}"
         given[names[name]] = (source, _convert(source, names[name], value, is_text=True))
     return given
@@ -184,10 +190,15 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
     except msgspec.ValidationError as error:
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
         allowed = kind.get(types[key], str(types[key]))
-        message = f"{source}: {key} is {value!r}; allowed: {allowed}"
+        shown = "of another kind" if key.endswith("password") else repr(value)
+        message = f"{source}: {key} is {shown}; allowed: {allowed}"
         raise SettingsError(message, setting=key) from error
 
 
-def _hint(wrong: str, right: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(wrong, right, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are: {', '.join(sorted(right))}"
+def _hint(wrong: str, right: Mapping[str, Any], *, prefix: str = "") -> str:
+    """What may have been meant. ``prefix``: what all names have in common, and so says nothing."""
+    names = [name.removeprefix(prefix) for name in right]
+    close = difflib.get_close_matches(wrong.removeprefix(prefix), names, n=1)
+    if close:
+        return f"; did you mean {prefix}{close[0]}?"
+    return f"; there are: {', '.join(sorted(right))}"
