@@ -1,0 +1,63 @@
+"""When the worker looks at the queue: soon after something happened, seldom while nothing does."""
+
+import asyncio
+
+import pytest
+
+from ledgers.store import MetadataStore
+from replication import payloads
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import UR, working
+
+FOREIGN = 1
+"""A ledger that somebody else holds: its mark keeps the directories, so that no other is told of."""
+LOST = 2
+SELDOM = ReplicationSettings(idle_wait_s=600)
+
+
+async def idle_cluster() -> Cluster:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    for ledger_id in (FOREIGN, LOST):
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+    await cluster.mark(B2, ledger_id=FOREIGN)
+    await cluster.store.create(payloads.lock_path(UR, FOREIGN))
+    return cluster
+
+
+async def is_marked(store: MetadataStore) -> bool:
+    return await store.exists(payloads.mark_path(UR, LOST)) is not None
+
+
+@pytest.mark.parametrize("marked_after_s", [0.01, 0.3, 3.0])
+@in_virtual_time
+async def test_marks_that_follow_the_loss_of_a_bookie_wait_no_longer_than_they_took_to_come(
+    marked_after_s: float,
+) -> None:
+    cluster = await idle_cluster()
+
+    async with cluster.node(settings=SELDOM) as node, working(node):
+        await asyncio.sleep(3_000)
+        await cluster.kill(B2)
+        await asyncio.sleep(marked_after_s)
+        await cluster.mark(B2, ledger_id=LOST)
+
+        async def is_done() -> bool:
+            return not await is_marked(cluster.store)
+
+        assert await until(cluster, is_done) <= marked_after_s + 0.2
+
+    await cluster.assert_whole(LOST)
+
+
+@in_virtual_time
+async def test_a_worker_to_which_nothing_happens_looks_as_seldom_as_is_set() -> None:
+    cluster = await idle_cluster()
+
+    async with cluster.node(settings=SELDOM) as node, working(node):
+        await asyncio.sleep(3_000)
+        before = node.store.request_count
+        await asyncio.sleep(10 * 600)
+
+        assert node.store.request_count - before < 10 * 20
