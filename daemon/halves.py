@@ -33,6 +33,7 @@ from ledgers.store import MetadataStore
 from ledgers.zookeeper import ZooKeeperStore
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource
+from replication.copier import Copier
 from replication.journal import MetadataJournal
 from replication.membership import Half, Membership, NodeInfo
 from replication.open_ledger import OpenLedgers
@@ -196,8 +197,7 @@ def _worker(
             clock=session.clock,
         ),
         fallback_digest=fallback_digest,
-        local=session.local,
-        local_only=ours.target == "local",
+        copier=Copier(bookies, local=session.local, local_only=ours.target == "local"),
         clock=session.clock,
         rng=session.rng,
     )

@@ -8,18 +8,15 @@ whose open last fragment misses a bookie is not touched: the outcome says so, an
 back after the open-ledger grace (``open_ledger``).
 """
 
-import asyncio
-import enum
 import random
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import structlog
 
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.entry import HEADER_BYTES, EntryDigest
+from ledgers.entry import EntryDigest
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -38,9 +35,11 @@ from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.opening import find_end, ledger_digest
 from replication.check import check
 from replication.cluster_view import ClusterView, ViewSource
-from replication.copying import CopyJob, CopyOutcome, copy_index
+from replication.copier import Copier, Memory
+from replication.copying import CopyOutcome
 from replication.open_ledger import OpenLedgers, WriterSighting, absent_members
-from replication.plan import Blocked, CopyKey, Plan, Reason, Repair, Targets, plan_repair
+from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
+from replication.plan import Blocked, Plan, Reason, Repair, plan_repair
 from replication.queue import Queue, Take
 
 log = structlog.get_logger()
@@ -49,49 +48,6 @@ ROUNDS_MAX = 10
 """Rounds of one repair before the ledger is put aside: each is a conflict, or a failed target."""
 SECOND_CHECK_ENTRIES = 1_000
 """Copying more than this takes so long that the survivors are judged again before the unmark."""
-
-
-class OutcomeKind(enum.Enum):
-    DONE = "done"
-    """Whole, or gone: mark and lock are deleted."""
-    WAITING = "waiting"
-    """Something is in the way; the lock is still ours."""
-    MARKED_AGAIN = "marked-again"
-    """Somebody found more missing meanwhile: give it back and take it anew. The lock is still ours."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of a repair. ``sighting``: given with the grace reasons, to come back with."""
-
-    kind: OutcomeKind
-    reason: Reason | None = None
-    detail: str = ""
-    sighting: WriterSighting | None = None
-    entry_count: int = 0
-    entry_bytes: int = 0
-
-
-DONE = Outcome(kind=OutcomeKind.DONE)
-MARKED_AGAIN = Outcome(kind=OutcomeKind.MARKED_AGAIN)
-
-
-def waiting(reason: Reason, detail: str, sighting: WriterSighting | None = None) -> Outcome:
-    return Outcome(kind=OutcomeKind.WAITING, reason=reason, detail=detail, sighting=sighting)
-
-
-@dataclass(slots=True)
-class _Memory:
-    """What a repair remembers from round to round."""
-
-    refused: set[BookieId] = field(default_factory=set)
-    """Bookies that refused a copy of this ledger (rule S11)."""
-    refilled: set[BookieId] = field(default_factory=set)
-    """Members that were given what they lacked: to be read back (rule S15)."""
-    copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
-    """Complete copies: where, and the czxid of the target's registration (rule S3)."""
-    entry_count: int = 0
-    entry_bytes: int = 0
 
 
 class Repairer:
@@ -106,8 +62,7 @@ class Repairer:
         views: ViewSource,
         open_ledgers: OpenLedgers,
         fallback_digest: EntryDigest,
-        local: BookieId | None,
-        local_only: bool,
+        copier: Copier,
         clock: Clock,
         rng: random.Random,
     ) -> None:
@@ -117,11 +72,9 @@ class Repairer:
         self._views = views
         self._open_ledgers = open_ledgers
         self._fallback_digest = fallback_digest
-        self._local = local
-        self._local_only = local_only
+        self._copier = copier
         self._clock = clock
         self._rng = rng
-        self._load_bytes: Counter[BookieId] = Counter()
 
     async def repair(self, take: Take, sighting: WriterSighting | None = None) -> Outcome:
         """Until the ledger is done or something stands in the way.
@@ -130,7 +83,7 @@ class Repairer:
         and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
         does not answer.
         """
-        memory = _Memory()
+        memory = Memory()
         for _ in range(ROUNDS_MAX):
             try:
                 outcome = await self._round(take, sighting, memory)
@@ -149,7 +102,7 @@ class Repairer:
         return waiting(Reason.CONFLICTS, detail)
 
     async def _round(
-        self, take: Take, sighting: WriterSighting | None, memory: _Memory
+        self, take: Take, sighting: WriterSighting | None, memory: Memory
     ) -> Outcome | None:
         """One round; None asks for another."""
         view = self._views.current
@@ -177,7 +130,7 @@ class Repairer:
             if not self._is_unchanged(versioned.metadata.bookies, view):
                 return None
             return DONE if await self._queue.finish(take) else MARKED_AGAIN
-        outcomes = await self._copy_all(plan, versioned.metadata, digest, view, memory)
+        outcomes = await self._copier.copy_all(plan, versioned.metadata, digest, view, memory)
         return await self._write(take, versioned, plan, outcomes, view)
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
@@ -241,7 +194,7 @@ class Repairer:
         lac: int,
         digest: EntryDigest,
         view: ClusterView,
-        memory: _Memory,
+        memory: Memory,
     ) -> Plan:
         findings = await check(
             _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac),
@@ -250,76 +203,9 @@ class Repairer:
             available=view.available,
             distrusted=view.initialised_after(versioned.stat.czxid) | memory.refilled,
         )
-        return plan_repair(versioned.metadata, findings, self._targets(view, memory), rng=self._rng)
-
-    def _targets(self, view: ClusterView, memory: _Memory) -> Targets:
-        writable = view.writable
-        candidates = [self._local] if self._local_only else writable
-        return Targets(
-            load_bytes={
-                b: self._load_bytes[b] for b in candidates if b is not None and b in writable
-            },
-            refused=frozenset(memory.refused),
-            refilled=frozenset(memory.refilled),
-            local=self._local,
-            copied={
-                key: target
-                for key, (target, czxid) in memory.copied.items()
-                if view.czxid(target) == czxid
-            },
+        return plan_repair(
+            versioned.metadata, findings, self._copier.targets(view, memory), rng=self._rng
         )
-
-    async def _copy_all(
-        self,
-        plan: Plan,
-        metadata: LedgerMetadata,
-        digest: EntryDigest,
-        view: ClusterView,
-        memory: _Memory,
-    ) -> list[CopyOutcome]:
-        copies = [self._copy(repair, metadata, digest, view, memory) for repair in plan.repairs]
-        if len(copies) == 1:  # nearly always, and worth a task saved
-            return [await copies[0]]
-        return await asyncio.gather(*copies)
-
-    async def _copy(
-        self,
-        repair: Repair,
-        metadata: LedgerMetadata,
-        digest: EntryDigest,
-        view: ClusterView,
-        memory: _Memory,
-    ) -> CopyOutcome:
-        job = CopyJob(
-            fragment=repair.fragment,
-            index=repair.index,
-            target=repair.target,
-            entry_ids=repair.entry_ids,
-            available=view.available,
-            former=tuple(sorted(metadata.bookies - set(repair.fragment.ensemble))),
-            entry_bytes_hint=_entry_bytes(metadata, digest),
-        )
-        load_bytes = len(repair.entry_ids) * job.entry_bytes_hint
-        self._load_bytes[repair.target] += load_bytes
-        try:
-            outcome = await copy_index(job, bookies=self._bookies, digest=digest)
-        finally:
-            self._load_bytes[repair.target] -= load_bytes
-        memory.entry_count += outcome.entry_count
-        memory.entry_bytes += outcome.entry_bytes
-        if outcome.target_error is not None:
-            memory.refused.add(repair.target)
-            log.warning(
-                "copy.refused",
-                ledger_id=repair.fragment.ledger_id,
-                bookie=repair.target,
-                error=str(outcome.target_error),
-            )
-        elif repair.is_in_place:
-            memory.refilled.add(repair.target)
-        elif outcome.is_complete:
-            memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
-        return outcome
 
     async def _write(
         self,
@@ -411,11 +297,3 @@ def _listed(entry_ids: Sequence[int]) -> str:
     if len(entry_ids) == 1:
         return f"entry {shown}"
     return f"{len(entry_ids)} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"
-
-
-def _entry_bytes(metadata: LedgerMetadata, digest: EntryDigest) -> int:
-    """A guess at the stored size of an entry, from what the metadata says."""
-    overhead = HEADER_BYTES + digest.size
-    if not metadata.is_closed or metadata.last_entry_id < 0:
-        return 1024
-    return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)

@@ -17,9 +17,10 @@ from ledgers.clock import Clock
 from ledgers.errors import LockLostError, SessionLostError, UnavailableError
 from replication.cluster_view import ViewSource
 from replication.deferrals import Deferrals
+from replication.outcome import Outcome, OutcomeKind
 from replication.plan import Reason
 from replication.queue import Queue, QueuedLedger, Take
-from replication.repair import Outcome, OutcomeKind, Repairer
+from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.waiting import WaitingNote, WaitingNotesWriter
 

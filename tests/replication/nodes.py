@@ -18,6 +18,7 @@ from ledgers.registration import Registration
 from replication import payloads
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource
+from replication.copier import Copier
 from replication.membership import Half, Membership, NodeInfo
 from replication.open_ledger import OpenLedgers
 from replication.queue import Queue, QueuedLedger, Take
@@ -100,8 +101,7 @@ async def running_node(
             clock=clock,
         ),
         fallback_digest=fallback,
-        local=local,
-        local_only=settings.target == "local",
+        copier=Copier(bookies, local=local, local_only=settings.target == "local"),
         clock=clock,
         rng=rng,
     )

@@ -10,8 +10,8 @@ from ledgers.errors import UnavailableError
 from ledgers.memory_bookies import Fault, Op
 from ledgers.metadata import BookieId
 from ledgers.metadata_codec import parse_metadata, serialize_metadata
+from replication.outcome import DONE, Outcome, OutcomeKind
 from replication.plan import Reason
-from replication.repair import DONE, Outcome, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import (
     ENTRY_BYTES,

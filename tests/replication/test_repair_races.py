@@ -12,9 +12,10 @@ from ledgers.memory_store import Fault as StoreFault
 from ledgers.metadata import BookieId
 from ledgers.store import SetData
 from replication import payloads
+from replication.outcome import DONE, Outcome, OutcomeKind
 from replication.plan import Reason
 from replication.queue import Take
-from replication.repair import DONE, ROUNDS_MAX, Outcome, OutcomeKind
+from replication.repair import ROUNDS_MAX
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, UR, Node

@@ -8,8 +8,8 @@ from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory_bookies import Fault, Op
 from replication import payloads
+from replication.outcome import Outcome
 from replication.queue import QueuedLedger, Take
-from replication.repair import Outcome
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import (
     Cluster,

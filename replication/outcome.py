@@ -1,0 +1,36 @@
+"""What becomes of a repair: done, waiting for a reason, or to be taken anew."""
+
+import enum
+from dataclasses import dataclass
+
+from replication.open_ledger import WriterSighting
+from replication.plan import Reason
+
+
+class OutcomeKind(enum.Enum):
+    DONE = "done"
+    """Whole, or gone: mark and lock are deleted."""
+    WAITING = "waiting"
+    """Something is in the way; the lock is still ours."""
+    MARKED_AGAIN = "marked-again"
+    """Somebody found more missing meanwhile: give it back and take it anew. The lock is still ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a repair. ``sighting``: given with the grace reasons, to come back with."""
+
+    kind: OutcomeKind
+    reason: Reason | None = None
+    detail: str = ""
+    sighting: WriterSighting | None = None
+    entry_count: int = 0
+    entry_bytes: int = 0
+
+
+DONE = Outcome(kind=OutcomeKind.DONE)
+MARKED_AGAIN = Outcome(kind=OutcomeKind.MARKED_AGAIN)
+
+
+def waiting(reason: Reason, detail: str, sighting: WriterSighting | None = None) -> Outcome:
+    return Outcome(kind=OutcomeKind.WAITING, reason=reason, detail=detail, sighting=sighting)
