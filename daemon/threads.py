@@ -79,6 +79,8 @@ class HalfThread:
                 await self._session()
             except Exception as error:  # the top of the thread: nothing may end it but ``stop``
                 self._log_end(error)
+            if self._is_stopping.is_set():  # the session may have made an error of its cancellation
+                return
             if self._loop.time() - began_s > CALM_S:
                 wait_s = RESTART_MIN_S
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))

@@ -1,0 +1,260 @@
+"""A half of the node: restarted when it fails, and stopped at any time."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon import threads
+from daemon.threads import CALM_S, RESTART_MAX_S, RESTART_MIN_S, HalfThread, leaves
+from ledgers.errors import LeadershipLostError, SessionLostError
+from tests.virtual_time import VirtualTimeLoop
+
+PATIENCE_S = 10.0
+"""No test waits so long unless it fails."""
+
+Session = Callable[[], Awaitable[None]]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., HalfThread]]:
+    """Starts halves, and stops them at the end."""
+    halves: list[HalfThread] = []
+
+    def started(session: Session, *, is_virtual: bool = False) -> HalfThread:
+        loop_factory = VirtualTimeLoop if is_virtual else None
+        half = HalfThread("worker", session, loop_factory=loop_factory)
+        halves.append(half)
+        half.start()
+        return half
+
+    yield started
+    for half in halves:
+        half.stop(timeout_s=PATIENCE_S)
+
+
+async def wait_forever() -> None:
+    await asyncio.Event().wait()
+
+
+class Sessions:
+    """Sessions that last as long as they are told and end with an error; the last one waits."""
+
+    def __init__(self, *durations_s: float, error: Exception | None = None) -> None:
+        self.begun_s: list[float] = []
+        self.ended_s: list[float] = []
+        self.are_over = threading.Event()
+        self._durations_s = list(durations_s)
+        self._error = error or SessionLostError("over")
+
+    async def __call__(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        self.begun_s.append(now_s())
+        if not self._durations_s:
+            self.are_over.set()
+            await asyncio.sleep(1e9)
+        await asyncio.sleep(self._durations_s.pop(0))
+        self.ended_s.append(now_s())
+        raise self._error
+
+    @property
+    def pauses_s(self) -> list[float]:
+        """Between the end of each and the beginning of the next."""
+        return [
+            begun_s - ended_s
+            for begun_s, ended_s in zip(self.begun_s[1:], self.ended_s, strict=True)
+        ]
+
+
+def test_a_session_that_ends_is_begun_again_after_pauses_that_double(
+    start: Callable[..., HalfThread],
+) -> None:
+    sessions = Sessions(*[0.0] * 10)
+
+    start(sessions, is_virtual=True)
+
+    assert sessions.are_over.wait(PATIENCE_S)
+    wait_s = RESTART_MIN_S
+    for pause_s in sessions.pauses_s:
+        assert 0.5 * wait_s <= pause_s <= wait_s
+        wait_s = min(2 * wait_s, RESTART_MAX_S)
+    assert wait_s == RESTART_MAX_S
+
+
+def test_a_session_that_lasted_begins_the_pauses_anew(start: Callable[..., HalfThread]) -> None:
+    sessions = Sessions(*[0.0] * 6, CALM_S + 1, 0.0)
+
+    start(sessions, is_virtual=True)
+
+    assert sessions.are_over.wait(PATIENCE_S)
+    assert sessions.pauses_s[5] > 4 * RESTART_MIN_S
+    assert sessions.pauses_s[6] <= RESTART_MIN_S
+    assert sessions.pauses_s[7] <= 2 * RESTART_MIN_S
+
+
+def test_a_session_that_simply_returns_is_begun_again_too(start: Callable[..., HalfThread]) -> None:
+    begun: list[int] = []
+    is_third = threading.Event()
+
+    async def session() -> None:
+        begun.append(1)
+        if len(begun) == 3:
+            is_third.set()
+            await asyncio.sleep(1e9)
+
+    start(session, is_virtual=True)
+
+    assert is_third.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("error", "event", "level"),
+    [
+        pytest.param(SessionLostError("it is gone"), "half.restarted", "warning", id="expected"),
+        pytest.param(
+            ExceptionGroup(
+                "tasks", [LeadershipLostError("it is gone"), SessionLostError("it too")]
+            ),
+            "half.restarted",
+            "warning",
+            id="several expected ones",
+        ),
+        pytest.param(ZeroDivisionError(), "half.crashed", "error", id="a defect of ours"),
+        pytest.param(
+            ExceptionGroup("tasks", [SessionLostError("it is gone"), ZeroDivisionError()]),
+            "half.crashed",
+            "error",
+            id="a defect among expected ones",
+        ),
+    ],
+)
+def test_the_end_of_a_session_is_logged_by_whether_it_is_a_defect(
+    start: Callable[..., HalfThread], error: Exception, event: str, level: str
+) -> None:
+    sessions = Sessions(0.0, error=error)
+
+    with capture_logs() as logs:
+        start(sessions, is_virtual=True)
+        assert sessions.are_over.wait(PATIENCE_S)
+
+    assert [(line["event"], line["log_level"], line["half"]) for line in logs] == [
+        (event, level, "worker")
+    ]
+    assert level == "error" or "it is gone" in logs[0]["error"]
+
+
+def test_one_half_that_fails_does_not_touch_the_other(start: Callable[..., HalfThread]) -> None:
+    other = start(wait_forever)
+    sessions = Sessions(0.0, error=ZeroDivisionError())
+
+    start(sessions, is_virtual=True)
+
+    assert sessions.are_over.wait(PATIENCE_S)
+    assert other.is_alive
+
+
+def test_stopping_cancels_the_session_and_lets_it_clean_up(
+    start: Callable[..., HalfThread],
+) -> None:
+    has_begun = threading.Event()
+    told: list[str] = []
+
+    async def session() -> None:
+        try:
+            has_begun.set()
+            await wait_forever()
+        finally:
+            await asyncio.sleep(0)
+            told.append("closed")
+
+    half = start(session)
+    assert has_begun.wait(PATIENCE_S)
+
+    assert half.stop(timeout_s=PATIENCE_S)
+
+    assert told == ["closed"]
+    assert not half.is_alive
+    assert half.stop(timeout_s=0), "any number of times"
+
+
+def test_stopping_ends_the_pause_before_the_next_session(
+    start: Callable[..., HalfThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "RESTART_MIN_S", 1000.0)
+    has_failed = threading.Event()
+
+    async def session() -> None:
+        has_failed.set()
+        raise SessionLostError("over")
+
+    half = start(session)
+    assert has_failed.wait(PATIENCE_S)
+
+    assert half.stop(timeout_s=PATIENCE_S)
+
+
+def test_a_session_that_answers_its_cancellation_with_an_error_is_stopped_all_the_same(
+    start: Callable[..., HalfThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "RESTART_MIN_S", 1000.0)
+    has_begun = threading.Event()
+
+    async def session() -> None:
+        try:
+            has_begun.set()
+            await wait_forever()
+        finally:
+            raise SessionLostError("as it could not be closed")
+
+    half = start(session)
+    assert has_begun.wait(PATIENCE_S)
+
+    assert half.stop(timeout_s=PATIENCE_S)
+
+
+def test_a_session_that_will_not_end_is_said_not_to(start: Callable[..., HalfThread]) -> None:
+    may_end = threading.Event()
+    has_begun = threading.Event()
+
+    async def session() -> None:
+        has_begun.set()
+        may_end.wait(PATIENCE_S)  # a defect: it blocks the loop
+
+    half = start(session)
+    assert has_begun.wait(PATIENCE_S)
+
+    assert not half.stop(timeout_s=0.05)
+    assert half.is_alive
+
+    may_end.set()
+    assert half.stop(timeout_s=PATIENCE_S)
+
+
+def test_stopping_before_the_start_is_stopping() -> None:
+    begun: list[int] = []
+
+    async def session() -> None:
+        begun.append(1)
+
+    half = HalfThread("worker", session)
+    assert half.stop(timeout_s=0)
+
+    half.start()
+    assert half.stop(timeout_s=PATIENCE_S)
+    assert begun == []
+
+
+def test_the_thread_has_the_halfs_name(start: Callable[..., HalfThread]) -> None:
+    start(wait_forever)
+
+    assert "worker" in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_leaves_of_nested_groups_are_the_single_errors() -> None:
+    one, two, three = ValueError(1), ValueError(2), ValueError(3)
+    group = ExceptionGroup("outer", [one, ExceptionGroup("inner", [two, three])])
+
+    assert leaves(group) == [one, two, three]
+    assert leaves(one) == [one]
