@@ -1,0 +1,170 @@
+"""The command's errors as a user meets them: one clear line, and an exit code."""
+
+import os
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from daemon.cli import LazyGroup, cli, main
+from ledgers.errors import (
+    BookmenderError,
+    ConflictError,
+    CorruptionError,
+    NoSuchLedgerError,
+    SettingsError,
+    UnauthorizedError,
+    UnavailableError,
+)
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["bookmender", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert isinstance(exited.value.code, int)
+    return exited.value.code
+
+
+@pytest.fixture(autouse=True)
+def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith("BOOKMENDER_"):
+            monkeypatch.delenv(name)
+
+
+def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """A command ``fail`` that raises it."""
+
+    @click.command()
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: fail)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        pytest.param(SettingsError("wrong"), 2, id="called wrongly"),
+        pytest.param(UnavailableError("no answer"), 3, id="could not tell"),
+        pytest.param(UnauthorizedError("shut out"), 3, id="was not let in, and could not tell"),
+        pytest.param(NoSuchLedgerError("no such ledger"), 1, id="found that it is not there"),
+        pytest.param(CorruptionError("rubbish"), 1, id="found something wrong"),
+        pytest.param(ConflictError("conflict"), 1, id="refused"),
+    ],
+)
+def test_an_error_of_ours_is_one_line_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BookmenderError,
+    code: int,
+) -> None:
+    fails_with(monkeypatch, error)
+
+    assert exit_code(monkeypatch, "fail") == code
+
+    captured = capsys.readouterr()
+    assert captured.err == f"bookmender: {error}\n"
+    assert captured.out == ""
+
+
+def test_an_error_names_the_ids_that_its_reader_needs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails_with(monkeypatch, NoSuchLedgerError("no such ledger", ledger_id=7))
+
+    exit_code(monkeypatch, "fail")
+
+    assert capsys.readouterr().err == "bookmender: no such ledger (ledger_id=7)\n"
+
+
+def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_with(monkeypatch, ZeroDivisionError())
+    monkeypatch.setattr(sys, "argv", ["bookmender", "fail"])
+
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+def test_an_interruption_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails_with(monkeypatch, KeyboardInterrupt())
+
+    assert exit_code(monkeypatch, "fail") == 130
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_a_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    fails_with(monkeypatch, SystemExit(code))
+
+    assert exit_code(monkeypatch, "fail") == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        pytest.param(["--help"], 0, "Usage:", id="help"),
+        pytest.param(["ledger", "--help"], 0, "show", id="help of a group"),
+        pytest.param(["--version"], 0, "bookmender", id="version"),
+        pytest.param(["frobnicate"], 2, "No such command", id="an unknown command"),
+        pytest.param(["status", "--frobnicate"], 2, "No such option", id="an unknown option"),
+        pytest.param(["status", "-o", "xml"], 2, "'xml' is not one of", id="a wrong choice"),
+        pytest.param(["status", "-c", "none.toml"], 2, "does not exist", id="a missing file"),
+        pytest.param(["ledger", "show", "x"], 2, "not a valid integer", id="no number"),
+        pytest.param(["ledger", "show", "--", "-1"], 2, "not in the range", id="no ledger id"),
+        pytest.param(["ledger", "show"], 2, "Missing argument", id="an argument is missing"),
+        pytest.param(["queue", "list", "--limit", "0"], 2, "not in the range", id="no limit"),
+        pytest.param(["status"], 2, "metadata_service_uri is not set", id="without a cluster"),
+    ],
+)
+def test_a_wrong_call_is_said_and_ends_with_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    said: str,
+) -> None:
+    assert exit_code(monkeypatch, *arguments) == code
+
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert (captured.err == "") is (code == 0)
+
+
+def test_a_wrong_setting_is_said_with_its_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "bookmender.toml"
+    path.write_text("[log]\nlevel = 'loud'\n")
+
+    assert exit_code(monkeypatch, "daemon", "-c", str(path)) == 2
+
+    assert capsys.readouterr().err == (
+        f"bookmender: {path}: log.level is 'loud'; allowed: debug, info, warning, error\n"
+    )
+
+
+@pytest.mark.parametrize("command", [["status"], ["queue", "list"], ["ledger", "show", "1"]])
+def test_without_a_zookeeper_it_could_not_tell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    # Port 1 is nobody's: the connection is refused at once.
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk://127.0.0.1:1/ledgers")
+    monkeypatch.setenv("BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S", "0.5")
+
+    assert exit_code(monkeypatch, *command) == 3
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith("bookmender: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_every_command_that_is_listed_can_be_loaded_and_explains_itself() -> None:
+    context = click.Context(cli)
+    assert isinstance(cli, click.Group)
+
+    for name in cli.list_commands(context):
+        command = cli.get_command(context, name)
+        assert command is not None, name
+        assert command.get_short_help_str(), name

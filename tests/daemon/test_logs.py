@@ -1,0 +1,100 @@
+"""Logs: for people on a terminal, JSON for everything else."""
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from daemon.logs import set_up_logs
+from daemon.settings import LogSettings
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What is set up here is the whole process's."""
+    kazoo_level = logging.getLogger("kazoo").level
+    yield
+    structlog.reset_defaults()
+    logging.getLogger("kazoo").setLevel(kazoo_level)
+
+
+def logged(stream: io.StringIO, **settings: str) -> str:
+    """What one event of each level comes to."""
+    set_up_logs(LogSettings(**settings), stream=stream)
+    log = structlog.get_logger()
+    log.debug("thing.seen", count=1)
+    log.info("thing.done", count=2)
+    log.warning("thing.failed", count=3)
+    log.error("thing.broke", count=4)
+    return stream.getvalue()
+
+
+def test_what_is_not_a_terminal_gets_an_object_a_line() -> None:
+    lines = [json.loads(line) for line in logged(io.StringIO()).splitlines()]
+
+    assert [(line["event"], line["level"], line["count"]) for line in lines] == [
+        ("thing.done", "info", 2),
+        ("thing.failed", "warning", 3),
+        ("thing.broke", "error", 4),
+    ]
+    assert all(line["timestamp"].endswith("Z") for line in lines)
+
+
+def test_a_terminal_gets_text() -> None:
+    text = logged(Terminal())
+
+    assert "thing.done" in text
+    assert not text.startswith("{")
+    assert "\x1b[" in text
+
+
+@pytest.mark.parametrize(
+    ("log_format", "stream", "is_json"),
+    [
+        ("text", io.StringIO, False),
+        ("text", Terminal, False),
+        ("json", io.StringIO, True),
+        ("json", Terminal, True),
+    ],
+)
+def test_a_format_that_is_set_holds_everywhere(
+    log_format: str, stream: type[io.StringIO], is_json: bool
+) -> None:
+    text = logged(stream(), format=log_format)
+
+    assert text.startswith("{") is is_json
+    assert ("\x1b[" in text) is (log_format == "text" and stream is Terminal)
+
+
+@pytest.mark.parametrize(
+    ("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)]
+)
+def test_what_is_below_the_level_is_left_out(level: str, count: int) -> None:
+    assert len(logged(io.StringIO(), level=level).splitlines()) == count
+
+
+def test_a_crash_is_one_line_of_json_with_its_traceback() -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(), stream=stream)
+    try:
+        raise ZeroDivisionError("by nothing")
+    except ZeroDivisionError as error:
+        structlog.get_logger().error("half.crashed", exc_info=error)
+
+    (line,) = stream.getvalue().splitlines()
+    assert "ZeroDivisionError: by nothing" in json.loads(line)["exception"]
+    assert "Traceback" in json.loads(line)["exception"]
+
+
+def test_kazoo_is_silenced() -> None:
+    set_up_logs(LogSettings(), stream=io.StringIO())
+
+    assert not logging.getLogger("kazoo.client").isEnabledFor(logging.ERROR)

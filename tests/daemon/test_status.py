@@ -1,0 +1,277 @@
+"""``bookmender status``: what is gathered of a cluster, and how it is told."""
+
+from dataclasses import replace
+
+import pytest
+
+from daemon.settings import Settings
+from daemon.status import WAITING_SHOWN_MAX, Status, gather_status
+from daemon.status_command import render
+from daemon.visit import Visit
+from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from replication import payloads
+from replication.membership import Half, NodeInfo
+from replication.plan import Reason
+from replication.waiting import WaitingNote
+from tests.auditor.auditing import leading
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES
+from tests.replication.nodes import ROOT, UR
+
+WHOLE = Status(
+    leader=None,
+    leader_node=None,
+    nodes=(),
+    writable=(B1, B2, B3),
+    read_only=(),
+    lost=(),
+    is_disabled=False,
+    marked_count=0,
+    by_missing=(),
+    by_bookie=(),
+    under_repair=0,
+    waiting=(),
+    waiting_count=0,
+)
+
+
+def note(ledger_id: int, reason: Reason, detail: str = "because") -> WaitingNote:
+    return WaitingNote(
+        ledger_id=ledger_id, reason=reason, detail=detail, node="host-a", since_ms=1_000
+    )
+
+
+def node(host: str, pid: int, half: Half) -> NodeInfo:
+    return NodeInfo(half=half, host=host, pid=pid, bookie_id=None, started_ms=0)
+
+
+# --- The verdict ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        pytest.param({}, "whole", id="nothing marked, nobody lost"),
+        pytest.param({"is_disabled": True}, "whole", id="whole, though it is disabled"),
+        pytest.param({"lost": (B1,)}, "bookies-lost", id="a bookie is lost, nothing marked yet"),
+        pytest.param({"marked_count": 2}, "repairing", id="marked"),
+        pytest.param({"marked_count": 2, "lost": (B1,)}, "repairing", id="marked, for a reason"),
+        pytest.param({"marked_count": 2, "is_disabled": True}, "disabled", id="nobody repairs"),
+        pytest.param(
+            {"marked_count": 1, "waiting": (note(1, Reason.OPEN_LEDGER_GRACE),)},
+            "repairing",
+            id="time will help",
+        ),
+        pytest.param(
+            {
+                "marked_count": 2,
+                "waiting": (note(1, Reason.NO_ANSWER), note(2, Reason.NO_COPY)),
+            },
+            "stuck",
+            id="one of them needs help",
+        ),
+    ],
+)
+def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> None:
+    status = replace(WHOLE, **changes)  # type: ignore[arg-type]
+
+    assert status.verdict == verdict
+    assert status.to_json()["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("reason", "needs_help"),
+    [
+        (Reason.OPEN_LEDGER_GRACE, False),
+        (Reason.OPEN_FRAGMENT, False),
+        (Reason.WRITER_ALIVE, False),
+        (Reason.NO_COPY, True),
+        (Reason.NO_TARGET, True),
+        (Reason.NO_ANSWER, False),
+        (Reason.RECOVERY_FAILED, False),
+        (Reason.CORRUPT_METADATA, True),
+        (Reason.DIGEST_SUSPECT, True),
+        (Reason.CONFLICTS, False),
+    ],
+)
+def test_what_time_alone_will_not_help(reason: Reason, needs_help: bool) -> None:
+    assert reason.needs_help is needs_help
+
+
+# --- As text --------------------------------------------------------------------------------------
+
+
+def test_a_whole_cluster_is_told_in_five_lines() -> None:
+    assert render(WHOLE, now_ms=0).splitlines() == [
+        "verdict   whole",
+        "leader    none: no auditor is running",
+        "nodes     none: start one with bookmender daemon",
+        "bookies   3 writable, 0 read-only, 0 lost",
+        "queue     0 ledgers marked, 0 locked for repair, 0 waiting",
+    ]
+
+
+def test_a_cluster_in_trouble_is_told_in_full() -> None:
+    status = replace(
+        WHOLE,
+        leader="host-a",
+        leader_node=node("host-a", 11, Half.AUDITOR),
+        nodes=(
+            node("host-a", 11, Half.AUDITOR),
+            node("host-a", 11, Half.WORKER),
+            node("host-b", 22, Half.WORKER),
+        ),
+        read_only=(B3,),
+        writable=(B1,),
+        lost=(B2,),
+        is_disabled=True,
+        marked_count=105,
+        by_missing=((2, 1), (1, 104)),
+        under_repair=4,
+        waiting=(note(7, Reason.NO_COPY, "no good copy of entry 4"),),
+        waiting_count=3,
+    )
+
+    assert render(status, now_ms=62_500).splitlines() == [
+        "verdict   stuck (auto-recovery is disabled)",
+        "leader    host-a (pid 11)",
+        "nodes     host-a (pid 11: auditor and worker), host-b (pid 22: worker)",
+        "bookies   1 writable, 1 read-only, 1 lost",
+        f"          lost: {B2}",
+        "queue     105 ledgers marked, 4 locked for repair, 3 waiting",
+        "          1 missing 2 bookies",
+        "          104 missing 1 bookie",
+        "waiting",
+        "  ledger 7: no-copy for 61 s: no good copy of entry 4",
+        "  … and 2 more",
+    ]
+
+
+def test_a_leader_that_is_no_node_of_ours_is_javas() -> None:
+    text = render(replace(WHOLE, leader="java:3181"), now_ms=0)
+
+    assert "leader    java:3181 (Java's AutoRecovery)" in text
+
+
+def test_a_clock_that_is_behind_the_nodes_makes_no_negative_age() -> None:
+    status = replace(WHOLE, waiting=(note(7, Reason.NO_COPY),), waiting_count=1, marked_count=1)
+
+    assert "for 0 s" in render(status, now_ms=0)
+
+
+# --- As gathered ----------------------------------------------------------------------------------
+
+
+async def gathered(cluster: Cluster) -> Status:
+    return await gather_status(
+        Visit(
+            settings=Settings(metadata_service_uri=f"zk://127.0.0.1{ROOT}"),
+            store=cluster.store,
+            manager=cluster.manager,
+            registration=Registration(cluster.store, ROOT),
+        )
+    )
+
+
+@in_virtual_time
+async def test_a_cluster_in_which_nothing_ever_happened_is_whole() -> None:
+    status = await gathered(await Cluster.start())
+
+    assert status == replace(WHOLE, writable=BOOKIES)
+
+
+@in_virtual_time
+async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None:
+    cluster = await Cluster.start()
+    await cluster.kill(B1)
+    await cluster.unregister(B2)
+    await cluster.register(B2, is_read_only=True)
+    await cluster.mark(B1, ledger_id=1)
+    await cluster.mark(B1, B3, ledger_id=2)
+    await cluster.mark(B1, ledger_id=3)
+    await cluster.store.create(payloads.mark_path(UR, 4), b"\xff", with_parents=True)
+    await cluster.store.create(payloads.disable_path(UR))
+
+    async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
+        await worker.take(2)
+        await worker.notes.write(note(1, Reason.NO_TARGET))
+        await worker.notes.write(note(99, Reason.NO_TARGET))  # without a mark: means nothing
+
+        status = await gathered(cluster)
+
+        assert status.leader == "host-a"
+        assert status.leader_node is not None
+        assert status.leader_node.half is Half.AUDITOR
+        assert leader.store.session_id
+    assert [(n.host, n.half) for n in status.nodes] == [
+        ("host-a", Half.AUDITOR),
+        ("host-b", Half.WORKER),
+    ]
+    assert status.lost == (B1,)
+    assert status.read_only == (B2,)
+    assert set(status.writable) == {*BOOKIES} - {B1, B2}
+    assert status.is_disabled
+    assert status.marked_count == 4
+    assert status.by_missing == ((2, 1), (1, 2))
+    assert status.by_bookie == ((B1, 3), (B3, 1))
+    assert status.under_repair == 1
+    assert status.waiting == (note(1, Reason.NO_TARGET),)
+    assert status.waiting_count == 1
+    assert status.verdict == "stuck"
+
+
+@in_virtual_time
+async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
+    cluster = await Cluster.start()
+    vote = payloads.vote_to_bytes("java:3181")
+    await cluster.store.create(f"{payloads.election_path(UR)}/V_0000000003", vote)
+
+    status = await gathered(cluster)
+
+    assert (status.leader, status.leader_node) == ("java:3181", None)
+
+
+@in_virtual_time
+async def test_of_very_many_that_wait_the_first_are_shown_and_all_are_counted() -> None:
+    cluster = await Cluster.start()
+    count = WAITING_SHOWN_MAX + 5
+    async with cluster.node() as worker:
+        for ledger_id in range(count):
+            await cluster.mark(ledger_id=ledger_id)
+            await worker.notes.write(note(ledger_id, Reason.NO_ANSWER))
+
+        status = await gathered(cluster)
+
+    assert [n.ledger_id for n in status.waiting] == list(range(WAITING_SHOWN_MAX))
+    assert status.waiting_count == count
+    assert "… and 5 more" in render(status, now_ms=0)
+
+
+@in_virtual_time
+async def test_the_json_has_what_the_text_has() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
+        await worker.notes.write(note(1, Reason.NO_COPY, "gone"))
+        record = (await gathered(cluster)).to_json()
+
+    assert record["leader"] == "host-a"
+    assert record["leader_node"]["host"] == "host-a"
+    assert [n["half"] for n in record["nodes"]] == ["auditor", "worker"]
+    assert record["bookies"]["writable"] == sorted(BOOKIES)
+    assert record["queue"] == {
+        "marked": 1,
+        "under_repair": 0,
+        "by_missing_bookies": {"1": 1},
+        "by_lost_bookie": {BookieId(B1): 1},
+    }
+    assert record["waiting"]["ledgers"] == [
+        {
+            "ledger_id": 1,
+            "reason": "no-copy",
+            "detail": "gone",
+            "node": "host-a",
+            "since_ms": 1_000,
+        }
+    ]
