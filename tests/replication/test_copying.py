@@ -54,7 +54,7 @@ async def cluster_with_ledger(*, write_quorum: int = 2) -> Cluster:
 
 
 @in_virtual_time
-async def test_just_the_entries_of_the_index_are_copied_byte_for_byte() -> None:
+async def test_rule_s12_just_the_entries_of_the_index_are_copied_and_byte_for_byte() -> None:
     cluster = await cluster_with_ledger()
 
     outcome = await copy(cluster, job())

@@ -141,6 +141,7 @@ async def open_without_its_writer() -> Cluster:
 async def interrupted(scene: Callable[[], Awaitable[Cluster]], at: int, how: Interruption) -> int:
     """Interrupt the first node there, let a second one finish; how many requests the first made."""
     cluster = await scene()
+    cluster.seed = at  # other targets every time
     interrupter = Interrupter(cluster, at, how)
     async with AsyncExitStack() as stack:
 
@@ -182,7 +183,7 @@ def test_rule_s1_a_repair_may_be_interrupted_anywhere(
         try:
             count = run(interrupted(scene, at, how))
         except Exception as error:
-            error.add_note(f"interrupted at request {at}: {how.value}")
+            error.add_note(f"interrupted at request {at}, which is the seed, too: {how.value}")
             raise
         if count <= at:  # it was done before
             break

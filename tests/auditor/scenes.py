@@ -1,0 +1,56 @@
+"""What the tests of the auditor have in common."""
+
+import asyncio
+from collections.abc import Sequence
+
+from auditor.settings import AuditorSettings
+from ledgers.metadata import BookieId
+from replication import payloads
+from tests.auditor.auditing import Leader
+from tests.replication.cluster import Cluster
+from tests.replication.nodes import UR
+
+DELAY = payloads.recovery_delay_path(UR)
+SOON_S = 0.5
+"""Within so long the auditor does what it does at once."""
+
+
+async def with_ledgers(*ensembles: Sequence[BookieId]) -> Cluster:
+    """Closed ledgers 0, 1, … on these bookies."""
+    cluster = await Cluster.start()
+    for ledger_id, ensemble in enumerate(ensembles):
+        await cluster.write_ledger(ensemble, ledger_id=ledger_id)
+    return cluster
+
+
+def delayed(delay_s: int) -> AuditorSettings:
+    return AuditorSettings(lost_bookie_recovery_delay_s=delay_s)
+
+
+async def set_delay(cluster: Cluster, delay_s: int) -> None:
+    data = payloads.recovery_delay_to_bytes(delay_s)
+    await cluster.store.set(DELAY, data, version=-1)
+
+
+async def marked_soon(cluster: Cluster) -> list[int]:
+    await asyncio.sleep(SOON_S)
+    return await cluster.marked()
+
+
+async def replicas(cluster: Cluster, ledger_id: int) -> tuple[BookieId, ...]:
+    data, _ = await cluster.store.get(payloads.mark_path(UR, ledger_id))
+    return payloads.parse_mark(data).replicas
+
+
+def count_scans(leader: Leader) -> list[float]:
+    """The times at which all metadata was read, as it happens."""
+    times_s: list[float] = []
+    manager = leader.auditor._manager
+    ledger_ids = manager.ledger_ids
+
+    def counted():  # type: ignore[no-untyped-def]
+        times_s.append(asyncio.get_running_loop().time())
+        return ledger_ids()
+
+    manager.ledger_ids = counted  # type: ignore[method-assign]
+    return times_s

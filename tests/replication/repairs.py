@@ -1,0 +1,74 @@
+"""One repair at a time, and what may happen in the middle of it: for the tests of repairs."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ledgers.bookies import Transfer
+from ledgers.metadata import BookieId
+from replication.outcome import Outcome
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, Node
+
+VERSION_1: dict[str, Any] = {
+    "metadata_version": 1,
+    "password": None,
+    "digest_type": None,
+    "ack_quorum": 2,
+    "has_ack_quorum": False,
+}
+"""What such metadata holds, and does not."""
+
+
+async def repair_with(node: Node) -> Outcome:
+    """Take the marked ledger and repair it."""
+    return await node.repairer.repair(await node.take())
+
+
+async def repair(cluster: Cluster, **options: object) -> Outcome:
+    """Mark the ledger, and let a node repair it; its lock goes with the node's session."""
+    if not await cluster.marked():
+        await cluster.mark()
+    async with cluster.node(**options) as node:  # type: ignore[arg-type]
+        return await repair_with(node)
+
+
+async def assert_still_marked(cluster: Cluster) -> None:
+    assert await cluster.marked() == [LEDGER]
+
+
+async def lost_b2(*bookies: BookieId) -> Cluster:
+    """A marked ledger on B1, B2 and B3, of which B2 is lost."""
+    cluster = await Cluster.start(*bookies)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.mark(B2)
+    return cluster
+
+
+def once_while_copying(cluster: Cluster, action: Callable[[Transfer], Awaitable[None]]) -> None:
+    """``action`` happens right before the first entries are copied."""
+
+    async def act(transfer: Transfer) -> None:
+        if transfer.target is not None:
+            cluster.bookies.before_transfer = None
+            await action(transfer)
+
+    cluster.bookies.before_transfer = act
+
+
+def once_copied(cluster: Cluster, action: Callable[[Transfer], Awaitable[None]]) -> None:
+    """``action`` happens when the target has acknowledged its entries, before they are named."""
+
+    async def act(transfer: Transfer) -> None:
+        if transfer.target is not None:
+            cluster.bookies.after_transfer = None
+            await action(transfer)
+
+    cluster.bookies.after_transfer = act
+
+
+async def touch(cluster: Cluster) -> None:
+    """Somebody else writes the metadata, and changes nothing that matters."""
+    versioned = await cluster.manager.read(LEDGER)
+    await cluster.manager.write(LEDGER, versioned.metadata, read_as=versioned)

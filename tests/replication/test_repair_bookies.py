@@ -1,0 +1,197 @@
+"""Repairs during which bookies refuse, come or go."""
+
+from dataclasses import replace
+
+import pytest
+
+from ledgers.bookies import Transfer
+from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
+from ledgers.memory_bookies import Fault, Op
+from ledgers.metadata import BookieId
+from replication.outcome import DONE, OutcomeKind
+from replication.plan import Reason
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import lost_b2, once_copied, once_while_copying, repair_with
+
+# --- Targets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
+@in_virtual_time
+async def test_rule_s11_another_target_is_taken_when_one_refuses(
+    error: type[UnavailableError],
+) -> None:
+    cluster = await lost_b2()
+    for refusing in (B4, B5, B6):
+        cluster.bookies.fail(refusing, Op.ADD, Fault(error=error))
+
+    async with cluster.node(local=B4) as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert await cluster.ensembles() == [(B1, B7, B3)]
+    assert len(cluster.bookies.targets) == len(set(cluster.bookies.targets))
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s11_a_bookie_that_collected_the_ledger_as_garbage_is_no_target() -> None:
+    cluster = await lost_b2()
+    cluster.put(LEDGER, 0, B4)
+    cluster.bookie(B4).collect(LEDGER)
+
+    async with cluster.node(local=B4) as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B4 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_when_everybody_refuses_the_ledger_waits_for_a_target() -> None:
+    cluster = await lost_b2(B1, B2, B3, B4, B5)
+    for refusing in (B4, B5):
+        cluster.bookies.fail(refusing, Op.ADD, Fault(error=ReadOnlyError))
+
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
+    assert "2 refused" in outcome.detail
+    assert await cluster.ensembles() == [(B1, B2, B3)]
+
+
+@in_virtual_time
+async def test_one_target_that_fails_does_not_waste_what_another_one_took() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4, B5, B6)
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    await cluster.kill(B2, B3)
+    await cluster.mark(B2, B3)
+    cluster.bookies.fail(B4, Op.ADD, Fault(error=ReadOnlyError))
+
+    async with cluster.node(local=B4) as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert (await cluster.metadata()).bookies == {B1, B5, B6}
+    assert cluster.bookies.copied_count == 20
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s1_a_target_that_goes_before_it_is_named_is_not_named() -> None:
+    cluster = await lost_b2()
+    gone: list[BookieId] = []
+
+    async def go(transfer: Transfer) -> None:
+        assert transfer.target is not None
+        gone.append(transfer.target)
+        await cluster.kill(transfer.target)
+
+    once_copied(cluster, go)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert not (await cluster.metadata()).bookies & set(gone)
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s1_a_target_that_came_back_as_another_is_not_named_for_what_it_had() -> None:
+    cluster = await lost_b2()
+
+    async def come_back_empty(transfer: Transfer) -> None:
+        assert transfer.target is not None
+        await cluster.kill(transfer.target)
+        cluster.bookie(transfer.target).wipe()
+        await cluster.revive(transfer.target)
+
+    once_copied(cluster, come_back_empty)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+# --- Members --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s6_a_member_that_goes_after_it_was_judged_is_replaced_before_the_unmark() -> (
+    None
+):
+    cluster = await lost_b2()
+    await cluster.mark(B2, B3)  # so that its loss would make no other mark
+
+    async def go(transfer: Transfer) -> None:
+        await cluster.kill(B3)
+
+    once_copied(cluster, go)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert not (await cluster.metadata()).bookies & {B2, B3}
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s6_of_a_ledger_that_was_found_whole_too() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B3)
+
+    async with cluster.node() as node:
+        take = await node.take()
+
+        async def go(transfer: Transfer) -> None:
+            if B3 in transfer.reads:  # it said that it has everything
+                cluster.bookies.after_transfer = None
+                await cluster.kill(B3)
+
+        cluster.bookies.after_transfer = go
+        outcome = await node.repairer.repair(take)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B3 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s6_after_a_long_copy_the_survivors_are_judged_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("replication.repair.SECOND_CHECK_ENTRIES", 6)
+    cluster = await lost_b2()
+
+    async def lose_silently(transfer: Transfer) -> None:
+        cluster.bookie(B3).lose(LEDGER, 1)
+
+    once_copied(cluster, lose_silently)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_lost_bookie_that_comes_back_during_the_copy_is_not_needed_any_more() -> None:
+    cluster = await lost_b2()
+
+    async def come_back(transfer: Transfer) -> None:
+        await cluster.revive(B2)
+
+    once_while_copying(cluster, come_back)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome == replace(DONE, entry_count=7, entry_bytes=outcome.entry_bytes)
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()

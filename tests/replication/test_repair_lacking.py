@@ -1,0 +1,272 @@
+"""Repairs where a bookie is there, but lacks entries, or does not say; and where no other is left."""
+
+import pytest
+
+from ledgers.bookies import Answer
+from ledgers.errors import UnavailableError
+from ledgers.memory_bookies import Fault, Op
+from ledgers.metadata import BookieId
+from replication.outcome import DONE, OutcomeKind
+from replication.plan import Reason
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import (
+    WRONG_DIGEST,
+    Cluster,
+    in_virtual_time,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import VERSION_1, assert_still_marked, repair
+
+# --- What a bookie that is there lacks ------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s15_a_live_bookie_gets_back_just_what_it_lacks() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2, B3))
+    for entry_id in (0, 4):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 2)
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_rule_s15_what_was_written_in_place_is_read_back_before_the_mark_goes() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    for entry_id in (0, 4):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+
+    await repair(cluster)
+
+    assert cluster.bookies.transfers[-1][0].target is None
+    written_at = max(i for i, (t, _) in enumerate(cluster.bookies.transfers) if t.target == B2)
+    read_back = [
+        entry_id
+        for transfer, _ in cluster.bookies.transfers[written_at + 1 :]
+        for entry_id in transfer.reads.get(B2, ())
+    ]
+    assert {0, 4} <= set(read_back)
+
+
+@in_virtual_time
+async def test_a_bookie_that_acknowledges_and_keeps_nothing_is_replaced() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).lose(LEDGER, 0)
+    add = cluster.bookie(B2).add
+    cluster.bookie(B2).add = lambda entry, **options: None  # type: ignore[method-assign]
+
+    outcome = await repair(cluster)
+
+    cluster.bookie(B2).add = add  # type: ignore[method-assign]
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied_on() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).corrupt(LEDGER, 0)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_two_copies_damaged_at_different_places_make_two_good_ones() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    cluster.bookie(B1).corrupt(LEDGER, 0)
+    cluster.bookie(B2).corrupt(LEDGER, 9)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert not (await cluster.metadata()).bookies & {B1, B2}
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s15_without_another_bookie_damage_is_overwritten_and_read_back() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).corrupt(LEDGER, 4)
+    cluster.bookie(B2).corrupt(LEDGER, 0)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert cluster.bookies.asked(B2).count(4) == 2, "before and after"
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s7_copies_that_all_fail_alike_put_our_key_in_doubt() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), **VERSION_1)
+    await cluster.kill(B3)
+
+    outcome = await repair(cluster, fallback=WRONG_DIGEST)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.DIGEST_SUSPECT)
+    assert cluster.bookies.copied_count == 0
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_rule_s6_a_bookie_that_came_back_is_not_believed_whole_by_its_ends() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    for entry_id in (0, 9):  # as if a client had read-repaired its ends
+        cluster.put(LEDGER, entry_id, B2)
+    await cluster.revive(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 5)
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s6_a_bookie_that_came_back_with_its_data_is_asked_for_its_ends_only() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.revive(B2)
+
+    assert await repair(cluster) == DONE
+
+    assert cluster.bookies.asked(B2) == [0, 9]
+
+
+# --- What nobody says -----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s5_and_s6_a_bookie_that_does_not_answer_keeps_the_ledger_marked() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2, B3))
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
+    assert B2 in outcome.detail
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_what_is_known_is_repaired_though_another_bookie_does_not_answer() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), (B4, B5, B6), starts=(0, 10), last=19)
+    await cluster.kill(B2)
+    cluster.bookies.fail(B5, Op.READ, Fault(error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
+    assert B2 not in (await cluster.metadata()).bookies
+    await assert_still_marked(cluster)
+    cluster.bookies.stop_failing(B5, Op.READ)
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_without_any_good_copy_the_ledger_waits_and_says_which_entries() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    await cluster.kill(B2)
+    cluster.bookie(B1).lose(LEDGER, 4)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
+    assert outcome.detail == f"no good copy of entry 4 besides the one on {B2}"
+    assert (await cluster.ensembles()) == [(B1, B2)]
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_rule_s15_an_entry_is_found_on_a_former_member() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), (B3, B2), starts=(0, 5), last=9)
+    cluster.put(LEDGER, 4, B3)
+    cluster.bookie(B1).lose(LEDGER, 4)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+    again = await repair(cluster)
+
+    assert {outcome.kind, again.kind} == {OutcomeKind.DONE}
+    assert B2 not in (await cluster.metadata()).bookies
+    assert Answer.ABSENT in {
+        answer
+        for _, result in cluster.bookies.transfers
+        for answers in result.failures.values()
+        for answer in answers.values()
+    }
+
+
+# --- Targets --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_with_no_bookie_left_to_take_over_the_ledger_waits() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
+    assert "add a bookie" in outcome.detail
+    await assert_still_marked(cluster)
+
+
+@pytest.mark.parametrize("local", [B4, B5, B6, B7])
+@in_virtual_time
+async def test_among_equals_the_local_bookie_is_the_target(local: BookieId) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    await repair(cluster, local=local)
+
+    assert await cluster.ensembles() == [(B1, local, B3)]
+
+
+@pytest.mark.parametrize(
+    ("local", "reason"),
+    [
+        pytest.param(B5, None, id="it can take over"),
+        pytest.param(B1, Reason.NO_TARGET, id="it is a member already"),
+        pytest.param(None, Reason.NO_TARGET, id="there is none"),
+    ],
+)
+@in_virtual_time
+async def test_target_local_leaves_no_other_choice(
+    local: BookieId | None, reason: Reason | None
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster, local=local, settings=ReplicationSettings(target="local"))
+
+    assert outcome.reason is reason
+    assert cluster.bookies.targets == ([local] if reason is None else [])
