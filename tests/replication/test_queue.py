@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.errors import SessionLostError
+from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory_store import Fault, MemoryStore
-from ledgers.store import Create, Stat
+from ledgers.store import Create, MultiFailed, Operation, Stat
 from replication import payloads
+from replication.batching import Results
 from replication.payloads import Mark
-from replication.queue import Queue, QueuedLedger
+from replication.queue import LEAF_DIRECTORIES_LISTED_MAX, Queue, QueuedLedger
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
@@ -71,6 +72,29 @@ async def test_no_more_are_looked_at_than_wanted_and_none_that_is_locked_or_pass
     assert len(some) == 4
     assert set(some) < set(free)
     assert sorted(free) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+
+
+@in_virtual_time
+async def test_nodes_that_look_at_a_part_of_the_queue_look_at_different_parts() -> None:
+    cluster = await Cluster.start()
+    for number in range(LEAF_DIRECTORIES_LISTED_MAX + 4):
+        for ledger_id in range(4):
+            await cluster.mark(B1, ledger_id=(number << 16) + ledger_id)
+
+    async with cluster.node() as node:
+        windows = [
+            {
+                queued.ledger_id
+                for queued in await node.queue.look(
+                    limit=5, passed_over=(), rng=random.Random(seed)
+                )
+            }
+            for seed in range(20)
+        ]
+
+    seen = set().union(*windows)
+    assert len({ledger_id >> 16 for ledger_id in seen}) > LEAF_DIRECTORIES_LISTED_MAX
+    assert {ledger_id & 0xFFFF for ledger_id in seen} == {0, 1, 2, 3}
 
 
 @in_virtual_time
@@ -263,6 +287,26 @@ async def test_after_a_lost_reply_another_nodes_lock_is_not_taken_for_ours() -> 
         fault_once(cluster, ours.store, Create, Fault.LOST_REPLY)
 
         assert await ours.queue.take(queued) is None
+
+
+@in_virtual_time
+async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        queued, take = await node.queued(), await node.take()
+
+        async def shut_out(operations: Sequence[Operation]) -> Results:
+            raise MultiFailed(0, UnauthorizedError("no access"))
+
+        monkeypatch.setattr(node.batcher, "commit", shut_out)
+        with pytest.raises(UnauthorizedError):
+            await node.queue.take(queued)
+        with pytest.raises(UnauthorizedError):
+            await node.queue.give_back(take)
 
 
 @in_virtual_time

@@ -75,18 +75,21 @@ async def test_rule_s6_a_ledger_that_was_marked_again_meanwhile_stays_marked() -
         assert await cluster.locked() == []
 
 
+@pytest.mark.parametrize("is_directory_left", [False, True])
 @in_virtual_time
-async def test_a_mark_that_somebody_deleted_is_as_good_as_done() -> None:
+async def test_a_mark_that_somebody_deleted_is_as_good_as_done(is_directory_left: bool) -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node() as node:
         take = await node.take()
         await cluster.store.delete(MARK)
-        await cluster.store.delete(DIRECTORY)
+        if not is_directory_left:
+            await cluster.store.delete(DIRECTORY)
 
         assert await node.queue.finish(take)
         await cluster.assert_queue_empty()
+    assert await cluster.store.exists(DIRECTORY) is None
 
 
 @in_virtual_time
