@@ -237,6 +237,7 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
         failed = await node.repairer.repair(take, first.sighting)
 
         assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.RECOVERY_FAILED)
+        assert "is not believed" not in failed.detail
         assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
         await cluster.revive(B3)
@@ -266,7 +267,10 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
             first = await node.repairer.repair(take)
             failed = await node.repairer.repair(take, first.sighting)
             assert failed.reason is Reason.RECOVERY_FAILED
-            assert B2 in failed.detail
+            assert (
+                f"set up after the ledger was made, so its 'no' is not believed: {B2}"
+                in failed.detail
+            )
 
         await cluster.revive(B1)
         await settle()

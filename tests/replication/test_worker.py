@@ -1,6 +1,7 @@
 """The ReplicationWorker in virtual time: what it takes, puts aside, and tries again."""
 
 import asyncio
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -21,7 +22,7 @@ from tests.replication.cluster import (
     until,
     with_lost_b2,
 )
-from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, UR, working
 from tests.replication.watched import settle
 
@@ -65,6 +66,23 @@ async def test_as_many_are_repaired_at_once_as_is_set_and_no_more() -> None:
 
     assert most_at_once == 5
     assert 4 <= took_s < 5
+
+
+@in_virtual_time
+async def test_copies_under_way_are_spread_evenly_over_the_bookies() -> None:
+    cluster = await with_lost_b2(20)
+
+    async def copy_for_a_second(transfer: Transfer) -> None:
+        if transfer.target is not None:
+            await asyncio.sleep(1)
+
+    cluster.bookies.before_transfer = copy_for_a_second
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    targets = Counter(t.target for t, _ in cluster.bookies.transfers if t.target is not None)
+    assert sorted(targets) == [B4, B5, B6, B7]
+    assert set(targets.values()) == {5}
 
 
 @in_virtual_time
