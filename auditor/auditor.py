@@ -8,6 +8,7 @@ handled is remembered only while the leadership lasts, so that a new leader miss
 import asyncio
 import contextlib
 import math
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from prometheus_client import Counter
 from auditor.absence import lost_bookies, next_loss_s, still_absent
 from auditor.endangered import most_endangered_first
 from auditor.marking import Marker
+from auditor.records import AuditRecord, Records
 from auditor.scan import scan_ledgers
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
@@ -31,7 +33,7 @@ from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication import payloads
-from replication.cluster_view import ViewSource
+from replication.cluster_view import ClusterView, ViewSource
 
 log = structlog.get_logger()
 MARKS = Counter("bookmender_marks_total", "Marks of under-replicated ledgers made or extended.")
@@ -72,6 +74,7 @@ class Auditor:
         manager: LedgerManager,
         views: ViewSource,
         marker: Marker,
+        records: Records,
         settings: AuditorSettings,
         clock: Clock,
     ) -> None:
@@ -80,9 +83,12 @@ class Auditor:
         self._manager = manager
         self._views = views
         self._marker = marker
+        self._records = records
         self._settings = settings
         self._clock = clock
         self._absences = _Absences()
+        self._identities: dict[BookieId, int] = {}
+        """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
         self._check_due_s = 0.0
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
@@ -129,38 +135,67 @@ class Auditor:
             absences.since_s, now_s=now_s, delay_s=delay_s, overruled_s=absences.overruled_s
         )
         absences.handled &= absences.since_s.keys()
-        if lost - absences.handled or now_s >= self._check_due_s:
+        reborn = self._reborn(view)
+        if lost - absences.handled or reborn or now_s >= self._check_due_s:
             if await self._is_disabled():
                 return self._settings.bookie_check_interval_s  # or until the switch wakes us
-            await self._audit(lost)
+            await self._audit(lost, reborn)
             if absences.named - absences.since_s.keys():
                 return 0.0  # the scan found absent bookies that nobody had told us of
         loss_s = next_loss_s(absences.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
         check_s = self._check_due_s - self._clock.now_s()
         return max(0.0, check_s if loss_s is None else min(loss_s, check_s))
 
-    async def _audit(self, lost: frozenset[BookieId]) -> None:
+    def _reborn(self, view: ClusterView) -> dict[BookieId, int]:
+        """Bookies that were set up since we last looked, with their new cookie's czxid.
+
+        One that comes back under its old id may have lost everything (its disk was replaced): its
+        return withdraws no mark, and where there is none, calls for one (rule S6).
+        """
+        return {
+            bookie: stat.czxid
+            for bookie, stat in view.cookies.items()
+            if self._identities.get(bookie) != stat.czxid
+        }
+
+    async def _audit(self, lost: frozenset[BookieId], reborn: Mapping[BookieId, int]) -> None:
         """Scan and mark. Raises UnavailableError when it could not be completed: it is still due."""
         due_s = self._check_due_s
         # Before the audit: one that is asked for while this one is under way comes after it.
         self._check_due_s = self._clock.now_s() + self._settings.bookie_check_interval_s
         try:
-            await self._scan_and_mark(lost)
+            await self._scan_and_mark(lost, reborn)
         except UnavailableError:
             self._check_due_s = min(due_s, self._check_due_s)
             raise
         self._absences.handled |= lost
+        if reborn:
+            self._identities.update(reborn)
+            await self._records.write_identities(self._identities)
 
-    async def _scan_and_mark(self, lost: frozenset[BookieId]) -> None:
+    async def _scan_and_mark(
+        self, lost: frozenset[BookieId], reborn: Mapping[BookieId, int]
+    ) -> None:
         started_s = self._clock.now_s()
         if news := lost - self._absences.handled:
             log.info("bookies.lost", bookies=sorted(news))
-        scan = await scan_ledgers(self._manager, lost=lost, available=self._views.current.available)
+        scan = await scan_ledgers(
+            self._manager, lost=lost, available=self._views.current.available, reborn=reborn
+        )
         marks = await self._marker.mark_all(
             most_endangered_first(scan.endangered, self._absences.since_s)
         )
         MARKS.inc(marks)
         self._absences.named = scan.absent_members
+        await self._records.write_audit(
+            AuditRecord(
+                finished_ms=self._clock.wall_ms(),
+                ledger_count=scan.ledger_count,
+                mark_count=marks,
+                unreadable_count=len(scan.unreadable),
+                unreadable=tuple(scan.unreadable),
+            )
+        )
         log.info(
             "audit.finished",
             ledger_count=scan.ledger_count,
@@ -172,6 +207,7 @@ class Auditor:
 
     async def _prepare(self) -> None:
         """The znode of the recovery delay holds for the whole cluster; the first leader makes it."""
+        self._identities = await self._records.identities()
         delay = payloads.recovery_delay_to_bytes(self._settings.lost_bookie_recovery_delay_s)
         with contextlib.suppress(NodeExistsError):
             await self._store.create(

@@ -3,6 +3,7 @@
 Most endangered first: fewest good copies left of any entry, then the oldest loss, then most bytes.
 """
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -50,10 +51,13 @@ def _copies_left(segment: Segment, write_quorum: int, lost: Collection[BookieId]
 def most_endangered_first(
     found: Collection[Endangered], absent_since_s: Mapping[BookieId, float]
 ) -> list[Endangered]:
-    """In the order in which they are to be marked. ``absent_since_s`` holds every lost bookie."""
+    """In the order in which they are to be marked.
+
+    ``absent_since_s`` holds every bookie that is away; one that is not came back, perhaps empty.
+    """
 
     def urgency(ledger: Endangered) -> tuple[int, float, int]:
-        oldest_s = min(absent_since_s[bookie] for bookie in ledger.lost)
+        oldest_s = min(absent_since_s.get(bookie, math.inf) for bookie in ledger.lost)
         return ledger.copies_left, oldest_s, -ledger.length
 
     return sorted(found, key=urgency)

@@ -5,8 +5,9 @@ that breaks off is a failure of the whole scan, never a shorter result (rule S8)
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import structlog
 
@@ -33,14 +34,22 @@ class Scan:
 
 
 async def scan_ledgers(
-    manager: LedgerManager, *, lost: Collection[BookieId], available: Collection[BookieId]
+    manager: LedgerManager,
+    *,
+    lost: Collection[BookieId],
+    available: Collection[BookieId],
+    reborn: Mapping[BookieId, int] = MappingProxyType({}),
 ) -> Scan:
-    """Raises UnavailableError when the walk cannot be completed."""
+    """``reborn``: bookies that were set up anew, with the czxid of their cookie.
+
+    A ledger whose metadata is older than that names a bookie which may have lost its copies.
+    Raises UnavailableError when the walk cannot be completed.
+    """
     scan = Scan()
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
-            await _scan_part(manager, part, scan, lost, available)
+            await _scan_part(manager, part, scan, lost, available, reborn)
     if scan.unreadable:
         log.error(
             "scan.unreadable_ledgers",
@@ -57,6 +66,7 @@ async def _scan_part(
     scan: Scan,
     lost: Collection[BookieId],
     available: Collection[BookieId],
+    reborn: Mapping[BookieId, int],
 ) -> None:
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
@@ -71,6 +81,7 @@ async def _scan_part(
                 raise result
             case _:
                 scan.absent_members.update(result.metadata.bookies.difference(available))
-                if found := endangered(ledger_id, result.metadata, lost):
+                emptied = (b for b, czxid in reborn.items() if czxid > result.stat.mzxid)
+                if found := endangered(ledger_id, result.metadata, {*lost, *emptied}):
                     scan.endangered.append(found)
         scan.ledger_count += 1

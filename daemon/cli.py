@@ -72,6 +72,10 @@ def main() -> None:
     except BrokenPipeError:  # the reader of our output went away
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(EXIT_FAILED)
+    except OSError as error:  # a full disk, most likely: our own files are handled where they are
+        click.echo(f"bookmender: {error.strerror or error}", err=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_UNKNOWN)
 
 
 def _exit_code(error: BookmenderError) -> int:

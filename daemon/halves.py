@@ -17,6 +17,7 @@ import structlog
 from auditor.auditor import Auditor
 from auditor.election import Election
 from auditor.marking import Marker
+from auditor.records import Records
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
 from ledgers.bookie_client import BookieClient, BookieClientSettings
@@ -81,6 +82,7 @@ async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> N
             manager=session.manager,
             views=session.views,
             marker=Marker(session.store, batcher, session.ur, session.clock),
+            records=Records(session.store, batcher, session.ur),
             settings=settings.auditor,
             clock=session.clock,
         )

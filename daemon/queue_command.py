@@ -1,6 +1,7 @@
 """``bookmender queue``."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 from daemon.cli import config_option, output_option
 from daemon.status import note_record
 from daemon.visit import Visit, run_visit
-from replication.listing import locked_ledger_ids, marked_ledger_ids, read_marks
+from replication.listing import MarkedLedger, locked_ledger_ids, marked_ledger_ids, read_marks
 from replication.waiting import WaitingNotes
 
 
@@ -23,28 +24,33 @@ def queue() -> None:
 @output_option
 @click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
 def list_queue(config: Path | None, output: str, limit: int) -> None:
-    """Marked ledgers by id: what each misses, since when, and why it waits if it does."""
+    """Marked ledgers by id: what each misses, since when, and why it waits if it does.
+
+    Exits 0 when none is marked, 1 when some are, 3 when it could not tell.
+    """
 
     async def look(cluster: Visit) -> tuple[int, list[dict[str, Any]]]:
         ledger_ids = await marked_ledger_ids(cluster.store, cluster.ur)
-        return len(ledger_ids), await _rows(cluster, ledger_ids[:limit])
+        marked = await read_marks(cluster.store, cluster.ur, ledger_ids)
+        return len(marked), await _rows(cluster, marked[:limit])
 
     total, rows = run_visit(config, look)
     if output == "json":
         click.echo(json.dumps({"marked": total, "ledgers": rows}, indent=2))
-        return
-    for row in rows:
-        click.echo(_line(row))
-    more = f", the first {len(rows)} shown" if total > len(rows) else ""
-    click.echo(f"{total} ledgers marked{more}")
+    else:
+        for row in rows:
+            click.echo(_line(row))
+        more = f", the first {len(rows)} shown" if total > len(rows) else ""
+        click.echo(f"{total} ledgers marked{more}")
+    sys.exit(1 if total else 0)
 
 
-async def _rows(cluster: Visit, ledger_ids: list[int]) -> list[dict[str, Any]]:
+async def _rows(cluster: Visit, marked: list[MarkedLedger]) -> list[dict[str, Any]]:
     locked = await locked_ledger_ids(cluster.store, cluster.ur)
     notes = WaitingNotes(cluster.store, cluster.ur)
     noted = await notes.ledger_ids()
     rows = []
-    for ledger in await read_marks(cluster.store, cluster.ur, ledger_ids):
+    for ledger in marked:
         note = await notes.read(ledger.ledger_id) if ledger.ledger_id in noted else None
         rows.append(
             {

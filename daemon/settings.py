@@ -14,7 +14,8 @@ from typing import Any, cast, get_type_hints
 import msgspec
 
 from auditor.settings import AuditorSettings
-from ledgers.errors import SettingsError
+from ledgers.bookie_info import parse_bookie_id
+from ledgers.errors import CorruptionError, SettingsError
 from ledgers.layout import MetadataUri
 from replication.settings import LimitSettings, ReplicationSettings
 
@@ -31,6 +32,13 @@ class NodeSettings:
     state_dir: str = ""
     """Where the journal of metadata writes is kept. Empty: systemd's state directory, else
     ``~/.local/state/bookmender``."""
+
+    def __post_init__(self) -> None:
+        try:
+            parse_bookie_id(self.bookie_id or "none")
+        except CorruptionError as error:
+            allowed = "the id of a bookie, as in 10.0.0.1:3181"
+            raise SettingsError.not_allowed("node.bookie_id", self.bookie_id, allowed) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from auditor.election import current_leader
+from auditor.records import AuditRecord, last_audit
 from daemon.visit import Visit
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
+from ledgers.registration import BookieView
 from replication import payloads
 from replication.listing import MarkedLedger, locked_ledger_ids, marked_ledger_ids, read_marks
 from replication.membership import NodeInfo, live_nodes
 from replication.waiting import WaitingNote, WaitingNotes
 
-WAITING_SHOWN_MAX = 100
+WAITING_SHOWN_MAX = 1_000
+
+
+VERDICTS = {
+    "whole": "no ledger is marked, no bookie is lost",
+    "repairing": "ledgers are marked, and worked on or waiting for time to pass",
+    "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
+    "disabled": "ledgers are marked, and auto-recovery is switched off",
+    "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
+    "bookies-lost": "nothing is marked, but a bookie is lost",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +50,20 @@ class Status:
     waiting: tuple[WaitingNote, ...]
     """At most ``WAITING_SHOWN_MAX`` of them."""
     waiting_count: int
+    audit: AuditRecord | None = None
+    """The last one that was completed."""
 
     @property
     def verdict(self) -> str:
-        """One word: ``whole`` only if nothing is marked and no bookie is lost."""
-        if self.waiting:
-            return "stuck" if any(_is_stuck(note) for note in self.waiting) else "repairing"
+        """One word; ``VERDICTS`` says what each means."""
         if self.marked_count:
-            return "disabled" if self.is_disabled else "repairing"
-        return "bookies-lost" if self.lost else "whole"
+            if self.is_disabled:
+                return "disabled"
+            stuck_count = sum(note.reason.needs_help for note in self.waiting)
+            return "stuck" if stuck_count >= self.marked_count else "repairing"
+        if self.audit is not None and self.audit.unreadable_count:
+            return "unreadable"
+        return "bookies-lost" if self.lost or not self.writable else "whole"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -59,6 +77,7 @@ class Status:
                 "lost": list(self.lost),
             },
             "is_disabled": self.is_disabled,
+            "last_audit": audit_record(self.audit) if self.audit else None,
             "queue": {
                 "marked": self.marked_count,
                 "under_repair": self.under_repair,
@@ -82,6 +101,16 @@ def node_record(node: NodeInfo) -> dict[str, Any]:
     }
 
 
+def audit_record(audit: AuditRecord) -> dict[str, Any]:
+    return {
+        "finished_ms": audit.finished_ms,
+        "ledgers": audit.ledger_count,
+        "marks": audit.mark_count,
+        "unreadable": audit.unreadable_count,
+        "unreadable_ledgers": list(audit.unreadable),
+    }
+
+
 def note_record(note: WaitingNote) -> dict[str, Any]:
     return {
         "ledger_id": note.ledger_id,
@@ -95,7 +124,7 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 async def gather_status(cluster: Visit) -> Status:
     """Raises UnavailableError when something could not be read whole."""
     store, ur = cluster.store, cluster.ur
-    view = await cluster.registration.read()
+    view = await _bookies(cluster)
     cookies = await cluster.registration.cookies()
     nodes = await live_nodes(store, ur)
     leader = await current_leader(store, ur)
@@ -120,7 +149,18 @@ async def gather_status(cluster: Visit) -> Status:
         under_repair=len(marked_ids & await locked_ledger_ids(store, ur)),
         waiting=tuple(note for note in shown if note is not None),
         waiting_count=len(noted),
+        audit=await last_audit(store, ur),
     )
+
+
+async def _bookies(cluster: Visit) -> BookieView:
+    """None at all where the daemon would not believe it (rule S8): a person may know better."""
+    try:
+        return await cluster.registration.read()
+    except SessionLostError:
+        raise
+    except UnavailableError:
+        return BookieView()
 
 
 def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:
@@ -131,8 +171,3 @@ def _bookie_counts(marked: Sequence[MarkedLedger]) -> Counter[str]:
     return Counter(
         replica for ledger in marked if ledger.mark is not None for replica in ledger.mark.replicas
     )
-
-
-def _is_stuck(note: WaitingNote) -> bool:
-    """Whether it needs something from outside, not just time."""
-    return note.reason.needs_help

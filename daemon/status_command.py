@@ -3,29 +3,46 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
+from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
-from daemon.status import Status, gather_status
+from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
+from replication.plan import Reason
+from replication.waiting import WaitingNote
+
+LEDGERS_SHOWN_MAX = 8
 
 
 @click.command()
 @config_option
 @output_option
 def status(config: Path | None, output: str) -> None:
-    """What is at risk, who works on it, and what waits and why.
-
-    Exits 0 when the cluster is whole, 1 when something is marked or lost, 3 when it could not tell.
-    """
     found = run_visit(config, gather_status)
     if output == "json":
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
         click.echo(render(found, now_ms=time.time_ns() // 1_000_000))
     sys.exit(0 if found.verdict == "whole" else 1)
+
+
+status.help = "\n".join(
+    [
+        "What is at risk, who works on it, and what waits and why.",
+        "",
+        "The verdict is one word:",
+        "",
+        "\b",
+        *(f"  {verdict:<13} {meaning}" for verdict, meaning in VERDICTS.items()),
+        "",
+        "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
+        "does. Exits 0 when whole, 1 when not, 3 when it could not tell.",
+    ]
+)
 
 
 def render(found: Status, *, now_ms: int) -> str:
@@ -44,14 +61,40 @@ def render(found: Status, *, now_ms: int) -> str:
         f"          {count} missing {missing} {'bookie' if missing == 1 else 'bookies'}"
         for missing, count in found.by_missing
     ]
+    if found.audit is not None:
+        lines.append(f"audit     {_audit(found.audit, now_ms=now_ms)}")
     if found.waiting:
-        lines.append("waiting")
-    for note in found.waiting:
-        age_s = max(0, now_ms - note.since_ms) // 1000
-        lines.append(f"  ledger {note.ledger_id}: {note.reason.value} for {age_s} s: {note.detail}")
-    if found.waiting_count > len(found.waiting):
-        lines.append(f"  … and {found.waiting_count - len(found.waiting)} more")
-    return "\n".join(lines)
+        shown, total = len(found.waiting), found.waiting_count
+        first = f"the first {shown} of {total}; " if shown < total else ""
+        lines.append(f"waiting   ({first}bookmender queue list tells of each)")
+        lines += [_waiting(reason, found.waiting, now_ms=now_ms) for reason in Reason]
+    return "\n".join(line for line in lines if line)
+
+
+def _audit(audit: AuditRecord, *, now_ms: int) -> str:
+    text = f"{_age_s(audit.finished_ms, now_ms)} s ago, {audit.ledger_count} ledgers"
+    if not audit.unreadable_count:
+        return text
+    shown = ", ".join(map(str, audit.unreadable[:LEDGERS_SHOWN_MAX]))
+    return f"{text}, the metadata of {audit.unreadable_count} unreadable: {shown}"
+
+
+def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> str:
+    """One line for all ledgers that wait for the same reason, with what is said of the first."""
+    notes = [note for note in waiting if note.reason is reason]
+    if not notes:
+        return ""
+    shown = ", ".join(str(note.ledger_id) for note in notes[:LEDGERS_SHOWN_MAX])
+    more = ", …" if len(notes) > LEDGERS_SHOWN_MAX else ""
+    longest_s = max(_age_s(note.since_ms, now_ms) for note in notes)
+    return (
+        f"  {len(notes)} {reason.value}, for up to {longest_s} s: ledger {shown}{more}\n"
+        f"      {notes[0].detail}"
+    )
+
+
+def _age_s(since_ms: int, now_ms: int) -> int:
+    return max(0, now_ms - since_ms) // 1000
 
 
 def _leader(found: Status) -> str:

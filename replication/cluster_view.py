@@ -59,6 +59,8 @@ class ViewSource:
         self._current: ClusterView | None = None
         self._condition = asyncio.Condition()
         self._addresses: dict[BookieId, Address] = {}
+        self._is_blind = False
+        """The last try to read the list failed."""
         self.change_count = 0
 
     def resolve(self, bookie: BookieId) -> Address | None:
@@ -105,6 +107,9 @@ class ViewSource:
         except SessionLostError:
             raise
         except UnavailableError as error:
-            log.warning("bookies.unreadable", error=str(error))
+            if not self._is_blind:  # told once, not at each try
+                log.warning("bookies.unreadable", error=str(error))
+            self._is_blind = True
             return False
+        self._is_blind = False
         return True

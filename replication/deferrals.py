@@ -36,6 +36,10 @@ class Deferrals:
         return frozenset(i for i, d in self._deferrals.items() if d.next_try_s > now_s)
 
     def hasten(self) -> None:
-        """Circumstances have changed (a bookie came or went): everything is worth a try now."""
+        """Circumstances have changed (a bookie came or went): everything is worth a try now.
+
+        And soon again, should that come too early: a bookie is listed before it serves.
+        """
         for deferral in self._deferrals.values():
             deferral.next_try_s = 0.0
+            deferral.wait_s = self._wait_min_s / 2

@@ -112,19 +112,26 @@ def up(
         session_timeout_s=session_timeout_s,
     )
     with views.StartProgress().shown() as progress:
+        ready: list[ClusterStatus] = []
 
         def on_ready(found: ClusterStatus) -> None:
+            ready.append(found)
             progress.end()
+            if foreground:
+                welcome()
+
+        def welcome() -> None:
             if output == "json":
-                click.echo(_json(found))
+                click.echo(_json(ready[0]))
             else:
                 views.print_welcome(
-                    found, duration_s=progress.elapsed_s, data_option=_data_option_for(data)
+                    ready[0], duration_s=progress.elapsed_s, data_option=_data_option_for(data)
                 )
 
         listener = Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
         if not foreground:
             start_detached(wish, listener)
+            welcome()  # after the start: that nobody reads it is no reason to end the cluster
             return
         try:
             supervise(wish, listener)
@@ -187,7 +194,10 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
     takes its leave at once.
     """
     found = control.ask(data, Question(verb=Verb.TERMINATE if stop else Verb.KILL, bookie=bookie))
-    click.echo(f"{'stopped' if stop else 'killed'} {found.bookie}")
+    if stop:
+        click.echo(f"stopped {found.bookie}")
+    else:
+        click.echo(f"killed {found.bookie}; ZooKeeper lists it until its session has expired")
 
 
 @local.command()

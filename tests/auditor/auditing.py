@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from auditor.auditor import Auditor
 from auditor.election import Election, Leadership
 from auditor.marking import Marker
+from auditor.records import Records
 from auditor.settings import AuditorSettings
 from ledgers.layout import Layout
 from ledgers.manager import LedgerManager
@@ -58,6 +59,7 @@ async def leading(
                 manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
                 views=views,
                 marker=marker,
+                records=Records(store, batcher, UR),
                 settings=settings or AuditorSettings(),
                 clock=cluster.clock,
             ),

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from auditor.auditor import RETRY_S
+from auditor.records import last_audit
 from auditor.settings import AuditorSettings
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
@@ -14,6 +15,7 @@ from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     SOON_S,
     count_scans,
+    delayed,
     marked_soon,
     replicas,
     with_ledgers,
@@ -215,3 +217,48 @@ async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
 
     async with auditing(cluster, "node-2"):
         assert await marked_soon(cluster) == list(range(20))
+
+
+# --- A bookie that comes back empty ---------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, settings=delayed(3600)):
+        assert await marked_soon(cluster) == []
+
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        await cluster.revive(B1)
+        assert await marked_soon(cluster) == [0]
+        assert await replicas(cluster, 0) == (B1,)
+        await cluster.store.delete(payloads.mark_path(UR, 0))  # as the worker that read it all
+
+    async with auditing(cluster, "node-2"):
+        assert await marked_soon(cluster) == []
+
+
+@in_virtual_time
+async def test_a_bookie_that_joins_the_cluster_marks_nothing() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.register(BookieId("new:3181"))
+        await cluster.store.create(f"{ROOT}/cookies/new:3181")
+
+        assert await marked_soon(cluster) == []
+
+
+@in_virtual_time
+async def test_what_the_last_audit_found_is_told_to_everybody() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    path = cluster.manager.path(1)
+    _, stat = await cluster.store.get(path)
+    await cluster.store.set(path, b"garbage", version=stat.version)
+
+    async with auditing(cluster):
+        await marked_soon(cluster)
+
+    found = await last_audit(cluster.store, UR)
+    assert found is not None
+    assert (found.ledger_count, found.unreadable) == (2, (1,))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.records import AuditRecord
 from daemon.settings import Settings
 from daemon.status import WAITING_SHOWN_MAX, Status, gather_status
 from daemon.status_command import render
@@ -68,9 +69,20 @@ def node(host: str, pid: int, half: Half) -> NodeInfo:
                 "marked_count": 2,
                 "waiting": (note(1, Reason.NO_ANSWER), note(2, Reason.NO_COPY)),
             },
-            "stuck",
-            id="one of them needs help",
+            "repairing",
+            id="one of them needs help, the other time",
         ),
+        pytest.param(
+            {"marked_count": 1, "waiting": (note(2, Reason.NO_COPY),)},
+            "stuck",
+            id="all of them need help",
+        ),
+        pytest.param(
+            {"audit": AuditRecord(finished_ms=0, ledger_count=9, mark_count=0, unreadable_count=1)},
+            "unreadable",
+            id="nothing is marked, but not everything could be read",
+        ),
+        pytest.param({"writable": ()}, "bookies-lost", id="no bookie is left at all"),
     ],
 )
 def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> None:
@@ -131,10 +143,13 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         under_repair=4,
         waiting=(note(7, Reason.NO_COPY, "no good copy of entry 4"),),
         waiting_count=3,
+        audit=AuditRecord(
+            finished_ms=60_000, ledger_count=9, mark_count=2, unreadable_count=1, unreadable=(8,)
+        ),
     )
 
     assert render(status, now_ms=62_500).splitlines() == [
-        "verdict   stuck (auto-recovery is disabled)",
+        "verdict   disabled (auto-recovery is disabled)",
         "leader    host-a (pid 11)",
         "nodes     host-a (pid 11: auditor and worker), host-b (pid 22: worker)",
         "bookies   1 writable, 1 read-only, 1 lost",
@@ -142,9 +157,10 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "queue     105 ledgers marked, 4 locked for repair, 3 waiting",
         "          1 missing 2 bookies",
         "          104 missing 1 bookie",
-        "waiting",
-        "  ledger 7: no-copy for 61 s: no good copy of entry 4",
-        "  … and 2 more",
+        "audit     2 s ago, 9 ledgers, the metadata of 1 unreadable: 8",
+        "waiting   (the first 1 of 3; bookmender queue list tells of each)",
+        "  1 no-copy, for up to 61 s: ledger 7",
+        "      no good copy of entry 4",
     ]
 
 
@@ -157,7 +173,7 @@ def test_a_leader_that_is_no_node_of_ours_is_javas() -> None:
 def test_a_clock_that_is_behind_the_nodes_makes_no_negative_age() -> None:
     status = replace(WHOLE, waiting=(note(7, Reason.NO_COPY),), waiting_count=1, marked_count=1)
 
-    assert "for 0 s" in render(status, now_ms=0)
+    assert "for up to 0 s" in render(status, now_ms=0)
 
 
 # --- As gathered ----------------------------------------------------------------------------------
@@ -218,7 +234,7 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
     assert status.under_repair == 1
     assert status.waiting == (note(1, Reason.NO_TARGET),)
     assert status.waiting_count == 1
-    assert status.verdict == "stuck"
+    assert status.verdict == "disabled"
 
 
 @in_virtual_time
@@ -245,7 +261,7 @@ async def test_of_very_many_that_wait_the_first_are_shown_and_all_are_counted() 
 
     assert [n.ledger_id for n in status.waiting] == list(range(WAITING_SHOWN_MAX))
     assert status.waiting_count == count
-    assert "… and 5 more" in render(status, now_ms=0)
+    assert f"the first {WAITING_SHOWN_MAX} of {count}" in render(status, now_ms=0)
 
 
 @in_virtual_time

@@ -1,0 +1,95 @@
+"""What the leader leaves behind for the next leader, and for people: two znodes of ours.
+
+``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
+one which comes back empty is noticed, and once only. ``audit``: what the last audit found.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ledgers.metadata import BookieId
+from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
+from replication.batching import Batcher
+from replication.own_state import own_path, read_json
+
+UNREADABLE_KEPT_MAX = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditRecord:
+    """The last completed audit. ``unreadable``: at most a hundred of the ids."""
+
+    finished_ms: int
+    ledger_count: int
+    mark_count: int
+    unreadable_count: int = 0
+    unreadable: tuple[int, ...] = ()
+
+
+class Records:
+    """Written through ``batcher``, whose guards prove the leadership (rule S9)."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
+        self._store, self._batcher, self._ur = store, batcher, ur
+
+    async def identities(self) -> dict[BookieId, int]:
+        """Per bookie, the czxid of the cookie that was dealt with; empty when nothing is stored."""
+        record = await read_json(self._store, _identities_path(self._ur))
+        cookies = None if record is None else record.get("cookies")
+        if not isinstance(cookies, dict):
+            return {}
+        return {BookieId(b): czxid for b, czxid in cookies.items() if isinstance(czxid, int)}
+
+    async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
+        record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
+        await self._write(_identities_path(self._ur), json.dumps(record).encode())
+
+    async def write_audit(self, audit: AuditRecord) -> None:
+        record = {
+            "version": 1,
+            "finished_ms": audit.finished_ms,
+            "ledger_count": audit.ledger_count,
+            "mark_count": audit.mark_count,
+            "unreadable_count": audit.unreadable_count,
+            "unreadable": list(audit.unreadable[:UNREADABLE_KEPT_MAX]),
+        }
+        await self._write(_audit_path(self._ur), json.dumps(record).encode())
+
+    async def _write(self, path: str, data: bytes) -> None:
+        """Create it, or overwrite what an earlier leader left."""
+        is_there = await self._store.exists(path) is not None
+        operation = (
+            SetData(path=path, data=data, version=ANY_VERSION)
+            if is_there
+            else Create(path=path, data=data)
+        )
+        try:
+            await self._batcher.commit([operation])
+        except MultiFailed as failure:
+            raise failure.cause from failure
+
+
+async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
+    """None when there was none, or a later release tells of it in a way that we cannot read."""
+    record = await read_json(store, _audit_path(ur))
+    if record is None:
+        return None
+    try:
+        return AuditRecord(
+            finished_ms=int(record["finished_ms"]),
+            ledger_count=int(record["ledger_count"]),
+            mark_count=int(record["mark_count"]),
+            unreadable_count=int(record["unreadable_count"]),
+            unreadable=tuple(map(int, record["unreadable"])),
+        )
+    except (KeyError, ValueError, TypeError):
+        return None
+
+
+def _identities_path(ur: str) -> str:
+    return f"{own_path(ur)}/identities"
+
+
+def _audit_path(ur: str) -> str:
+    return f"{own_path(ur)}/audit"
