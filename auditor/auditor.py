@@ -186,7 +186,7 @@ class Auditor:
             most_endangered_first(scan.endangered, self._absences.since_s)
         )
         MARKS.inc(marks)
-        self._absences.named = scan.absent_members
+        self._absences.named = scan.absent_members | self._views.current.available
         await self._records.write_audit(
             AuditRecord(
                 finished_ms=self._clock.wall_ms(),

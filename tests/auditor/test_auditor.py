@@ -18,6 +18,7 @@ from tests.auditor.scenes import (
     delayed,
     marked_soon,
     replicas,
+    set_delay,
     with_ledgers,
 )
 from tests.replication.cluster import in_virtual_time, until
@@ -63,6 +64,19 @@ async def test_a_bookie_whose_cookie_was_deleted_while_it_ran_is_missed_when_it_
 
     async with auditing(cluster):
         assert await marked_soon(cluster) == []
+        await cluster.kill(B1)
+
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
+async def test_a_bookie_that_goes_together_with_its_cookie_is_missed() -> None:
+    cluster = await with_ledgers((B1, B2))
+
+    async with auditing(cluster):
+        await set_delay(cluster, 0)  # asks for an audit, after which nothing happens for a while
+        assert await marked_soon(cluster) == []
+        await cluster.store.delete(f"{ROOT}/cookies/{B1}")
         await cluster.kill(B1)
 
         assert await marked_soon(cluster) == [0]
