@@ -74,6 +74,7 @@ async def test_a_bookie_that_goes_together_with_its_cookie_is_missed() -> None:
     cluster = await with_ledgers((B1, B2))
 
     async with auditing(cluster):
+        assert await marked_soon(cluster) == []
         await set_delay(cluster, 0)  # asks for an audit, after which nothing happens for a while
         assert await marked_soon(cluster) == []
         await cluster.store.delete(f"{ROOT}/cookies/{B1}")
