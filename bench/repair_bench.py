@@ -34,7 +34,7 @@ BOOKIE_SESSION_TIMEOUT_S = 2.0
 ELECTION_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.1
-WARM_UP = Load(name="warm-up", ledger_count=200, entry_count=10)
+WARM_UP = Load(name="warm-up", ledger_count=500, entry_count=10)
 
 RATIOS = {
     "small": ("ledgers_per_s", "cpu_ms_per_ledger", "packets_per_ledger", "rss_mb_max"),
