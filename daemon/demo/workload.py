@@ -53,15 +53,17 @@ async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workl
         rng=rng,
         settings=BookieClientSettings(),
     )
+    workload = Workload(
+        manager=seen.manager,
+        registration=seen.registration,
+        bookies=bookies,
+        clock=clock,
+        rng=rng,
+    )
     try:
-        yield Workload(
-            manager=seen.manager,
-            registration=seen.registration,
-            bookies=bookies,
-            clock=clock,
-            rng=rng,
-        )
+        yield workload
     finally:
+        await workload.abandon()
         await bookies.close()
 
 
@@ -143,6 +145,13 @@ class Workload:
             if not task.cancelled() and task.exception() is None:
                 continue  # somebody recovered the ledger: it is closed
             await writer.close()
+        await self.abandon()
+
+    async def abandon(self) -> None:
+        """Leave every ledger as it is, its writer gone. Any number of times."""
+        for _, task in self._live:
+            task.cancel()
+        self._live.clear()
         await self._open.aclose()
 
     async def _write_closed(self, shape: Shape) -> None:
