@@ -100,14 +100,15 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
             at_risk = [*sorted(await on.names(written, victim)), everywhere.ledger_id]
             auditor = start("auditor", settings=AUDITOR_ONLY)
             module_cluster.kill(victim)
-            await wait_for(lambda: is_queue(on, at_risk), "marks")
-            await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)
+            try:
+                await wait_for(lambda: is_queue(on, at_risk), "marks")
+                await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)
 
-            start("worker", settings=WORKER_ONLY)
-            await wait_for(lambda: is_queue(on, at_risk[-1:]), "queue with a single ledger")
-            await assert_stuck(uri, everywhere.ledger_id, victim=victim)
-
-            await asyncio.to_thread(module_cluster.start_bookie, victim)
+                start("worker", settings=WORKER_ONLY)
+                await wait_for(lambda: is_queue(on, at_risk[-1:]), "queue with a single ledger")
+                await assert_stuck(uri, everywhere.ledger_id, victim=victim)
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, victim)
             await on.wait_idle()
             status, queue = await gather(
                 bookmender(uri, "status"), bookmender(uri, "queue", "list")
@@ -151,7 +152,7 @@ async def assert_repairing(
     assert len(found["bookies"]["writable"]) == 2
     assert found["queue"]["by_lost_bookie"] == {victim: len(at_risk)}
 
-    assert queue.exit_code == queue_json.exit_code == 0
+    assert queue.exit_code == queue_json.exit_code == 1
     assert queue.out.splitlines() == [
         f"ledger {ledger_id}: misses {victim}",
         f"{len(at_risk)} ledgers marked, the first 1 shown",
@@ -169,17 +170,17 @@ async def assert_repairing(
 
 async def assert_stuck(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     """One ledger is left, which every bookie that is there holds already."""
-    await wait_for(lambda: tells_why(uri, "no-target"), "reason in the status")
+    await wait_for(lambda: tells_why(uri, ledger_id, "no-target"), "reason in the status")
     status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
-    assert status.exit_code == 1
+    assert (status.exit_code, queue.exit_code) == (1, 1)
     assert "verdict   stuck" in status.out
     assert "add a bookie" in status.out
     assert queue.out.startswith(f"ledger {ledger_id}: misses {victim} — no-target: no bookie can")
 
 
-async def tells_why(uri: str, reason: str) -> bool:
-    found = (await bookmender(uri, "status", "-o", "json")).record
-    return [note["reason"] for note in found["waiting"]["ledgers"]] == [reason]
+async def tells_why(uri: str, ledger_id: int, reason: str) -> bool:
+    waiting = (await bookmender(uri, "status", "-o", "json")).record["waiting"]["ledgers"]
+    return (ledger_id, reason) in [(note["ledger_id"], note["reason"]) for note in waiting]
 
 
 # --- What is corrupt -------------------------------------------------------------------------------
@@ -210,11 +211,14 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
             assert f"ledger {bad_mark.ledger_id}: misses unreadable mark" in queue.out
 
             start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
-            await wait_for(lambda: tells_why(uri, "corrupt-metadata"), "reason in the status")
+            await wait_for(
+                lambda: tells_why(uri, bad_id, "corrupt-metadata"), "reason in the status"
+            )
             status = await bookmender(uri, "status")
             assert status.exit_code == 1
             assert "verdict   stuck" in status.out
-            assert f"ledger {bad_id}: corrupt-metadata" in status.out
+            assert "1 corrupt-metadata" in status.out
+            assert f"ledger_id={bad_id}" in status.out
 
             await store.set(path, intact, version=ANY_VERSION)
             await on.wait_idle()

@@ -324,6 +324,7 @@ def test_a_read_only_bookie_is_no_target_and_its_copies_count(
                     ensemble = (await on.metadata(ledger)).last_segment.ensemble
                     assert ensemble[1:] == old.last_segment.ensemble[1:]
                     assert ensemble[0] not in (bookie, GONE)
+                assert not events(node, "copy.refused"), "it was asked to take copies"
                 assert not errors(node)
             finally:
                 await asyncio.to_thread(make_writable, module_cluster, bookie)

@@ -1,0 +1,309 @@
+"""Daemons of ours beside Java's AutoRecovery: one election, one queue, one set of locks.
+
+Each test leaves the cluster whole, the queue empty and nobody in office. Java's client has the last
+word: it reads every copy, and compares the contents.
+"""
+
+import asyncio
+import hashlib
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.election import current_leader, in_order
+from daemon.demo.workload import Written
+from daemon.local import jars
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child
+from ledgers.metadata import BookieId
+from ledgers.store import ANY_VERSION
+from replication import payloads
+from replication.listing import locked_ledger_ids, marked_ledger_ids
+from tests.cluster.steps import (
+    GONE,
+    POLL_S,
+    Bench,
+    bench,
+    errors,
+    events,
+    nodes,
+    shape,
+    wait_for,
+)
+from tests.java.messages import Expected, Verdict
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+US = socket.gethostname()
+"""What our votes say where several bookies, or none, share the host."""
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
+CALM_S = 1.5
+"""Several rounds of ours and of Java's: long enough for whoever disregards the switch to be seen."""
+ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
+QUICK = {"rwRereplicateBackoffMs": "200", "lockReleaseOfFailedLedgerGracePeriod": "3200"}
+SLOW_COPY = {"replicationRateByBytes": "4000"}
+
+
+@pytest.fixture(scope="module", params=["4.18.0", "4.16.6"])
+def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    version = request.param
+    if not jars.jars_folder(version).exists():
+        pytest.skip(f"not fetched: bookmender local up --bookkeeper {version} does that")
+    return {"session_timeout_s": 2.0, "bookkeeper": version}
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+def start_java(cluster: LocalCluster, **settings: str) -> Child:
+    """Java's AutoRecovery daemon. Kill it in the end: told to end, it may hang for long."""
+    return cluster.start_autorecovery(f"java-{time.monotonic_ns()}", settings=QUICK | settings)
+
+
+@asynccontextmanager
+async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
+    """Starts Java's daemons; they are killed in the end."""
+    started: list[Child] = []
+
+    def start(**settings: str) -> Child:
+        started.append(start_java(cluster, **settings))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for daemon in started:
+            daemon.kill()
+
+
+# --- What is seen ----------------------------------------------------------------------------------
+
+
+async def leader(on: Bench) -> str | None:
+    found = await current_leader(on.seen.store, on.seen.ur)
+    return found.candidate if found else None
+
+
+async def wait_leader(on: Bench, *, is_java: bool) -> None:
+    async def is_in_office() -> bool:
+        return (candidate := await leader(on)) is not None and (candidate != US) is is_java
+
+    await wait_for(is_in_office, f"leader, {'Java' if is_java else 'ours'}")
+
+
+async def wait_candidates(on: Bench, count: int) -> None:
+    election = payloads.election_path(on.seen.ur)
+
+    async def are_there() -> bool:
+        is_office = await on.seen.store.exists(election)
+        return len(in_order(await on.seen.store.children(election) if is_office else [])) == count
+
+    await wait_for(are_there, f"{count} votes")
+
+
+async def wait_repaired(on: Bench, written: Sequence[Written], lost: BookieId) -> None:
+    async def is_repaired() -> bool:
+        return not await on.names(written, lost) and await on.is_idle()
+
+    await wait_for(is_repaired, f"empty queue and no ledger that names {lost}")
+
+
+async def ask_for_audit(on: Bench) -> None:
+    """As Java's tools do: write the recovery delay once more."""
+    path = payloads.recovery_delay_path(on.seen.ur)
+    data, _ = await on.seen.store.get(path)
+    await on.seen.store.set(path, data, version=ANY_VERSION)
+
+
+async def versions(on: Bench, written: Sequence[Written]) -> dict[int, int]:
+    read = [await on.seen.manager.read(ledger.ledger_id) for ledger in written]
+    return {versioned.ledger_id: versioned.version for versioned in read}
+
+
+def copies_of(node: Child) -> list[dict[str, Any]]:
+    """The repairs that our daemon copied entries for."""
+    return [event for event in events(node, "ledger.repaired") if event["entry_count"]]
+
+
+def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
+    expected = [
+        Expected(
+            ledger=ledger.ledger_id,
+            last=ledger.acknowledged - 1,
+            sha256=hashlib.sha256(
+                b"".join(map(ledger.shape.payload, range(ledger.acknowledged)))
+            ).hexdigest(),
+        )
+        for ledger in written
+    ]
+    report = java.judge(uri, [each.ledger for each in expected], expected=expected)
+    assert report.verdict is Verdict.WHOLE, report
+
+
+# --- One marks, the other repairs ------------------------------------------------------------------
+
+
+def test_our_worker_works_off_what_javas_auditor_marked(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with (
+            bench(uri) as on,
+            nodes(uri, tmp_path) as start,
+            javas(module_cluster) as start_javas,
+        ):
+            await wait_candidates(on, 0)
+            start_javas(**SLOW_COPY)  # its worker cannot be left out; so it leaves some to ours
+            await wait_leader(on, is_java=True)
+            node = start("worker", settings=WORKER_ONLY)
+            await wait_for(lambda: events(node, "node.started"), "worker")
+            written = await on.write(*(shape(number) for number in range(20)))
+
+            await on.forget(written)
+            await ask_for_audit(on)
+
+            await wait_repaired(on, written, GONE)
+            assert await leader(on) != US
+            assert copies_of(node)
+            assert not errors(node)
+            return written
+
+    assert_whole(java, uri, asyncio.run(run()))
+
+
+def test_javas_worker_works_off_what_our_auditor_marked(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with (
+            bench(uri) as on,
+            nodes(uri, tmp_path) as start,
+            javas(module_cluster) as start_javas,
+        ):
+            await wait_candidates(on, 0)
+            node = start("auditor", settings=AUDITOR_ONLY)
+            await wait_leader(on, is_java=False)
+            written = await on.write(*(shape(number) for number in range(10)))
+            ledger_ids = sorted(ledger.ledger_id for ledger in written)
+
+            await on.forget(written)
+            await ask_for_audit(on)
+
+            await wait_for(lambda: is_marked(on, ledger_ids), "marks of ours")
+            seen = await asyncio.to_thread(java.under_replicated, uri)
+            assert {mark.ledger: mark.replicas for mark in seen} == dict.fromkeys(
+                ledger_ids, (GONE,)
+            )
+            assert await asyncio.to_thread(java.auditor, uri) == US
+
+            start_javas()
+            await wait_repaired(on, written, GONE)
+            await wait_candidates(on, 2)
+            assert await leader(on) == US
+            assert not errors(node)
+            return written
+
+    assert_whole(java, uri, asyncio.run(run()))
+
+
+async def is_marked(on: Bench, ledger_ids: list[int]) -> bool:
+    return await marked_ledger_ids(on.seen.store, on.seen.ur) == ledger_ids
+
+
+# --- Both do everything ----------------------------------------------------------------------------
+
+
+def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with (
+            bench(uri) as on,
+            nodes(uri, tmp_path) as start,
+            javas(module_cluster) as start_javas,
+        ):
+            written = on.workload.written
+            await wait_candidates(on, 0)
+            ours = start("ours", settings=ONE_BY_ONE)
+            await wait_leader(on, is_java=False)
+            javas_daemon = start_javas()
+            await wait_candidates(on, 2)
+            await both_honour_the_switch(on, java)
+            await both_take_their_share(on, ours)
+            await leader_and_bookie_are_killed(on, module_cluster, ours, is_java_left=True)
+            assert not errors(ours)
+
+            ours = start("ours-again", settings=ONE_BY_ONE)
+            await wait_candidates(on, 2)
+            await both_honour_the_switch(on, java)
+            await both_take_their_share(on, ours)
+            await leader_and_bookie_are_killed(on, module_cluster, javas_daemon, is_java_left=False)
+            assert not errors(ours)
+            return written
+
+    assert_whole(java, uri, asyncio.run(run()))
+
+
+async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
+    """Neither marks nor repairs while replication is disabled; then all that was left is done."""
+    switch = payloads.disable_path(on.seen.ur)
+    await on.seen.store.create(switch)
+    uri = on.seen.settings.metadata_service_uri
+    assert not await asyncio.to_thread(java.is_replication_enabled, uri)
+    marked = await on.write(*(shape(number) for number in range(5)))
+    unmarked = await on.write(*(shape(number) for number in range(5)))
+    ledger_ids = sorted(ledger.ledger_id for ledger in marked)
+
+    await on.lose(marked)
+    await on.forget(unmarked)
+    await ask_for_audit(on)
+    until_s = time.monotonic() + CALM_S
+    while time.monotonic() < until_s:
+        assert await is_marked(on, ledger_ids)
+        assert not await locked_ledger_ids(on.seen.store, on.seen.ur)
+        await asyncio.sleep(POLL_S)
+
+    await on.seen.store.delete(switch)
+    await wait_repaired(on, [*marked, *unmarked], GONE)
+
+
+async def both_take_their_share(on: Bench, ours: Child) -> None:
+    """Both repair at the same time, and no ledger is repaired twice."""
+    written = await on.write(*(shape(number) for number in range(40)))
+    share = 0
+    while not 0 < share < len(written):  # the quicker one may take all
+        before = len(copies_of(ours))
+        await on.forget(written)
+        read_as = await versions(on, written)
+
+        await ask_for_audit(on)
+        await wait_repaired(on, written, GONE)
+
+        assert await versions(on, written) == {i: version + 1 for i, version in read_as.items()}
+        share = len(copies_of(ours)) - before
+
+
+async def leader_and_bookie_are_killed(
+    on: Bench, cluster: LocalCluster, leading: Child, *, is_java_left: bool
+) -> None:
+    """The other takes over the office, and handles a bookie that is lost afterwards."""
+    written = await on.write(*(shape(number) for number in range(20)))
+    victim = cluster.bookies[0]
+    leading.kill()
+    await wait_leader(on, is_java=is_java_left)
+
+    cluster.kill(victim)
+    try:
+        await wait_repaired(on, written, victim)
+    finally:
+        await asyncio.to_thread(cluster.start_bookie, victim)
