@@ -23,7 +23,7 @@ from tests.replication.nodes import ROOT, UR, node_info
 
 @dataclass(slots=True, kw_only=True)
 class Leader:
-    """An elected node. ``auditor`` runs in ``auditing`` only."""
+    """An elected node. ``auditor`` runs in ``auditing`` only, as ``task``."""
 
     store: MemoryStore
     membership: Membership
@@ -31,6 +31,7 @@ class Leader:
     marker: Marker
     views: ViewSource
     auditor: Auditor
+    task: "asyncio.Task[None] | None" = None
 
 
 @asynccontextmanager
@@ -39,14 +40,15 @@ async def leading(
 ) -> AsyncIterator[Leader]:
     """A node that has won the election, with what runs beside its auditor."""
     store = MemoryStore(cluster.tree)
-    views = ViewSource(Registration(store, ROOT), cluster.clock)
-    await views.refresh()
-    membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
-    leadership = await Election(store, UR, membership, candidate=name).win()
-    batcher = Batcher(store, leadership.guards)
-    marker = Marker(store, batcher, UR, cluster.clock)
-    beside = [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
+    beside: list[asyncio.Task[None]] = []
     try:
+        views = ViewSource(Registration(store, ROOT), cluster.clock)
+        await views.refresh()
+        membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
+        leadership = await Election(store, UR, membership, candidate=name).win()
+        batcher = Batcher(store, leadership.guards)
+        marker = Marker(store, batcher, UR, cluster.clock)
+        beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
         yield Leader(
             store=store,
             membership=membership,
@@ -77,7 +79,7 @@ async def auditing(
 ) -> AsyncIterator[Leader]:
     """The leader audits; what ends its auditor ends the test."""
     async with leading(cluster, name, settings) as leader:
-        auditor = asyncio.create_task(leader.auditor.run())
+        leader.task = auditor = asyncio.create_task(leader.auditor.run())
         try:
             yield leader
         finally:

@@ -80,7 +80,41 @@ async def running_node(
 
     What runs beside the worker may fail when a test ends the session; the worker will tell.
     """
-    store, rng = MemoryStore(tree), random.Random(seed)
+    store = MemoryStore(tree)
+    beside: list[asyncio.Task[None]] = []
+    try:
+        node = await _node(
+            name,
+            store,
+            bookies=bookies,
+            clock=clock,
+            rng=random.Random(seed),
+            local=local,
+            settings=settings,
+            journal=journal,
+            fallback=fallback,
+        )
+        beside += [asyncio.create_task(node.batcher.run()), asyncio.create_task(node.views.run())]
+        yield node
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await store.close()
+
+
+async def _node(
+    name: str,
+    store: MemoryStore,
+    *,
+    bookies: Bookies,
+    clock: Clock,
+    rng: random.Random,
+    local: BookieId | None,
+    settings: ReplicationSettings,
+    journal: Journal | None,
+    fallback: EntryDigest,
+) -> Node:
     manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
     views = ViewSource(Registration(store, ROOT), clock)
     await views.refresh()
@@ -116,24 +150,17 @@ async def running_node(
         clock=clock,
         rng=rng,
     )
-    beside = [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
-    try:
-        yield Node(
-            store=store,
-            batcher=batcher,
-            membership=membership,
-            manager=manager,
-            views=views,
-            queue=queue,
-            repairer=repairer,
-            notes=notes,
-            worker=worker,
-        )
-    finally:
-        for task in beside:
-            task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
-        await store.close()
+    return Node(
+        store=store,
+        batcher=batcher,
+        membership=membership,
+        manager=manager,
+        views=views,
+        queue=queue,
+        repairer=repairer,
+        notes=notes,
+        worker=worker,
+    )
 
 
 @asynccontextmanager
