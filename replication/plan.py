@@ -230,5 +230,5 @@ def _no_target(finding: Finding, targets: Targets, taken: Collection[BookieId]) 
     refused = len(targets.load_bytes.keys() & targets.refused)
     return (
         f"no bookie can take over from {finding.bookie}: of {writable} writable ones {members} "
-        f"already hold this part of the ledger and {refused} refused it; add a bookie"
+        f"already hold this part of the ledger or its open end and {refused} refused it; add a bookie"
     )

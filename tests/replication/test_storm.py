@@ -1,0 +1,183 @@
+"""Auditors and workers, many ledgers, and faults drawn from a seed: in the end everything is whole.
+
+Bookies go and come back, some with their disks empty; sessions expire; requests and replies are
+lost. No copy is destroyed while it may be the last one but one, so that whatever is missing in the
+end was lost by us. Rule S1 is held against every single write of metadata (``Cluster``).
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from auditor.settings import AuditorSettings
+from ledgers import memory_bookies, memory_store
+from ledgers.errors import BookmenderError, ReadOnlyError, UnavailableError
+from ledgers.memory_bookies import NO_FAULT, Op
+from ledgers.memory_store import MemoryStore
+from ledgers.metadata import LedgerState
+from ledgers.store import Operation
+from replication.settings import ReplicationSettings
+from tests.auditor.auditing import auditing
+from tests.replication.cluster import Cluster, until
+from tests.replication.ledger_values import BOOKIES
+from tests.replication.nodes import working
+from tests.virtual_time import run
+
+LEDGER_COUNT = 12
+STORM_S = 90.0
+ALIVE_MIN = 5
+SETTINGS = ReplicationSettings(
+    ledgers_at_once=4, open_ledger_grace_s=3, retry_min_s=1, retry_max_s=5, idle_wait_s=0.5
+)
+
+
+class Storm:
+    """What goes wrong, as the seed has it."""
+
+    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+        self.cluster, self.rng = cluster, rng
+        self.stores: set[MemoryStore] = set()
+        """The sessions of our nodes, as they are seen at work."""
+        self.is_over = False
+        cluster.tree.faults = self._at_store
+        cluster.bookies.faults = self._at_bookie
+
+    async def blow(self) -> None:
+        """Until it is over; then those that are away come back, but for one."""
+        end_s = self.cluster.clock.now_s() + STORM_S
+        while self.cluster.clock.now_s() < end_s:
+            await asyncio.sleep(self.rng.uniform(0.5, 6))
+            await self.rng.choice([self._kill, self._revive, self._revive, self._expire])()
+        self.is_over = True
+        for bookie in [b for b in BOOKIES if self.cluster.bookie(b).is_down][1:]:
+            await self.cluster.revive(bookie)
+
+    async def _kill(self) -> None:
+        alive = [b for b in BOOKIES if not self.cluster.bookie(b).is_down]
+        if len(alive) > ALIVE_MIN:
+            await self.cluster.kill(self.rng.choice(alive))
+
+    async def _revive(self) -> None:
+        if down := [b for b in BOOKIES if self.cluster.bookie(b).is_down]:
+            bookie = self.rng.choice(down)
+            if self.rng.random() < 0.5 and not await self._is_needed(bookie):
+                await self.cluster.wipe(bookie)
+            await self.cluster.revive(bookie)
+
+    async def _is_needed(self, bookie: str) -> bool:
+        """Whether some entry has fewer than two other copies that metadata names."""
+        cluster = self.cluster
+        for ledger_id in range(LEDGER_COUNT):
+            metadata = await cluster.metadata(ledger_id)
+            if bookie not in metadata.bookies:
+                continue
+            if not metadata.is_closed:
+                return True
+            for entry_id in range(metadata.last_entry_id + 1):
+                copies = cluster.good_copies(ledger_id, metadata, entry_id)
+                if copies - cluster.holds(bookie, ledger_id, entry_id) < 2:  # type: ignore[arg-type]
+                    return True
+        return False
+
+    async def _expire(self) -> None:
+        if self.stores:
+            store = self.rng.choice(sorted(self.stores, key=lambda store: store.session_id))
+            self.stores.discard(store)
+            self.cluster.tree.expire(store)
+
+    def _at_store(
+        self, store: MemoryStore, operations: Sequence[Operation]
+    ) -> memory_store.Fault | None:
+        if store is self.cluster.store or self.is_over:
+            return None
+        self.stores.add(store)
+        if not operations or self.rng.random() > 0.03:
+            return None
+        return self.rng.choice(list(memory_store.Fault))
+
+    def _at_bookie(self, bookie: str, op: Op, ledger_id: int) -> memory_bookies.Fault:
+        if self.is_over:
+            return NO_FAULT
+        delay_s = self.rng.choice([0.0, 0.0, 0.01, 0.3])
+        if self.rng.random() > 0.02:
+            return memory_bookies.Fault(delay_s=delay_s)
+        error = self.rng.choice(
+            [UnavailableError, ReadOnlyError if op is Op.ADD else UnavailableError]
+        )
+        return memory_bookies.Fault(
+            delay_s=delay_s, error=error, is_executed=error is UnavailableError
+        )
+
+
+async def scene(seed: int) -> Cluster:
+    cluster = await Cluster.start(seed=seed)
+    rng = random.Random(seed)
+    for ledger_id in range(LEDGER_COUNT):
+        is_open = ledger_id % 4 == 0
+        # An open end takes no copies of the rest (rule S12): with four there, nobody might be left.
+        ensemble_size = 3 if is_open else 4
+        await cluster.write_ledger(
+            rng.sample(BOOKIES, ensemble_size),
+            rng.sample(BOOKIES, ensemble_size),
+            ledger_id=ledger_id,
+            starts=(0, 5),
+            last=8,
+            write_quorum=3,
+            ack_quorum=2,
+            state=LedgerState.OPEN if is_open else LedgerState.CLOSED,
+        )
+    return cluster
+
+
+async def restarting(session: Callable[[], Awaitable[None]]) -> None:
+    """As ``daemon.threads`` does: a session that ends is followed by another one."""
+    while True:
+        try:
+            await session()
+        except (BookmenderError, ExceptionGroup):
+            await asyncio.sleep(0.5)
+
+
+async def weather(seed: int) -> None:
+    cluster = await scene(seed)
+    storm = Storm(cluster, random.Random(seed))
+
+    async def work() -> None:
+        async with cluster.node(settings=SETTINGS) as node, working(node) as worker:
+            await asyncio.wait([worker])
+
+    async def audit() -> None:
+        settings = AuditorSettings(bookie_check_interval_s=20)
+        async with auditing(cluster, settings=settings) as leader:
+            assert leader.task is not None
+            await asyncio.wait([leader.task])
+
+    halves = [asyncio.create_task(restarting(half)) for half in (work, work, audit, audit)]
+    await storm.blow()
+    await until(cluster, lambda: is_calm(cluster))
+    for half in halves:
+        half.cancel()
+    await asyncio.gather(*halves, return_exceptions=True)
+
+    await asyncio.sleep(1)
+    for ledger_id in range(LEDGER_COUNT):
+        metadata = await cluster.metadata(ledger_id)
+        assert metadata.last_entry_id == 8 or not metadata.is_closed
+        for entry_id in range(8 + 1):
+            assert cluster.good_copies(ledger_id, metadata, entry_id) == 3, (ledger_id, entry_id)
+    assert cluster.violations == []
+
+
+async def is_calm(cluster: Cluster) -> bool:
+    """Nothing is marked or locked, everything is closed, and no ledger names who is away."""
+    if await cluster.marked() or await cluster.locked():
+        return False
+    found = [await cluster.metadata(ledger_id) for ledger_id in range(LEDGER_COUNT)]
+    return not any(cluster.bookie(b).is_down for metadata in found for b in metadata.bookies)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_after_any_storm_everything_is_whole(seed: int) -> None:
+    run(weather(seed))
