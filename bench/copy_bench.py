@@ -20,9 +20,9 @@ from rich.table import Table
 
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
+from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT, Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Transfer
-from ledgers.budget import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT, Budgets
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, DigestType
 

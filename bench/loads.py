@@ -12,21 +12,21 @@ from typing import TypeVar
 
 from daemon.demo.shapes import Shape
 from daemon.demo.workload import Written
-from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookies import Bookies
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.clock import SystemClock
-from ledgers.creation import LedgerOptions
-from ledgers.ensembles import Targets
 from ledgers.errors import UnavailableError
 from ledgers.fragments import fragments
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType
-from ledgers.opening import ledger_digest
+from ledgers.operations.creation import LedgerOptions
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.opening import ledger_digest
+from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.store import ANY_VERSION
-from ledgers.writer import LedgerWriter
 from replication.check import Verdict, check
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
-from ledgers.budget import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT
+from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT
 from ledgers.errors import BookmenderError, NoNodeError, UnavailableError
 from replication.payloads import election_path
 

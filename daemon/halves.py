@@ -20,9 +20,9 @@ from auditor.marking import Marker
 from auditor.records import Records
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.budget import Budgets, reads_in_flight_max
-from ledgers.bulk.transfers import BulkTransfers
+from ledgers.bookie.budget import Budgets, reads_in_flight_max
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock, SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import LeadershipLostError, SessionLostError
@@ -31,7 +31,7 @@ from ledgers.metadata import BookieId, DigestType
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
-from ledgers.zookeeper import ZooKeeperStore
+from ledgers.zookeeper.store import ZooKeeperStore
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource
 from replication.copier import Copier

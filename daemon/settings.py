@@ -14,9 +14,9 @@ from typing import Any, cast, get_type_hints
 import msgspec
 
 from auditor.settings import AuditorSettings
-from ledgers.bookie_info import parse_bookie_id
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.layout import MetadataUri
+from ledgers.formats.bookie_info import parse_bookie_id
+from ledgers.formats.layout import MetadataUri
 from replication.settings import LimitSettings, ReplicationSettings
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"

@@ -12,7 +12,7 @@ from daemon.settings import Settings, load_settings
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
-from ledgers.zookeeper import ZooKeeperStore
+from ledgers.zookeeper.store import ZooKeeperStore
 from replication.payloads import underreplication_path
 
 T = TypeVar("T")

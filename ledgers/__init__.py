@@ -1,4 +1,9 @@
 """What a ledger is, and how to speak to bookies and to the metadata store about it.
 
 A small asyncio client library for Apache BookKeeper that knows nothing of queues, leaders or audits.
+Values and decisions first: ``metadata``, ``entry``, ``striping``, ``fragments``, ``placement``,
+``errors``. Then the three interfaces that part what decides from what talks: ``store``, ``bookies``,
+``clock``; and on the first of them ``manager`` (ledgers' metadata) and ``registration`` (who is there).
+``operations`` reads, writes and recovers ledgers; ``bookie``, ``zookeeper`` and ``memory`` implement the
+interfaces; ``formats`` knows the bytes.
 """

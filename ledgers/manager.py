@@ -16,13 +16,13 @@ from ledgers.errors import (
     SettingsError,
     UnknownOutcomeError,
 )
-from ledgers.id_generator import new_ledger_id
-from ledgers.layout import Layout, MetadataUri, parse_layout
+from ledgers.formats.layout import Layout, MetadataUri, parse_layout
+from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import LedgerMetadata
-from ledgers.metadata_codec import parse_metadata, serialize_metadata
-from ledgers.parents import create_with_parents
 from ledgers.store import Create, MetadataStore, MultiFailed, Operation, SetData, Stat
-from ledgers.walk import walk_ledger_ids
+from ledgers.zookeeper.id_generator import new_ledger_id
+from ledgers.zookeeper.parents import create_with_parents
+from ledgers.zookeeper.walk import walk_ledger_ids
 
 Journal = Callable[[int, bytes, bytes], None]
 """Receives ledger id, bytes before, bytes after; an error from it keeps the write from happening."""

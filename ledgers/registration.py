@@ -10,8 +10,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ledgers.bookie_info import Address, BookieInfo, parse_address, parse_bookie_info
 from ledgers.errors import CorruptionError, NoNodeError, UnavailableError
+from ledgers.formats.bookie_info import Address, BookieInfo, parse_address, parse_bookie_info
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore, Stat
 

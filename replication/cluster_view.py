@@ -8,9 +8,9 @@ from functools import cached_property
 
 import structlog
 
-from ledgers.bookie_info import Address
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, Registration
 from ledgers.store import Stat

@@ -14,13 +14,13 @@ import structlog
 
 from ledgers.bookies import LAST_ENTRY, Bookies
 from ledgers.clock import Clock
-from ledgers.ensembles import Targets
 from ledgers.entry import EntryDigest, EntryHeader
 from ledgers.errors import BookmenderError, CorruptionError, NoSuchEntryError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate, PlacementPolicy
-from ledgers.recovery import recover_ledger
 from ledgers.store import Operation
 from replication.cluster_view import ClusterView, ViewSource
 from replication.plan import Reason

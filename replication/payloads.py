@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ledgers.bookkeeper_metadata_pb2 import (
+from ledgers.errors import CorruptionError, SettingsError
+from ledgers.formats.bookkeeper_metadata_pb2 import (
     AuditorVoteFormat,
     CheckAllLedgersFormat,
     LedgerRereplicationLayoutFormat,
     LockDataFormat,
     UnderreplicatedLedgerFormat,
 )
-from ledgers.errors import CorruptionError, SettingsError
+from ledgers.formats.protobuf import format_text, parse_binary, parse_text
 from ledgers.metadata import BookieId
-from ledgers.protobuf import format_text, parse_binary, parse_text
 
 # --- Paths -----------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ from ledgers.errors import (
 from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.opening import find_end, ledger_digest
+from ledgers.operations.opening import find_end, ledger_digest
 from replication.check import check
 from replication.cluster_view import ClusterView, ViewSource
 from replication.copier import Copier, Memory

@@ -16,8 +16,8 @@ from ledgers.errors import BookmenderError
 from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.opening import OpenedLedger, find_end
-from ledgers.reader import LedgerReader
+from ledgers.operations.opening import OpenedLedger, find_end
+from ledgers.operations.reader import LedgerReader
 from replication.check import transfer_slices
 
 LEDGERS_AT_ONCE = 20

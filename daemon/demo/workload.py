@@ -10,20 +10,20 @@ from typing import Any, cast
 from daemon.demo.shapes import QUORUMS, Ending, Shape, shapes
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
-from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookies import Bookies
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.clock import Clock, SystemClock
-from ledgers.creation import LedgerOptions
-from ledgers.ensembles import Targets
 from ledgers.entry import EntryHeader
 from ledgers.errors import BookmenderError, NotEnoughBookiesError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
+from ledgers.operations.creation import LedgerOptions
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import Registration
-from ledgers.writer import LedgerWriter
 
 LEDGERS_AT_ONCE = 12
 LIVE_PAUSE_S = 0.02

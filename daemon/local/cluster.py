@@ -19,7 +19,7 @@ from daemon.local.processes import Child, stop_all, wait_until
 from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec, Storage, bookie_id, port_of, settle
 from ledgers.errors import SettingsError, UnavailableError
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 from ledgers.metadata import BookieId
 
 READY_TIMEOUT_S = 60.0

@@ -13,7 +13,7 @@ from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
 from daemon.local.zookeeper import SESSION_TIMEOUT_MIN_S
 from ledgers.errors import SettingsError
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 from ledgers.metadata import BookieId
 
 FILE_NAME = "cluster.json"

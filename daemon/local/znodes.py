@@ -15,7 +15,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from daemon.local.ports import LOOPBACK
 from daemon.local.spec import LEDGERS_ROOT
 from ledgers.errors import UnavailableError
-from ledgers.layout import Layout, serialize_layout
+from ledgers.formats.layout import Layout, serialize_layout
 from ledgers.metadata import BookieId
 
 CONNECT_TIMEOUT_S = 10.0

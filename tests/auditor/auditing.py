@@ -10,9 +10,9 @@ from auditor.election import Election, Leadership
 from auditor.marking import Marker
 from auditor.records import Records
 from auditor.settings import AuditorSettings
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.memory_store import MemoryStore
+from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource

@@ -6,7 +6,7 @@ import pytest
 
 from auditor.election import Election, Leader, Leadership, current_leader, in_order
 from ledgers.errors import LeadershipLostError
-from ledgers.memory_store import MemoryStore
+from ledgers.memory.store import MemoryStore
 from replication import payloads
 from replication.membership import Half, Membership
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -7,7 +7,7 @@ import pytest
 from auditor.endangered import Endangered
 from auditor.marking import MARKS_AT_ONCE
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
-from ledgers.memory_store import Fault, MemoryStore
+from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.store import Create, Delete, Operation, SetData
 from replication import payloads

@@ -7,7 +7,7 @@ import pytest
 from auditor import scan
 from auditor.scan import Scan, scan_ledgers
 from ledgers.errors import UnavailableError
-from ledgers.memory_store import Fault, MemoryStore
+from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.store import Operation
 from tests.replication.cluster import Cluster, in_virtual_time

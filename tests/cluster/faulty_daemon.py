@@ -13,8 +13,8 @@ from dataclasses import replace
 from enum import Enum
 
 from daemon.cli import main
+from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Transfer, TransferResult
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.metadata import BookieId
 from ledgers.store import Operation
 from replication.batching import Results

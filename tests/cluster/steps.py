@@ -71,6 +71,10 @@ class Bench:
         """Of these ledgers those whose metadata names the bookie."""
         return [w.ledger_id for w in written if bookie in (await self.metadata(w)).bookies]
 
+    async def has_marked(self, ledger_ids: Sequence[int]) -> bool:
+        """Whether these ledgers, and no others, are marked."""
+        return await marked_ledger_ids(self.seen.store, self.seen.ur) == sorted(ledger_ids)
+
     async def is_idle(self) -> bool:
         """No mark, no lock."""
         store, ur = self.seen.store, self.seen.ur
@@ -78,6 +82,14 @@ class Bench:
 
     async def wait_idle(self) -> None:
         await wait_for(self.is_idle, "an empty queue without locks")
+
+    async def wait_repaired(self, written: Sequence[Written], lost: BookieId) -> None:
+        """Until none of the ledgers names the bookie, and the queue is empty."""
+
+        async def is_repaired() -> bool:
+            return not await self.names(written, lost) and await self.is_idle()
+
+        await wait_for(is_repaired, f"empty queue and no ledger that names {lost}")
 
     async def prove(
         self, written: Sequence[Written], down: frozenset[BookieId] = frozenset()
@@ -131,15 +143,15 @@ def shape(
     )
 
 
-async def wait_for(condition: Callable[[], Any], what: str, *, within_s: float = WAIT_S) -> None:
-    """Until the condition, a function or a coroutine function, holds."""
+async def wait_for(condition: Callable[[], Any], what: str, *, within_s: float = WAIT_S) -> Any:
+    """Until the condition, a function or a coroutine function, gives something true: returns that."""
     deadline_s = time.monotonic() + within_s
     while True:
         found = condition()
         if asyncio.iscoroutine(found):
             found = await found
         if found:
-            return
+            return found
         assert time.monotonic() < deadline_s, f"no {what} within {within_s:g} s"
         await asyncio.sleep(POLL_S)  # the condition lies in other processes
 

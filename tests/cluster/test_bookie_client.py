@@ -11,11 +11,11 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import Storage
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.connection import ConnectionSettings
 from ledgers.clock import SystemClock
-from ledgers.connection import ConnectionSettings
 from ledgers.entry import EntryDigest
 from ledgers.errors import NoSuchEntryError, RejectedError, UnavailableError
 from ledgers.metadata import DigestType

@@ -9,9 +9,9 @@ import pytest
 
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.entry import EntryDigest
 from ledgers.errors import UnauthorizedError
 from ledgers.metadata import BookieId, DigestType

@@ -21,8 +21,7 @@ from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
 from replication import payloads
-from replication.listing import marked_ledger_ids
-from tests.cluster.steps import WAIT_S, Bench, bench, nodes, shape, wait_for
+from tests.cluster.steps import WAIT_S, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -101,11 +100,11 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
             auditor = start("auditor", settings=AUDITOR_ONLY)
             module_cluster.kill(victim)
             try:
-                await wait_for(lambda: is_queue(on, at_risk), "marks")
+                await wait_for(lambda: on.has_marked(at_risk), "marks")
                 await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)
 
                 start("worker", settings=WORKER_ONLY)
-                await wait_for(lambda: is_queue(on, at_risk[-1:]), "queue with a single ledger")
+                await wait_for(lambda: on.has_marked(at_risk[-1:]), "queue with a single ledger")
                 await assert_stuck(uri, everywhere.ledger_id, victim=victim)
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)
@@ -119,10 +118,6 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
             assert queue.out == "0 ledgers marked\n"
 
     asyncio.run(run())
-
-
-async def is_queue(on: Bench, ledger_ids: list[int]) -> bool:
-    return await marked_ledger_ids(on.seen.store, on.seen.ur) == ledger_ids
 
 
 async def assert_repairing(

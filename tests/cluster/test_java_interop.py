@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.creation import LedgerOptions
+from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState
-from ledgers.metadata_codec import parse_metadata, serialize_metadata
+from ledgers.operations.creation import LedgerOptions
 from tests.cluster.our_client import our_client, sha256_of
 from tests.java.messages import Expected, Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter

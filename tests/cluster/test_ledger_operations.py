@@ -11,23 +11,23 @@ from typing import Any, TypeVar
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
-from ledgers.creation import LedgerOptions
-from ledgers.ensembles import Targets
 from ledgers.errors import FencedError, LedgerClosedError
-from ledgers.layout import MetadataUri
+from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
-from ledgers.opening import open_ledger
+from ledgers.operations.creation import LedgerOptions
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.opening import open_ledger
+from ledgers.operations.reader import LedgerReader
+from ledgers.operations.recovery import recover_ledger
+from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
-from ledgers.reader import LedgerReader
-from ledgers.recovery import recover_ledger
 from ledgers.registration import Registration
-from ledgers.writer import LedgerWriter
-from ledgers.zookeeper import ZooKeeperStore
+from ledgers.zookeeper.store import ZooKeeperStore
 from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
 

@@ -15,7 +15,7 @@ from daemon.local.processes import wait_until
 from daemon.local.spec import Storage, port_of
 from daemon.local.status import BookieState, observe
 from ledgers.errors import SettingsError, UnavailableError
-from ledgers.layout import Layout, parse_layout
+from ledgers.formats.layout import Layout, parse_layout
 from ledgers.metadata import BookieId
 from tests.cluster.conftest import MakeCluster
 

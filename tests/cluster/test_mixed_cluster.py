@@ -20,10 +20,9 @@ from daemon.demo.workload import Written
 from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
-from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
 from replication import payloads
-from replication.listing import locked_ledger_ids, marked_ledger_ids
+from replication.listing import locked_ledger_ids
 from tests.cluster.steps import (
     GONE,
     POLL_S,
@@ -111,13 +110,6 @@ async def wait_candidates(on: Bench, count: int) -> None:
     await wait_for(are_there, f"{count} votes")
 
 
-async def wait_repaired(on: Bench, written: Sequence[Written], lost: BookieId) -> None:
-    async def is_repaired() -> bool:
-        return not await on.names(written, lost) and await on.is_idle()
-
-    await wait_for(is_repaired, f"empty queue and no ledger that names {lost}")
-
-
 async def ask_for_audit(on: Bench) -> None:
     """As Java's tools do: write the recovery delay once more."""
     path = payloads.recovery_delay_path(on.seen.ur)
@@ -172,7 +164,7 @@ def test_our_worker_works_off_what_javas_auditor_marked(
             await on.forget(written)
             await ask_for_audit(on)
 
-            await wait_repaired(on, written, GONE)
+            await on.wait_repaired(written, GONE)
             assert await leader(on) != US
             assert copies_of(node)
             assert not errors(node)
@@ -199,7 +191,7 @@ def test_javas_worker_works_off_what_our_auditor_marked(
             await on.forget(written)
             await ask_for_audit(on)
 
-            await wait_for(lambda: is_marked(on, ledger_ids), "marks of ours")
+            await wait_for(lambda: on.has_marked(ledger_ids), "marks of ours")
             seen = await asyncio.to_thread(java.under_replicated, uri)
             assert {mark.ledger: mark.replicas for mark in seen} == dict.fromkeys(
                 ledger_ids, (GONE,)
@@ -207,17 +199,13 @@ def test_javas_worker_works_off_what_our_auditor_marked(
             assert await asyncio.to_thread(java.auditor, uri) == US
 
             start_javas()
-            await wait_repaired(on, written, GONE)
+            await on.wait_repaired(written, GONE)
             await wait_candidates(on, 2)
             assert await leader(on) == US
             assert not errors(node)
             return written
 
     assert_whole(java, uri, asyncio.run(run()))
-
-
-async def is_marked(on: Bench, ledger_ids: list[int]) -> bool:
-    return await marked_ledger_ids(on.seen.store, on.seen.ur) == ledger_ids
 
 
 # --- Both do everything ----------------------------------------------------------------------------
@@ -240,6 +228,7 @@ def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
             await wait_candidates(on, 2)
             await both_honour_the_switch(on, java)
             await both_take_their_share(on, ours)
+            assert javas_daemon.is_running
             await leader_and_bookie_are_killed(on, module_cluster, ours, is_java_left=True)
             assert not errors(ours)
 
@@ -247,6 +236,7 @@ def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
             await wait_candidates(on, 2)
             await both_honour_the_switch(on, java)
             await both_take_their_share(on, ours)
+            assert javas_daemon.is_running
             await leader_and_bookie_are_killed(on, module_cluster, javas_daemon, is_java_left=False)
             assert not errors(ours)
             return written
@@ -269,12 +259,12 @@ async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
     await ask_for_audit(on)
     until_s = time.monotonic() + CALM_S
     while time.monotonic() < until_s:
-        assert await is_marked(on, ledger_ids)
+        assert await on.has_marked(ledger_ids)
         assert not await locked_ledger_ids(on.seen.store, on.seen.ur)
         await asyncio.sleep(POLL_S)
 
     await on.seen.store.delete(switch)
-    await wait_repaired(on, [*marked, *unmarked], GONE)
+    await on.wait_repaired([*marked, *unmarked], GONE)
 
 
 async def both_take_their_share(on: Bench, ours: Child) -> None:
@@ -287,7 +277,7 @@ async def both_take_their_share(on: Bench, ours: Child) -> None:
         read_as = await versions(on, written)
 
         await ask_for_audit(on)
-        await wait_repaired(on, written, GONE)
+        await on.wait_repaired(written, GONE)
 
         assert await versions(on, written) == {i: version + 1 for i, version in read_as.items()}
         share = len(copies_of(ours)) - before
@@ -304,6 +294,6 @@ async def leader_and_bookie_are_killed(
 
     cluster.kill(victim)
     try:
-        await wait_repaired(on, written, victim)
+        await on.wait_repaired(written, victim)
     finally:
         await asyncio.to_thread(cluster.start_bookie, victim)

@@ -8,8 +8,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,22 @@ import pytest
 
 from auditor.election import current_leader
 from daemon.demo.shapes import Ending
-from daemon.demo.workload import Written
-from daemon.local import znodes
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
-from daemon.local.spec import port_of
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import ANY_VERSION
 from replication import payloads
-from replication.listing import locked_ledger_ids, marked_ledger_ids
+from replication.listing import locked_ledger_ids
 from replication.membership import live_nodes
 from replication.plan import Reason
-from replication.waiting import WaitingNote, WaitingNotes
+from replication.waiting import WaitingNotes
+from tests.cluster.bookies_in_trouble import (
+    READ_ONLY_SURVIVES_RESTART,
+    make_read_only,
+    make_writable,
+    register_anew,
+    unregistered,
+)
 from tests.cluster.faulty_daemon import Point
 from tests.cluster.steps import (
     GONE,
@@ -53,21 +55,13 @@ ON_THREE = (3, 3, 2)
 def cluster_options() -> dict[str, Any]:
     return {
         "session_timeout_s": 2.0,
-        "bookie_settings": {"persistBookieStatusEnabled": "true"},
+        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
     }
 
 
 @pytest.fixture
 def uri(module_cluster: LocalCluster) -> str:
     return module_cluster.metadata_service_uri
-
-
-async def is_repaired(on: Bench, written: list[Written], lost: BookieId) -> bool:
-    return not await on.names(written, lost) and await on.is_idle()
-
-
-async def wait_repaired(on: Bench, written: list[Written], lost: BookieId) -> None:
-    await wait_for(lambda: is_repaired(on, written, lost), f"ledger without {lost}")
 
 
 # --- Started ---------------------------------------------------------------------------------------
@@ -99,7 +93,7 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
             try:
                 await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
                 module_cluster.kill(victim)
-                await wait_repaired(on, written, victim)
+                await on.wait_repaired(written, victim)
                 repaired = [ledger_id for node in two for ledger_id in repaired_by(node, tmp_path)]
                 assert sorted(repaired) == at_risk
 
@@ -191,56 +185,95 @@ def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
     asyncio.run(run())
 
 
-def test_it_ends_in_time_while_zookeeper_says_nothing(
+def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    zookeeper = module_cluster.zookeeper_pid
-    assert zookeeper is not None
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number, quorums=ON_THREE) for number in range(3)))
+            frozen = (await on.metadata(written[0])).last_segment.ensemble[1]
+            await on.lose(written)
 
+            module_cluster.pause(frozen)
+            try:
+                node = start("node", settings=WORKER_ONLY)
+                await wait_for(lambda: locked_ledger_ids(on.seen.store, on.seen.ur), "lock")
+                node.terminate()
+                assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+                await assert_nothing_is_held(on)
+            finally:
+                module_cluster.resume(frozen)
+            assert node.exit_code == 0
+            assert not errors(node)
+
+            start("next", settings=WORKER_ONLY)
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "gone"])
+def test_it_ends_in_time_while_zookeeper_is_not_to_be_had(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path, trouble: signal.Signals
+) -> None:
     async def run() -> None:
         async with nodes(uri, tmp_path) as start:
             node = start("node")
             await wait_for(lambda: events(node, "election.won"), "vote")
+            assert module_cluster.zookeeper_pid is not None
 
-            os.kill(zookeeper, signal.SIGSTOP)
-            try:
-                node.terminate()
-                assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
-            finally:
-                os.kill(zookeeper, signal.SIGCONT)
+            os.kill(module_cluster.zookeeper_pid, trouble)
+            node.terminate()
+            assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
 
             assert not errors(node)
 
-    asyncio.run(run())
+    try:
+        asyncio.run(run())
+    finally:
+        if module_cluster.zookeeper_pid is None:
+            module_cluster.restart_zookeeper()
+        else:
+            os.kill(module_cluster.zookeeper_pid, signal.SIGCONT)
 
 
 # --- Cut off ---------------------------------------------------------------------------------------
 
 
-def test_daemons_outlive_zookeeper_and_mend_what_was_lost_meanwhile(
-    module_cluster: LocalCluster, uri: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("session_timeout_s", "is_long"),
+    [
+        pytest.param("10", False, id="shorter than their sessions"),
+        pytest.param("1", True, id="longer than their sessions"),
+    ],
+)
+def test_daemons_outlive_an_outage_of_zookeeper_and_repair_what_was_lost_meanwhile(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path, session_timeout_s: str, is_long: bool
 ) -> None:
     victim = module_cluster.bookies[1]
-    short_session = {"ZOOKEEPER_SESSION_TIMEOUT_S": "1"}
+    settings = {"ZOOKEEPER_SESSION_TIMEOUT_S": session_timeout_s}
 
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             written = await on.write(*(shape(number) for number in range(20)))
-            two = [start(name, settings=short_session) for name in ("one", "other")]
+            two = [start(name, settings=settings) for name in ("one", "other")]
             await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
 
             module_cluster.kill_zookeeper()
             module_cluster.kill(victim)
-            await wait_for(lambda: all(has_lost_its_sessions(n) for n in two), "end of sessions")
+            if is_long:
+                await wait_for(lambda: all(map(has_lost_its_sessions, two)), "end of sessions")
             await asyncio.to_thread(module_cluster.restart_zookeeper)
 
             try:
-                await wait_repaired(on, written, victim)
+                await on.wait_repaired(written, victim)
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)
             await on.assert_whole(written)
             for node in two:
                 assert node.is_running
+                assert has_lost_its_sessions(node) is is_long
                 assert not errors(node)
 
     asyncio.run(run())
@@ -271,10 +304,8 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
             await store.set(mark_path, b"replica: \xff", version=ANY_VERSION)
 
             node = start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
-            await wait_for(
-                lambda: is_all_that_is_marked(on, corrupt), f"queue with {corrupt} alone"
-            )
-            note = await wait_note(on, corrupt)
+            await wait_for(lambda: on.has_marked([corrupt]), "queue with one ledger")
+            note = await wait_for(lambda: WaitingNotes(store, ur).read(corrupt), "note")
             await on.assert_whole(written[1:])
             assert note.reason is Reason.CORRUPT_METADATA
             assert "version" in note.detail
@@ -286,18 +317,6 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
             await on.assert_whole(written)
 
     asyncio.run(run())
-
-
-async def is_all_that_is_marked(on: Bench, ledger_id: int) -> bool:
-    return await marked_ledger_ids(on.seen.store, on.seen.ur) == [ledger_id]
-
-
-async def wait_note(on: Bench, ledger_id: int) -> WaitingNote:
-    notes = WaitingNotes(on.seen.store, on.seen.ur)
-    await wait_for(lambda: notes.read(ledger_id), f"note on ledger {ledger_id}")
-    note = await notes.read(ledger_id)
-    assert note is not None
-    return note
 
 
 # --- Read-only, and there without a znode ----------------------------------------------------------
@@ -330,26 +349,6 @@ def test_a_read_only_bookie_is_no_target_and_its_copies_count(
                 await asyncio.to_thread(make_writable, module_cluster, bookie)
 
     asyncio.run(run())
-
-
-def status_file(cluster: LocalCluster, bookie: BookieId) -> Path:
-    """Where a bookie with ``persistBookieStatusEnabled`` keeps what it shall be after a restart."""
-    ledgers = cluster.data / "bookies" / str(port_of(bookie)) / "ledgers"
-    return ledgers / "current" / "BOOKIE_STATUS"
-
-
-def make_read_only(cluster: LocalCluster, bookie: BookieId) -> None:
-    cluster.terminate(bookie)
-    status_file(cluster, bookie).write_text("1,READ_ONLY,9999999999999\n")
-    cluster.start_bookie(bookie)
-    assert cluster.read_only() == {bookie}
-
-
-def make_writable(cluster: LocalCluster, bookie: BookieId) -> None:
-    cluster.terminate(bookie)
-    status_file(cluster, bookie).unlink()
-    cluster.start_bookie(bookie)
-    assert bookie in cluster.writable()
 
 
 def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has_no_znode(
@@ -388,25 +387,7 @@ def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has
             register_anew(module_cluster, bookie)
 
 
-@asynccontextmanager
-async def unregistered(on: Bench, bookie: BookieId) -> AsyncIterator[None]:
-    """The bookie's process runs on without a znode; afterwards it has one, which nobody owns."""
-    path = f"{on.seen.settings.uri.root}/available/{bookie}"
-    data, _ = await on.seen.store.get(path)
-    await on.seen.store.delete(path)
-    yield
-    await on.seen.store.create(path, data)
-
-
 def extra_graces(node: Child) -> list[dict[str, Any]]:
     """Those that a ledger got because its writer was seen to go on."""
     put_aside = events(node, "ledger.put_aside")
     return [event for event in put_aside if event["reason"] == Reason.WRITER_ALIVE.value]
-
-
-def register_anew(cluster: LocalCluster, bookie: BookieId) -> None:
-    """With a znode of its own again."""
-    cluster.terminate(bookie)
-    with znodes.session(cluster.spec.zookeeper_port) as tree:
-        tree.delete_registration(bookie)
-    cluster.start_bookie(bookie)

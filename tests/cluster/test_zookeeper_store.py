@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from daemon.local.ports import LOOPBACK, free_ports
-from ledgers import kazoo_session
 from ledgers.errors import (
     CorruptionError,
     SessionLostError,
@@ -18,9 +17,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.kazoo_pipeline import OneSessionHandler
 from ledgers.store import ANY_VERSION, Create, Event, EventKind, MultiFailed, SessionState
-from ledgers.zookeeper import ZooKeeperStore
+from ledgers.zookeeper import kazoo_session
+from ledgers.zookeeper.kazoo_pipeline import OneSessionHandler
+from ledgers.zookeeper.store import ZooKeeperStore
 from tests.contract.metadata_stores import end_session, on_loop
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie_client import BookieClient, BookieClientSettings
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookies import LAST_ENTRY, Bookies, LacAnswer
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest, master_key
 from ledgers.errors import NoSuchEntryError
-from ledgers.memory_bookies import MemoryBookies
+from ledgers.memory.bookies import MemoryBookies
 from ledgers.metadata import BookieId, DigestType
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")

@@ -17,10 +17,10 @@ from ledgers.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from ledgers.layout import Layout, MetadataUri, serialize_layout
+from ledgers.formats.layout import Layout, MetadataUri, serialize_layout
+from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.manager import Journal, LedgerManager
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
-from ledgers.metadata_codec import serialize_metadata
 from ledgers.store import Check, Create, MetadataStore
 from tests.contract.metadata_stores import World, on_loop
 

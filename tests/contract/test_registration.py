@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from ledgers.bookie_info import Address
-from ledgers.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.formats.bookie_info import Address
+from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore

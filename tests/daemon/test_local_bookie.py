@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from daemon.local_bookie import local_bookie, own_addresses
-from ledgers.bookie_info import Address
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 

@@ -8,7 +8,7 @@ import pytest
 from daemon.local.ports import PORT_FIRST, PORT_LAST
 from daemon.local.spec import FILE_NAME, ClusterSpec, Storage, find_bookie, settle
 from ledgers.errors import SettingsError
-from ledgers.layout import Layout, MetadataUri
+from ledgers.formats.layout import Layout, MetadataUri
 from ledgers.metadata import BookieId
 
 SAVED = ClusterSpec(

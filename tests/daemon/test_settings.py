@@ -6,7 +6,7 @@ import pytest
 
 from daemon.settings import Settings, load_settings
 from ledgers.errors import SettingsError
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 
 URI = "zk+hierarchical://127.0.0.1:2181/ledgers"
 URI_LINE = f'metadata_service_uri = "{URI}"\n'

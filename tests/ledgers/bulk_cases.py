@@ -6,9 +6,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.budget import Budgets
-from ledgers.bulk.transfers import BulkTransfers
 from ledgers.entry import EntryDigest
 from ledgers.metadata import DigestType
 from tests.fake_bookie import FakeBookie

@@ -4,11 +4,11 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from ledgers.bookie_client import BookieClient, BookieClientSettings
-from ledgers.bookie_info import Address
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookies import Transfer, TransferResult
-from ledgers.budget import Budgets
 from ledgers.entry import HEADER
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from tests.ledgers.scripted_bookie import (
     Peer,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from ledgers.budget import ReadBudget
-from ledgers.connection import Connection, ConnectionSettings
+from ledgers.bookie.budget import ReadBudget
+from ledgers.bookie.connection import Connection, ConnectionSettings
+from ledgers.bookie.protocol import v2, v3
+from ledgers.bookie.protocol.messages import Add, Codec, Read, Reply, Request
+from ledgers.bookie.protocol.status import Status
 from ledgers.entry import HEADER
-from ledgers.protocol import v2, v3
-from ledgers.protocol.messages import Add, Codec, Read, Reply, Request
-from ledgers.protocol.status import Status
 from tests.ledgers.scripted_bookie import Peer, Script, scripted_bookie, step, v2_reply, v3_reply
 
 SETTINGS = ConnectionSettings(request_timeout_s=5.0, queue_timeout_s=30.0)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from ledgers.bookies import LacAnswer, Transfer, TransferResult
 from ledgers.entry import EntryHeader
-from ledgers.memory_bookies import MemoryBookies
+from ledgers.memory.bookies import MemoryBookies
 from ledgers.metadata import BookieId
 
 T = TypeVar("T")

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ledgers.bookie_info import Address
+from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
+from ledgers.bookie.protocol.frames import frame
+from ledgers.bookie.protocol.status import Status
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
-from ledgers.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.protocol.frames import frame
-from ledgers.protocol.status import Status
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 import pytest
 
-from ledgers.acks import AckWindow
+from ledgers.operations.acks import AckWindow
 
 
 def window(*, confirmed: int = -1, ack_quorum: int = 2) -> AckWindow:

@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from ledgers.ahead import read_ahead
 from ledgers.errors import UnavailableError
+from ledgers.operations.ahead import read_ahead
 from tests.virtual_time import run
 
 

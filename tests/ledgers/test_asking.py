@@ -2,7 +2,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from ledgers.asking import Replies, Reply, ask, said
 from ledgers.bookies import Answer
 from ledgers.errors import (
     BookmenderError,
@@ -14,6 +13,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
+from ledgers.operations.asking import Replies, Reply, ask, said
 from tests.virtual_time import LoopClock, run
 
 A, B, C = (BookieId(name) for name in "abc")

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.bookie_client import BookieClient
-from ledgers.bookie_info import Address
+from ledgers.bookie.channel import BackOffSettings, back_off_s
+from ledgers.bookie.client import BookieClient
+from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
+from ledgers.bookie.protocol.frames import frame
 from ledgers.bookies import LAST_ENTRY, LacAnswer
-from ledgers.channel import BackOffSettings, back_off_s
 from ledgers.errors import NoSuchEntryError, UnavailableError
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
-from ledgers.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.protocol.frames import frame
 from tests.ledgers.client_cases import (
     ENTRY,
     KEY,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookie_info import (
+from ledgers.errors import CorruptionError
+from ledgers.formats.bookie_info import (
     Address,
     BookieInfo,
     Cookie,
@@ -13,8 +14,7 @@ from ledgers.bookie_info import (
     parse_bookie_info,
     parse_cookie,
 )
-from ledgers.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
-from ledgers.errors import CorruptionError
+from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.metadata import BookieId
 from tests.vectors import Case, cases
 

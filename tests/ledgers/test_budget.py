@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ledgers.budget import Budgets, ReadBudget, reads_in_flight_max
+from ledgers.bookie.budget import Budgets, ReadBudget, reads_in_flight_max
 from ledgers.metadata import BookieId
 
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
+from ledgers.bookie.bulk.lane import UNASKED_MAX
 from ledgers.bookies import Answer
-from ledgers.bulk.lane import UNASKED_MAX
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -225,13 +225,36 @@ def test_every_reply_may_come_twice() -> None:
     play(act)
 
 
-def test_a_flood_of_unasked_replies_ends_the_connection() -> None:
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_a_flood_of_unasked_replies_ends_the_connection(operation: int) -> None:
     async def act(scene: Scene) -> None:
-        scene.a.forged.append(forged_reply(ledger_id=99, entry_id=1) * (UNASKED_MAX + 1))
+        scene.fill(range(2))
+        liar = scene.a if operation == READ else scene.target
+        forged = forged_reply(operation=operation, ledger_id=99, entry_id=1)
+        liar.forged.append(forged * (UNASKED_MAX + 1))
 
         result = await scene.run(scene.halves(2))
 
-        assert result.failures[scene.a.bookie_id] == {0: Answer.UNKNOWN}
+        if operation == READ:
+            assert result.failures == {liar.bookie_id: {0: Answer.UNKNOWN}}
+        else:
+            assert isinstance(result.target_error, UnavailableError)
+
+    play(act)
+
+
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_many_unasked_replies_among_good_ones_are_no_flood(operation: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        liar = scene.a if operation == READ else scene.target
+        forged = forged_reply(operation=operation, ledger_id=99, entry_id=1)
+        liar.extra = [forged * (UNASKED_MAX // 20)]
+
+        result = await scene.run(scene.halves(200))
+
+        assert result.entry_count == 200
+        assert liar.connection_count == 1
 
     play(act)
 
@@ -394,6 +417,34 @@ def test_one_entry_without_a_reply_fails_its_transfer_alone(operation: int) -> N
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_a_stalled_transfer_does_not_take_a_fresh_one_with_it(operation: int) -> None:
+    """Nothing arrives at all, but the second has waited for a moment only."""
+
+    async def act(scene: Scene) -> None:
+        for ledger_id in (LEDGER_ID, 8):
+            scene.fill(range(10), ledger_id=ledger_id)
+        slow = scene.a if operation == READ else scene.target
+        slow.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            stalled = group.create_task(scene.run(scene.halves(10)))
+            await scene.until(lambda: slow.requests_waiting >= 5)
+            await scene.wait_checks(SHORT_TIMEOUT_S - 1.0)
+            waiting_count = slow.requests_waiting
+            fresh = group.create_task(scene.run(scene.halves(10, ledger_id=8)))
+            await scene.until(lambda: slow.requests_waiting == 2 * waiting_count)
+            await scene.wait_checks(3.0)
+
+            assert stalled.done()
+            assert not fresh.done()
+            slow.may_answer.set()
+
+        assert fresh.result().entry_count == 10
+        assert slow.connection_count == 1
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
 def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(50))
@@ -442,6 +493,27 @@ def test_a_bookie_that_came_back_is_asked_again() -> None:
         assert scene.a.connection_count == scene.target.connection_count == 2
 
     play(act)
+
+
+def test_a_target_that_broke_while_it_took_nothing_is_written_to_again() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(40), payload=bytes(500_000))
+        scene.target.is_reading.clear()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(scene.run(scene.halves(40)))
+            await scene.until_read(4)
+            await scene.settle()
+            scene.target.reset()
+        assert isinstance(first.result().target_error, UnavailableError)
+        scene.target.is_reading.set()
+
+        scene.skip(1.0)
+        again = await scene.run(scene.halves(40))
+
+        assert again.entry_count == 40
+        await scene.until(scene.is_at_rest)
+
+    play(act, writes_bytes_max=1_000_000)
 
 
 def test_a_bookie_that_accepts_and_drops_is_not_stormed() -> None:

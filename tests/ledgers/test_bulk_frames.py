@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ledgers.bulk.frames import (
+from ledgers.bookie.bulk.frames import (
     READ_REPLY,
     REPLY,
     REPLY_BYTES,

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
-from ledgers.bulk.lane import IDLE_MAX_S
 from ledgers.errors import UnavailableError
 from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 

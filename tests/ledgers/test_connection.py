@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.bookie_info import Address
-from ledgers.budget import ReadBudget
-from ledgers.connection import BrokenConnectionError, Connection
+from ledgers.bookie.budget import ReadBudget
+from ledgers.bookie.connection import BrokenConnectionError, Connection
+from ledgers.bookie.protocol import v3
+from ledgers.bookie.protocol.messages import Reply
+from ledgers.bookie.protocol.status import Status
 from ledgers.errors import CorruptionError, UnavailableError
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
-from ledgers.protocol import v3
-from ledgers.protocol.messages import Reply
-from ledgers.protocol.status import Status
 from tests.ledgers.connection_cases import (
     BOTH,
     SETTINGS,

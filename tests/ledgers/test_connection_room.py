@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.budget import ReadBudget
-from ledgers.connection import ConnectionSettings
+from ledgers.bookie.budget import ReadBudget
+from ledgers.bookie.connection import ConnectionSettings
+from ledgers.bookie.protocol.messages import ListEntries, ReadBatch, Request
+from ledgers.bookie.protocol.status import Status
 from ledgers.errors import RejectedError, UnavailableError
-from ledgers.protocol.messages import ListEntries, ReadBatch, Request
-from ledgers.protocol.status import Status
 from tests.ledgers.connection_cases import (
     SETTINGS,
     V2,

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.id_generator import new_ledger_id
-from ledgers.layout import Layout
-from ledgers.memory_store import MemoryStore, MemoryTree
-from ledgers.parents import create_with_parents
+from ledgers.formats.layout import Layout
+from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.store import Create
+from ledgers.zookeeper.id_generator import new_ledger_id
+from ledgers.zookeeper.parents import create_with_parents
 
 COUNTER_END = 2**31 - 1
 

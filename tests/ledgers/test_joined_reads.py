@@ -8,10 +8,10 @@ from kazoo.exceptions import ConnectionLoss, NoNodeError, UnimplementedError
 from kazoo.protocol.serialization import Exists, GetData
 
 from ledgers.errors import SessionLostError
-from ledgers.joined_reads import READS_MAX, JoinedReads
-from ledgers.kazoo_multi_read import MultiRead
-from ledgers.kazoo_session import OnReply
-from ledgers.session import session_lost
+from ledgers.zookeeper.joined_reads import READS_MAX, JoinedReads
+from ledgers.zookeeper.kazoo_multi_read import MultiRead
+from ledgers.zookeeper.kazoo_session import OnReply
+from ledgers.zookeeper.session import session_lost
 
 
 class ScriptedSession:

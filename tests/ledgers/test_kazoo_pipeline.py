@@ -9,8 +9,8 @@ from kazoo.exceptions import ConnectionDropped
 from kazoo.protocol.serialization import Close, GetData, SetData
 
 from daemon.local.ports import LOOPBACK
-from ledgers.kazoo_pipeline import SEND_BYTES_MAX, OneSessionHandler, PipelinedConnection
-from ledgers.kazoo_watch import AddWatch, RemoveWatches, WatchMode
+from ledgers.zookeeper.kazoo_pipeline import SEND_BYTES_MAX, OneSessionHandler, PipelinedConnection
+from ledgers.zookeeper.kazoo_watch import AddWatch, RemoveWatches, WatchMode
 
 
 class Outcome:

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgers.errors import CorruptionError, SettingsError
-from ledgers.layout import Layout, MetadataUri, parse_layout, serialize_layout
+from ledgers.formats.layout import Layout, MetadataUri, parse_layout, serialize_layout
 from tests.vectors import Case, cases
 
 ROOT = "/ledgers"

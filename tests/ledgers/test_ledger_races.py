@@ -11,13 +11,13 @@ from random import Random
 import pytest
 
 from ledgers.errors import BookmenderError, UnavailableError
-from ledgers.memory_bookies import Fault, Op, no_faults
-from ledgers.memory_store import Fault as StoreFault
-from ledgers.memory_store import MemoryStore
+from ledgers.memory.bookies import Fault, Op, no_faults
+from ledgers.memory.store import Fault as StoreFault
+from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.reader import replicas_in
+from ledgers.operations.reader import replicas_in
+from ledgers.operations.writer import LedgerWriter
 from ledgers.store import Operation
-from ledgers.writer import LedgerWriter
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, A, B, C, World
 from tests.virtual_time import run

@@ -15,8 +15,8 @@ from ledgers.errors import (
     ReadOnlyError,
     UnavailableError,
 )
-from ledgers.memory_bookie import MemoryBookie
-from ledgers.memory_bookies import NO_FAULT, Fault, MemoryBookies, Op
+from ledgers.memory.bookie import MemoryBookie
+from ledgers.memory.bookies import NO_FAULT, Fault, MemoryBookies, Op
 from ledgers.metadata import BookieId, DigestType
 from tests.virtual_time import LoopClock, run
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.errors import SessionLostError, UnavailableError, UnknownOutcomeError
-from ledgers.memory_store import Fault, MemoryStore, MemoryTree
+from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import Create, Operation, SessionState, SetData
 from tests.virtual_time import LoopClock, run
 

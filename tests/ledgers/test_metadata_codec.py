@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookkeeper_metadata_pb2 import LedgerMetadataFormat
 from ledgers.errors import CorruptionError
+from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
+from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.metadata_codec import parse_metadata, serialize_metadata
 from tests.vectors import Case, cases
 
 GOLDEN = cases("ledger_metadata")

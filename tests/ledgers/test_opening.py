@@ -1,6 +1,5 @@
 import pytest
 
-from ledgers.asking import Reply
 from ledgers.entry import EntryDigest
 from ledgers.errors import (
     DigestMismatchError,
@@ -9,9 +8,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory_bookies import Fault, Op
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.opening import OpenedLedger, Tail, ledger_digest, tail_verdict
+from ledgers.operations.asking import Reply
+from ledgers.operations.opening import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
 from tests.virtual_time import run
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookkeeper_metadata_pb2 import CookieFormat, LedgerMetadataFormat
 from ledgers.errors import CorruptionError
-from ledgers.protobuf import format_text, parse_binary, parse_text
+from ledgers.formats.bookkeeper_metadata_pb2 import CookieFormat, LedgerMetadataFormat
+from ledgers.formats.protobuf import format_text, parse_binary, parse_text
 
 Entry = LedgerMetadataFormat.cMetadataMapEntry
 

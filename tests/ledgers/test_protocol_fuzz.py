@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ledgers.bookie.protocol import v2, v3
+from ledgers.bookie.protocol.availability import decode_availability
+from ledgers.bookie.protocol.frames import FrameReader
 from ledgers.errors import CorruptionError
-from ledgers.protocol import v2, v3
-from ledgers.protocol.availability import decode_availability
-from ledgers.protocol.frames import FrameReader
 from tests.vectors import cases
 
 Decode = Callable[[bytes], object]

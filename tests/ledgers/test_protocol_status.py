@@ -1,5 +1,7 @@
 import pytest
 
+from ledgers.bookie.protocol.messages import Reply
+from ledgers.bookie.protocol.status import Status
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -9,8 +11,6 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.protocol.messages import Reply
-from ledgers.protocol.status import Status
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,7 @@
 import pytest
 
-from ledgers.errors import CorruptionError
-from ledgers.protocol import v2
-from ledgers.protocol.messages import (
+from ledgers.bookie.protocol import v2
+from ledgers.bookie.protocol.messages import (
     Add,
     Auth,
     ListEntries,
@@ -12,6 +11,7 @@ from ledgers.protocol.messages import (
     Request,
     WriteLac,
 )
+from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
 KEY = bytes(20)

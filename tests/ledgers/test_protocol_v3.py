@@ -1,10 +1,8 @@
 import pytest
 
-from ledgers.bookies import LacAnswer
-from ledgers.errors import CorruptionError
-from ledgers.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.protocol import v3
-from ledgers.protocol.messages import (
+from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
+from ledgers.bookie.protocol import v3
+from ledgers.bookie.protocol.messages import (
     Add,
     Auth,
     ListEntries,
@@ -14,7 +12,9 @@ from ledgers.protocol.messages import (
     Request,
     WriteLac,
 )
-from ledgers.protocol.status import Status
+from ledgers.bookie.protocol.status import Status
+from ledgers.bookies import LacAnswer
+from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
 OPERATIONS = set(wire.OperationType.values())

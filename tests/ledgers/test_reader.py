@@ -8,9 +8,9 @@ from ledgers.errors import (
     NoSuchEntryError,
     UnavailableError,
 )
-from ledgers.memory_bookies import Fault, Op
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState
-from ledgers.reader import LedgerEntry, LedgerReader
+from ledgers.operations.reader import LedgerEntry, LedgerReader
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
 from tests.virtual_time import run
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.asking import Reply
 from ledgers.bookies import LAST_ENTRY, Answer
 from ledgers.entry import EntryDigest, EntryHeader
 from ledgers.errors import (
@@ -19,11 +18,12 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.fencing import recovery_verdict
-from ledgers.memory_bookies import Fault, Op
-from ledgers.memory_store import Fault as StoreFault
-from ledgers.memory_store import MemoryStore
+from ledgers.memory.bookies import Fault, Op
+from ledgers.memory.store import Fault as StoreFault
+from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, DigestType, LedgerState, Segment
+from ledgers.operations.asking import Reply
+from ledgers.operations.fencing import recovery_verdict
 from ledgers.store import Check, Operation
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, E, World

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from ledgers.slots import Slots
+from ledgers.zookeeper.slots import Slots
 
 
 def test_no_more_than_the_bound_are_under_way_and_in_the_order_they_came() -> None:

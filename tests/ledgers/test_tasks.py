@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.tasks import task_scope
+from ledgers.operations.tasks import task_scope
 from tests.virtual_time import run
 
 

@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 
-from ledgers import appending
 from ledgers.entry import EntryHeader
 from ledgers.errors import (
     BookmenderError,
@@ -19,12 +18,13 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory_bookies import Fault, Op
-from ledgers.memory_store import Fault as StoreFault
-from ledgers.memory_store import MemoryStore
+from ledgers.memory.bookies import Fault, Op
+from ledgers.memory.store import Fault as StoreFault
+from ledgers.memory.store import MemoryStore
 from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.operations import appending
+from ledgers.operations.writer import PAYLOAD_BYTES_MAX, changed_by_writer, closed_by_writer
 from ledgers.store import Operation
-from ledgers.writer import PAYLOAD_BYTES_MAX, changed_by_writer, closed_by_writer
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import BOOKIES, PASSWORD, A, B, C, D, World
 from tests.virtual_time import run

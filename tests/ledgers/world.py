@@ -5,21 +5,21 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
 
-from ledgers.creation import LedgerOptions
-from ledgers.ensembles import Targets
 from ledgers.entry import EntryDigest
 from ledgers.errors import UnavailableError
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory_bookies import MemoryBookies
-from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.memory.bookies import MemoryBookies
+from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
-from ledgers.opening import OpenedLedger, open_ledger
+from ledgers.operations.creation import LedgerOptions
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.opening import OpenedLedger, open_ledger
+from ledgers.operations.reader import LedgerReader
+from ledgers.operations.recovery import recover_ledger
+from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
-from ledgers.reader import LedgerReader
-from ledgers.recovery import recover_ledger
 from ledgers.store import Operation
-from ledgers.writer import LedgerWriter
 from tests.ledgers.hooked_bookies import Call, HookedBookies
 from tests.virtual_time import LoopClock
 

@@ -14,10 +14,10 @@ from typing import Any, ParamSpec
 from ledgers.bookies import Bookies
 from ledgers.entry import EntryDigest
 from ledgers.errors import NoNodeError
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
-from ledgers.memory_bookie import MemoryBookie
-from ledgers.memory_store import Fault, MemoryStore
+from ledgers.memory.bookie import MemoryBookie
+from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Create, Operation
 from ledgers.striping import write_set

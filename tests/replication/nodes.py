@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
-from ledgers.layout import Layout
+from ledgers.formats.layout import Layout
 from ledgers.manager import Journal, LedgerManager
-from ledgers.memory_store import MemoryStore, MemoryTree
+from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration

@@ -10,9 +10,9 @@ from ledgers.errors import (
     SessionLostError,
     UnknownOutcomeError,
 )
-from ledgers.memory_store import Fault, MemoryStore, MemoryTree
-from ledgers.session import REQUEST_BYTES_MAX
+from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import Check, Create, MultiFailed
+from ledgers.zookeeper.session import REQUEST_BYTES_MAX
 from replication.batching import (
     BATCH_BYTES_MAX,
     BATCH_TRANSACTIONS_MAX,

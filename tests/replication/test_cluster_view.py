@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.bookie_info import Address
 from ledgers.errors import UnavailableError
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication.cluster_view import ViewSource

@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.bookies import Answer
 from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
-from ledgers.memory_bookies import Fault, Op
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.copying import CopyJob, CopyOutcome, Progress, assign, copy_index
 from tests.replication.cluster import (

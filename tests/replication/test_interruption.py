@@ -11,10 +11,11 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from ledgers import memory_bookies, memory_store
 from ledgers.errors import UnavailableError
-from ledgers.memory_bookies import NO_FAULT, Op
-from ledgers.memory_store import MemoryStore
+from ledgers.memory import bookies as memory_bookies
+from ledgers.memory import store as memory_store
+from ledgers.memory.bookies import NO_FAULT, Op
+from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
 from replication.settings import ReplicationSettings

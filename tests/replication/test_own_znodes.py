@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from ledgers.errors import SettingsError
-from ledgers.memory_store import MemoryStore
+from ledgers.memory.store import MemoryStore
 from replication import payloads
 from replication.listing import (
     MarkedLedger,

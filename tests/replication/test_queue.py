@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.errors import SessionLostError, UnauthorizedError
-from ledgers.memory_store import Fault, MemoryStore
+from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, Stat
 from replication import payloads
 from replication.batching import Results

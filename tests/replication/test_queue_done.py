@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.errors import ConflictError, LockLostError, UnknownOutcomeError
-from ledgers.memory_store import Fault
+from ledgers.memory.store import Fault
 from ledgers.metadata import BookieId
 from ledgers.store import Delete, SetData
 from replication import payloads

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId
-from ledgers.metadata_codec import parse_metadata, serialize_metadata
 from replication.outcome import DONE, OutcomeKind
 from replication.plan import Reason
 from tests.replication.cluster import (

@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
-from ledgers.memory_bookies import Fault, Op
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
 from replication.plan import Reason

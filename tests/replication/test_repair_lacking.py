@@ -4,7 +4,7 @@ import pytest
 
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError
-from ledgers.memory_bookies import Fault, Op
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
 from replication.plan import Reason

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
-from ledgers.memory_bookies import NO_FAULT, Fault, Op
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId, LedgerState, Segment
 from replication import payloads
 from replication.open_ledger import GRACES_MAX

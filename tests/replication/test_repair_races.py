@@ -6,8 +6,8 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.errors import LockLostError, UnavailableError
-from ledgers.memory_bookies import Fault, Op
-from ledgers.memory_store import Fault as StoreFault
+from ledgers.memory.bookies import Fault, Op
+from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
 from replication import payloads
 from replication.outcome import OutcomeKind

@@ -6,7 +6,7 @@ from typing import Any
 from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.memory_bookies import Fault, Op
+from ledgers.memory.bookies import Fault, Op
 from replication import payloads
 from replication.outcome import Outcome
 from replication.queue import QueuedLedger, Take

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError
-from ledgers.layout import Layout
-from ledgers.memory_bookies import MemoryBookies
-from ledgers.memory_nodes import Result
-from ledgers.memory_store import MemoryTree
+from ledgers.formats.layout import Layout
+from ledgers.formats.metadata_codec import parse_metadata
+from ledgers.memory.bookies import MemoryBookies
+from ledgers.memory.nodes import Result
+from ledgers.memory.store import MemoryTree
 from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.metadata_codec import parse_metadata
 from ledgers.store import Operation, SetData
 from tests.replication.nodes import ROOT
 

@@ -1,0 +1,83 @@
+"""The few V2 frames of the bulk path, and the digests checked where the bytes lie.
+
+A read reply and the recovery add of the same entry have the same length: 28 bytes, then the entry.
+So a reply becomes an add by writing the add's header word and master key over bytes 4 to 27. Only
+what the hot loops need is here; ``ledgers.bookie.protocol`` is the whole protocol.
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable
+
+import google_crc32c
+
+from ledgers.entry import HEADER_BYTES, EntryDigest
+from ledgers.metadata import DigestType
+
+READ_WORD = 0x0202_0000
+"""Header word of a read without flags, and of its reply: version 2, operation 2."""
+ADD_REPLY_WORD = 0x0201_0000
+RECOVERY_ADD_WORD = 0x0201_0002
+"""An add that a fenced ledger takes too; without high priority, so that clients go first."""
+
+REPLY = struct.Struct(">iiiqq")
+"""What every reply starts with: packet length, header word, code, ledger id, entry id."""
+REPLY_BYTES = REPLY.size
+REPLY_PACKET_BYTES = REPLY_BYTES - 4
+"""A packet is a frame without its length field."""
+
+READ_REPLY = struct.Struct(">iiiqqqq16xII")
+"""The same, then of the entry: its ledger id, entry id, and the 8 bytes where digests begin."""
+SLACK_BYTES = READ_REPLY.size
+"""Kept free behind received bytes, so that READ_REPLY may be unpacked at any reply's start."""
+
+FRAME_BYTES_MAX = 5 * 1024 * 1024 + 64 * 1024
+"""BookKeeper's default limit for what it takes, and some for what its replies add to it."""
+
+_READ = struct.Struct(">iiqq")
+_IDS = struct.Struct(">qq")
+
+Check = Callable[[memoryview, int, int, int, int], bool]
+"""Of (buffer, start and stop of an entry in it, the two words at its digest): is the digest good?
+
+The entry is at least as long as its header and digest. Its ids are checked elsewhere.
+"""
+
+
+def read_requests(ledger_id: int, entry_ids: Iterable[int]) -> bytes:
+    pack = _READ.pack
+    return b"".join([pack(20, READ_WORD, ledger_id, entry_id) for entry_id in entry_ids])
+
+
+def recovery_add_prefix(master_key: bytes) -> bytes:
+    """What makes a read reply a recovery add, from byte 4 on."""
+    assert len(master_key) == 20, len(master_key)
+    return RECOVERY_ADD_WORD.to_bytes(4, "big") + master_key
+
+
+def digest_check(digest: EntryDigest) -> Check:
+    """The fastest check of this kind of digest."""
+    match digest.digest_type:
+        case DigestType.CRC32C:
+            return _is_good_crc32c
+        case DigestType.CRC32:
+            return _is_good_crc32
+        case DigestType.HMAC | DigestType.DUMMY:
+
+            def is_good(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:
+                ledger_id, entry_id = _IDS.unpack_from(view, start)
+                return digest.is_good(view[start:stop], ledger_id=ledger_id, entry_id=entry_id)
+
+            return is_good
+
+
+def _is_good_crc32c(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:
+    header_stop = start + HEADER_BYTES
+    crc = google_crc32c.value(view[start:header_stop].tobytes())
+    return bool(google_crc32c.extend(crc, view[header_stop + 4 : stop].tobytes()) == first)
+
+
+def _is_good_crc32(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:
+    header_stop = start + HEADER_BYTES
+    crc = zlib.crc32(view[start:header_stop])
+    return first == 0 and zlib.crc32(view[header_stop + 8 : stop], crc) == second

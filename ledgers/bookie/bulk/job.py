@@ -1,0 +1,258 @@
+"""What becomes of the entries of one running transfer. No socket here.
+
+An entry is *pending* until it is asked for, *outstanding* until its source replies, and, given a
+target, *unacknowledged* until that replies. At the end it is good, failed or unwritten: exactly one
+of them. ``undecided_count`` goes down by each end, and the transfer is done when it is 0.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from ledgers.bookie.bulk.frames import digest_check, read_requests, recovery_add_prefix
+from ledgers.bookies import Answer, Transfer, TransferResult
+from ledgers.entry import HEADER_BYTES
+from ledgers.errors import BookmenderError
+from ledgers.metadata import BookieId
+
+if TYPE_CHECKING:
+    from ledgers.bookie.bulk.source import SourceLane
+    from ledgers.bookie.bulk.target import TargetLane
+
+QUANTUM_COUNT = 16
+QUANTUM_BYTES = 256 * 1024
+"""What a transfer may ask of a source before it is another transfer's turn."""
+
+
+class Totals:
+    """Of all transfers since the start, for metrics and progress. Only ever grow."""
+
+    __slots__ = ("entries_read", "entries_written", "read_bytes", "written_bytes")
+
+    def __init__(self) -> None:
+        self.entries_read = 0
+        """With a good digest."""
+        self.read_bytes = 0
+        self.entries_written = 0
+        """Acknowledged by their target."""
+        self.written_bytes = 0
+
+
+class Job:
+    """One transfer on its way: its counts, its readings, its writing, and the future of its result."""
+
+    def __init__(self, transfer: Transfer, totals: Totals) -> None:
+        self.transfer = transfer
+        self.ledger_id = transfer.ledger_id
+        self.totals = totals
+        self.check = digest_check(transfer.digest)
+        self.entry_bytes_min = HEADER_BYTES + transfer.digest.size
+        self.done: asyncio.Future[TransferResult] = asyncio.get_running_loop().create_future()
+        self.undecided_count = sum(map(len, transfer.reads.values()))
+        self.readings: list[Reading] = []
+        self.writing: Writing | None = None
+        self.expected_bytes = max(1, transfer.entry_bytes_hint)
+        """What the next entry may weigh: the largest seen, falling slowly while smaller ones come."""
+        self.quantum = QUANTUM_COUNT
+        """How many entries a source may be asked for in one turn."""
+        self.is_weighed = False
+        """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's guess."""
+        self.is_over = False
+        self._good_count = 0
+        self._good_bytes = 0
+        self._failures: dict[BookieId, dict[int, Answer]] = {}
+
+    def weigh(self, largest_bytes: int) -> None:
+        """Learn from the largest of some entries that came."""
+        excess_bytes = self.expected_bytes - largest_bytes
+        self.is_weighed = True
+        self.expected_bytes = largest_bytes + max(0, excess_bytes) * 3 // 4
+        self.quantum = max(1, min(QUANTUM_COUNT, QUANTUM_BYTES // self.expected_bytes))
+
+    def add_read(self, count: int, entry_bytes: int) -> None:
+        """Entries came whole: all there is to do, unless they are to be written."""
+        self.totals.entries_read += count
+        self.totals.read_bytes += entry_bytes
+        if self.writing is None:
+            self._add_good(count, entry_bytes)
+
+    def add_written(self, count: int, entry_bytes: int) -> None:
+        self.totals.entries_written += count
+        self.totals.written_bytes += entry_bytes
+        self._add_good(count, entry_bytes)
+
+    def add_failure(self, reading: "Reading", entry_id: int, answer: Answer) -> None:
+        self._failures.setdefault(reading.lane.bookie, {})[entry_id] = answer
+        self._decide(1)
+
+    def fail_reading(self, reading: "Reading") -> None:
+        """The source is silent or gone: nothing is known of what it has not answered yet."""
+        entry_ids = reading.end()
+        if entry_ids:
+            failed = self._failures.setdefault(reading.lane.bookie, {})
+            failed.update(dict.fromkeys(entry_ids, Answer.UNKNOWN))
+            self._decide(len(entry_ids))
+
+    def fail_writing(self, error: BookmenderError, *refused: int) -> None:
+        """The target is gone, or refused an entry: nothing more is read for it."""
+        if not self.is_over:
+            assert self.writing is not None
+            unwritten = {*refused, *self.writing.end()}
+            for reading in self.readings:
+                unwritten.update(reading.end())
+            self._finish(frozenset(unwritten), error)
+            assert len(unwritten) == self.undecided_count, self.ledger_id
+
+    def abandon(self) -> None:
+        """Nobody waits for the result any more. Replies still to come are ignored."""
+        if self.is_over:
+            return
+        self.is_over = True
+        for reading in self.readings:
+            reading.end()
+        if self.writing is not None:
+            self.writing.end()
+
+    def _add_good(self, count: int, entry_bytes: int) -> None:
+        self._good_count += count
+        self._good_bytes += entry_bytes
+        self._decide(count)
+
+    def _decide(self, count: int) -> None:
+        self.undecided_count -= count
+        if self.undecided_count == 0:
+            self._finish(frozenset(), None)
+
+    def _finish(self, unwritten: frozenset[int], target_error: BookmenderError | None) -> None:
+        self.is_over = True
+        if self.writing is not None:
+            self.writing.end()
+        if not self.done.done():  # else it was cancelled, and abandon() follows
+            self.done.set_result(
+                TransferResult(
+                    entry_count=self._good_count,
+                    entry_bytes=self._good_bytes,
+                    failures=self._failures,
+                    unwritten=unwritten,
+                    target_error=target_error,
+                )
+            )
+
+
+class Reading:
+    """The entries of one job at one source. ``outstanding``: entry id to the bytes it was taken for.
+
+    When it is over the lane keeps it until its outstanding entries are answered: the bookie is
+    still at work on them, so they count against its budget, and their replies are nobody else's.
+    """
+
+    __slots__ = (
+        "_entry_ids",
+        "_next",
+        "has_pass",
+        "is_over",
+        "is_queued",
+        "job",
+        "lane",
+        "ledger_id",
+        "outstanding",
+        "progress_s",
+    )
+
+    def __init__(self, job: Job, lane: "SourceLane", entry_ids: Sequence[int]) -> None:
+        self.job = job
+        self.lane = lane
+        self.ledger_id = job.ledger_id
+        self.outstanding: dict[int, int] = {}
+        self.progress_s = 0.0
+        """Loop time at which the source last replied, or was asked while nothing was outstanding."""
+        self.is_queued = False
+        """Whether it waits for its next turn, in the lane's ring or parked at the target."""
+        self.has_pass = False
+        """Whether it was parked longest, so that it goes before those that still are."""
+        self.is_over = False
+        self._entry_ids = entry_ids
+        self._next = 0
+
+    @property
+    def target(self) -> "TargetLane | None":
+        writing = self.job.writing
+        return None if writing is None else writing.lane
+
+    @property
+    def has_pending(self) -> bool:
+        return self._next < len(self._entry_ids)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing left to ask and nothing outstanding."""
+        return not self.outstanding and self._next == len(self._entry_ids)
+
+    @property
+    def quantum(self) -> int:
+        """How many entries may be asked in one turn; 0 when the first replies should be seen first."""
+        job = self.job
+        count = job.quantum if job.is_weighed else QUANTUM_COUNT - len(self.outstanding)
+        pending_count = len(self._entry_ids) - self._next
+        return count if count < pending_count else pending_count
+
+    def ask(self, count: int, now_s: float) -> bytes:
+        """The requests for the next ``count`` entries, which are outstanding from now on."""
+        entry_ids = self._entry_ids[self._next : self._next + count]
+        self._next += count
+        if not self.outstanding:
+            self.progress_s = now_s
+        self.outstanding.update(dict.fromkeys(entry_ids, self.job.expected_bytes))
+        return read_requests(self.ledger_id, entry_ids)
+
+    def end(self) -> list[int]:
+        """Ask nothing more; the entries that were pending or outstanding until now."""
+        if self.is_over:
+            return []
+        self.is_over = True
+        entry_ids = [*self.outstanding, *self._entry_ids[self._next :]]
+        self._next = len(self._entry_ids)
+        if self.outstanding and self.target is not None:
+            self.target.release(sum(self.outstanding.values()), count=len(self.outstanding))
+        self.lane.forget_if_idle(self)
+        return entry_ids
+
+
+class Writing:
+    """The entries of one job on their way to its target. ``unacknowledged``: entry id to its bytes.
+
+    When it is over the lane keeps it until they are answered, as with a reading.
+    """
+
+    __slots__ = ("is_over", "job", "lane", "ledger_id", "prefix", "progress_s", "unacknowledged")
+
+    def __init__(self, job: Job, lane: "TargetLane") -> None:
+        self.job = job
+        self.lane = lane
+        self.ledger_id = job.ledger_id
+        self.prefix = recovery_add_prefix(job.transfer.digest.master_key)
+        self.unacknowledged: dict[int, int] = {}
+        self.progress_s = 0.0
+        """Loop time at which the target last replied, or was sent one while none was unacknowledged."""
+        self.is_over = False
+
+    def end(self) -> list[int]:
+        """Expect nothing more; the entries that were unacknowledged until now."""
+        if self.is_over:
+            return []
+        self.is_over = True
+        entry_ids = list(self.unacknowledged)
+        self.lane.forget_if_idle(self)
+        return entry_ids
+
+
+Part = TypeVar("Part", Reading, Writing)
+
+
+def forget(parts: dict[int, list[Part]], part: Part) -> None:
+    """Take a part out of a lane's table by ledger id. Harmless when it is not there."""
+    siblings = parts.get(part.ledger_id, [])
+    if part in siblings:
+        siblings.remove(part)
+        if not siblings:
+            del parts[part.ledger_id]

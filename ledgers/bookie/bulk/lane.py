@@ -1,0 +1,193 @@
+"""One connection to one bookie for one purpose: made when first needed, dropped at the first doubt."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from ledgers.bookie.bulk.frames import FRAME_BYTES_MAX
+from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
+from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.metadata import BookieId
+
+log = structlog.get_logger()
+
+Resolve = Callable[[BookieId], tuple[str, int] | None]
+"""A bookie's address, or None where nobody registered one."""
+
+BACK_OFF_FIRST_S = 0.1
+BACK_OFF_MAX_S = 10.0
+IDLE_MAX_S = 60.0
+"""A connection that nothing used for so long is closed."""
+LATE_TIMEOUTS = 6
+"""Entries that nobody waits for any more are given up after so many time-outs without a reply."""
+UNASKED_MAX = 1_000
+"""Replies in a row that nobody asked for: a late or repeated one is ignored, a flood is not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Common:
+    """What all lanes of a process share."""
+
+    resolve: Resolve
+    timeout_s: float
+    writes_in_flight_max: int
+    writes_bytes_max: int
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
+    is_paused: bool = False
+    """Whether no new reads are to be issued."""
+    is_closed: bool = False
+
+    def address(self, bookie: BookieId) -> tuple[str, int]:
+        """Raises UnavailableError when the id is neither registered nor ``host:port``."""
+        address = self.resolve(bookie)
+        if address is not None:
+            return address
+        host, _, port = bookie.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UnavailableError("bookie's address is unknown", bookie=bookie)
+        return host, int(port)
+
+
+class Lane(ABC):
+    """The connection and its comings and goings; what travels on it is the subclasses' business."""
+
+    def __init__(self, bookie: BookieId, common: Common) -> None:
+        self.bookie = bookie
+        self._common = common
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._inbox: Inbox | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._back_off_s = 0.0
+        self._retry_s = 0.0
+        """Loop time before which no new connection is tried."""
+        self._is_proven = False
+        """Whether this connection has brought a reply that was asked for."""
+        self._unasked_count = 0
+        self._used_s = 0.0
+        self._received_bytes = 0
+        """Of the inbox when last looked at: whether anything came since."""
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None
+
+    @property
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether anything is expected of the bookie, or waits to be asked."""
+
+    @abstractmethod
+    def consume(self, view: memoryview, end: int) -> int:
+        """As FrameReader."""
+
+    @abstractmethod
+    def is_full(self, inbox: Inbox, is_full: bool) -> None:
+        """As FrameReader."""
+
+    @abstractmethod
+    def _go_on(self) -> None:
+        """The connection stands: send what waits."""
+
+    @abstractmethod
+    def _fail_all(self, error: BookmenderError) -> None:
+        """The connection is gone, or could not be made: so is all that was expected of it."""
+
+    @abstractmethod
+    def check_progress(self, now_s: float) -> None:
+        """Called a few times per time-out: give up what has been waited for too long."""
+
+    def connect(self) -> None:
+        """Begin to connect unless that is done or under way, or fail while backing off."""
+        if self._opening is not None or self.is_open:
+            return
+        if self._common.is_closed:
+            self._fail_all(UnavailableError("closed by ourselves", bookie=self.bookie))
+            return
+        if self._loop.time() < self._retry_s:
+            self._fail_all(UnavailableError("bookie did not answer lately", bookie=self.bookie))
+            return
+        # No TaskGroup spans the life of a lane; the lane owns the task and ``close`` ends it.
+        self._opening = self._loop.create_task(self._open(), name=f"connect to {self.bookie}")
+
+    async def close(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.cancel()
+            await asyncio.wait([opening])
+        self.break_off(UnavailableError("closed by ourselves", bookie=self.bookie))
+
+    def break_off(self, error: BookmenderError) -> None:
+        """Drop the connection and fail all that was expected of it. Harmless when there is none."""
+        transport, self._transport, self._inbox = self._transport, None, None
+        if transport is not None:
+            transport.abort()
+        self._back_off()
+        self._fail_all(error)
+
+    def close_if_idle(self, now_s: float) -> None:
+        if self.is_busy:
+            self._used_s = now_s
+        elif now_s - self._used_s > IDLE_MAX_S and self._transport is not None:
+            transport, self._transport, self._inbox = self._transport, None, None
+            transport.abort()
+
+    # --- What the inbox reports (FrameReader) --------------------------------------------------
+
+    def opened(self, inbox: Inbox, transport: asyncio.Transport) -> None:
+        self._inbox, self._transport = inbox, transport
+        self._used_s = self._loop.time()
+        self._is_proven = False
+        self._unasked_count = 0
+        self._received_bytes = 0
+
+    def closed(self, inbox: Inbox, error: Exception | None) -> None:
+        if inbox is self._inbox:  # else it was broken off before
+            if isinstance(error, CorruptionError):
+                log.warning("bookie.lied", bookie=self.bookie, reason=str(error))
+            failure = UnavailableError("connection to bookie broke", bookie=self.bookie)
+            failure.__cause__ = error
+            self.break_off(failure)
+
+    # --- Below: helpers ------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        try:
+            async with asyncio.timeout(self._common.timeout_s):
+                host, port = self._common.address(self.bookie)
+                await self._loop.create_connection(
+                    lambda: Inbox(self, self._common.receive_buffer), host, port
+                )
+        except (OSError, UnavailableError) as error:  # OSError: TimeoutError too
+            self._opening = None
+            failure = UnavailableError("bookie could not be connected to", bookie=self.bookie)
+            failure.__cause__ = error
+            self.break_off(failure)
+        else:
+            self._opening = None
+            if self.is_open:  # else it broke at once
+                self._go_on()
+
+    def _back_off(self) -> None:
+        if self._is_proven:
+            self._back_off_s = 0.0
+        else:
+            self._back_off_s = min(max(self._back_off_s * 2, BACK_OFF_FIRST_S), BACK_OFF_MAX_S)
+        self._is_proven = False
+        self._retry_s = self._loop.time() + self._back_off_s
+
+    def _is_silent(self) -> bool:
+        """Whether not a byte came since the last call."""
+        assert self._inbox is not None
+        received_bytes, self._received_bytes = self._received_bytes, self._inbox.received_bytes
+        return received_bytes == self._received_bytes
+
+    def _ignore_unasked(self) -> None:
+        """Late, repeated or never asked for. Raises CorruptionError when it is one too many."""
+        self._unasked_count += 1
+        if self._unasked_count > UNASKED_MAX:
+            raise CorruptionError("replies that nobody asked for", bookie=self.bookie)

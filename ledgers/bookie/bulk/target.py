@@ -1,0 +1,214 @@
+"""Writing to one bookie: a window of entries on their way, and the replies to them."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ledgers.bookie.budget import Window
+from ledgers.bookie.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
+from ledgers.bookie.bulk.inbox import Inbox
+from ledgers.bookie.bulk.job import Reading, Writing, forget
+from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane
+from ledgers.bookie.protocol.status import Status
+from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.metadata import BookieId
+
+if TYPE_CHECKING:
+    from ledgers.bookie.bulk.source import SourceLane
+
+
+class TargetLane(Lane):
+    """Adds to one bookie, of all transfers that write there.
+
+    The window counts an entry from before it is asked of its source until it is acknowledged, so
+    that what was read always has a place to go and memory is bounded. Readings that find the window
+    full are parked, and go on in their order whenever half of it is free: nobody overtakes them.
+    """
+
+    def __init__(self, bookie: BookieId, common: Common) -> None:
+        super().__init__(bookie, common)
+        self._window = Window(
+            count_max=common.writes_in_flight_max, bytes_max=common.writes_bytes_max
+        )
+        self._writings: dict[int, list[Writing]] = {}
+        """By ledger id, in the order in which they began."""
+        self._parked: deque[Reading] = deque()
+        self._is_unparking = False
+        """Whether ``_unpark`` is about to be called."""
+        self._is_full = False
+        self._held_sources: dict[SourceLane, None] = {}
+
+    # --- Credit --------------------------------------------------------------------------------
+
+    def take(self, reading: Reading, count: int) -> int:
+        """Credit for up to ``count`` more of its entries; 0 means: park."""
+        if self._transport is None or (self._parked and not reading.has_pass):
+            return 0
+        reading.has_pass = False
+        return self._window.take(count, reading.job.expected_bytes)
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        self._window.release(entry_bytes, count=count)
+        if self._parked and not self._is_unparking and self._window.is_half_free:
+            # Once for all that comes back in this turn of the loop: what is let go takes its credit
+            # only in the next one, and until then the window looks free.
+            self._is_unparking = True
+            self._loop.call_soon(self._unpark)
+
+    def resize(self, difference_bytes: int) -> None:
+        """Entries weigh more, or less, than what was taken for them."""
+        self._window.entry_bytes += difference_bytes
+
+    def park(self, reading: Reading) -> None:
+        self._parked.append(reading)
+
+    def _unpark(self) -> None:
+        """Let those go on that have waited longest, as many as there is room for."""
+        self._is_unparking = False
+        free_count = self._window.free_count
+        while self._parked and free_count > 0:
+            reading = self._parked.popleft()
+            free_count -= reading.quantum
+            reading.has_pass = True
+            reading.lane.enqueue(reading)
+
+    # --- Sending -------------------------------------------------------------------------------
+
+    def begin(self, writing: Writing) -> None:
+        self._used_s = self._loop.time()
+        self._writings.setdefault(writing.ledger_id, []).append(writing)
+        self.connect()
+
+    def send(self, frames: Sequence[memoryview], source: "SourceLane") -> None:
+        """Send adds whose credit was taken. The bytes are copied: the caller reuses its buffer."""
+        if self._transport is not None:  # else their jobs have failed meanwhile
+            self._transport.write(b"".join(frames))
+            if self._is_full:
+                # Entries turned out larger than expected, or the bookie takes nothing.
+                self._held_sources[source] = None
+                source.hold(self)
+
+    def is_full(self, inbox: Inbox, is_full: bool) -> None:
+        if inbox is self._inbox:  # else it was broken off before
+            self._is_full = is_full
+            if not is_full:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        held, self._held_sources = self._held_sources, {}
+        for source in held:
+            source.let_go(self)
+
+    def opened(self, inbox: Inbox, transport: asyncio.Transport) -> None:
+        super().opened(inbox, transport)
+        transport.set_write_buffer_limits(high=self._common.writes_bytes_max)
+
+    # --- Replies -------------------------------------------------------------------------------
+
+    def consume(self, view: memoryview, end: int) -> int:
+        position, end = 0, end - end % REPLY_BYTES
+        while position < end:
+            length, word, _, ledger_id, entry_id = REPLY.unpack_from(view, position)
+            if length != REPLY_PACKET_BYTES or word != ADD_REPLY_WORD:
+                raise CorruptionError("not a reply to an add", bookie=self.bookie)
+            writings = self._writings.get(ledger_id, ())
+            writing = next((w for w in writings if entry_id in w.unacknowledged), None)
+            if writing is None:
+                self._ignore_unasked()
+                position += REPLY_BYTES
+            else:
+                # Where a ledger has several writings each reply is the first one's that waits for it.
+                stretch_end = end if len(writings) == 1 else position + REPLY_BYTES
+                position = self._acknowledge(writing, view[:stretch_end], position)
+        return end
+
+    def _acknowledge(self, writing: Writing, view: memoryview, position: int) -> int:
+        """Take the replies to one writing that stand in a row; the position after them."""
+        pop, own_ledger_id = writing.unacknowledged.pop, writing.ledger_id
+        count = replied_bytes = good_bytes = 0
+        refusal: BookmenderError | None = None
+        for length, word, code, ledger_id, entry_id in REPLY.iter_unpack(view[position:]):
+            if (
+                ledger_id != own_ledger_id
+                or length != REPLY_PACKET_BYTES
+                or word != ADD_REPLY_WORD
+                or not (entry_bytes := pop(entry_id, 0))
+            ):
+                break
+            count += 1
+            replied_bytes += entry_bytes
+            if code != 0:
+                refusal = self._refusal(code, ledger_id, entry_id)
+                break
+            good_bytes += entry_bytes
+        self._settle(writing, count, replied_bytes)
+        if not writing.is_over:
+            writing.job.add_written(count - (refusal is not None), good_bytes)
+            if refusal is not None:
+                writing.job.fail_writing(refusal, entry_id)
+        self.forget_if_idle(writing)
+        return position + count * REPLY_BYTES
+
+    def _settle(self, writing: Writing, count: int, replied_bytes: int) -> None:
+        self._is_proven = True
+        self._unasked_count = 0
+        writing.progress_s = self._loop.time()
+        self.release(replied_bytes, count=count)
+
+    def _refusal(self, code: int, ledger_id: int, entry_id: int) -> BookmenderError:
+        error = Status.of_v2(code).error
+        assert error is not None, code
+        return error(
+            "the target refused an entry",
+            bookie=self.bookie,
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            code=code,
+        )
+
+    # --- Ends ----------------------------------------------------------------------------------
+
+    def forget_if_idle(self, writing: Writing) -> None:
+        """Keep a writing that is over no longer than replies to it may come."""
+        if writing.is_over and not writing.unacknowledged:
+            forget(self._writings, writing)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._writings)
+
+    def check_progress(self, now_s: float) -> None:
+        if self._transport is None:
+            return
+        if self._window.is_half_free:
+            self._unpark()  # those with a pass may all wait for a source that is slow
+        waiting = [writing for writing in self._all_writings() if writing.unacknowledged]
+        stalled = [w for w in waiting if now_s - w.progress_s > self._common.timeout_s]
+        error = UnavailableError("no reply from the target in time", bookie=self.bookie)
+        if self._is_silent() and stalled and len(stalled) == len(waiting):
+            self.break_off(error)
+            return
+        for writing in stalled:
+            writing.job.fail_writing(error)
+            if now_s - writing.progress_s > LATE_TIMEOUTS * self._common.timeout_s:
+                self._give_up(writing)
+
+    def _all_writings(self) -> list[Writing]:
+        return [writing for writings in self._writings.values() for writing in writings]
+
+    def _give_up(self, writing: Writing) -> None:
+        entry_bytes = list(writing.unacknowledged.values())
+        writing.unacknowledged.clear()
+        self.forget_if_idle(writing)
+        self.release(sum(entry_bytes), count=len(entry_bytes))
+
+    def _go_on(self) -> None:
+        self._unpark()
+
+    def _fail_all(self, error: BookmenderError) -> None:
+        self._is_full = False
+        self._let_go()
+        for writing in self._all_writings():
+            writing.job.fail_writing(error)
+            self._give_up(writing)

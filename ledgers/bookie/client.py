@@ -1,0 +1,280 @@
+"""Requests to real bookies: the control path of the ``Bookies`` interface.
+
+Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be
+told apart (fencing, last entries, LACs; rule S5) and by default for all single reads and adds; V2
+for these where the settings say so; and V2 for batch reads alone, since a bookie before 4.17 answers
+the first of them by closing the connection. Bulk copying is ``bulk``'s; both share the read budgets.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.channel import BackOffSettings, Channel, OnBroken
+from ledgers.bookie.connection import BrokenConnectionError, Connection, ConnectionSettings
+from ledgers.bookie.protocol import v2, v3
+from ledgers.bookie.protocol.availability import decode_availability
+from ledgers.bookie.protocol.messages import (
+    Add,
+    Codec,
+    ListEntries,
+    Read,
+    ReadBatch,
+    ReadLac,
+    Reply,
+    Request,
+    WriteLac,
+)
+from ledgers.bookies import LAST_ENTRY, LacAnswer, Transfer, TransferResult
+from ledgers.clock import Clock
+from ledgers.errors import UnavailableError
+from ledgers.formats.bookie_info import Address, parse_address
+from ledgers.metadata import BookieId
+
+Resolve = Callable[[BookieId], Address | None]
+"""Where a bookie listens, as its registration says; None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieClientSettings:
+    """How bookies are spoken to."""
+
+    protocol: Literal["v2", "v3"] = "v3"
+    """For single reads and adds; what must be told apart goes over V3 in any case."""
+    batch_bytes_max: int = 256 * 1024
+    """At most so much is asked for in one batch read, whatever the caller allows (rule S10)."""
+    connection: ConnectionSettings = field(default_factory=ConnectionSettings)
+    back_off: BackOffSettings = field(default_factory=BackOffSettings)
+
+
+class BulkPath(Protocol):
+    """Whoever carries out transfers. It is closed with the client."""
+
+    async def transfer(self, transfer: Transfer) -> TransferResult: ...
+
+    async def close(self) -> None: ...
+
+
+class BookieClient:
+    """The real ``Bookies``. Belongs to one loop; ``close`` it there."""
+
+    def __init__(
+        self,
+        *,
+        resolve: Resolve,
+        budgets: Budgets,
+        bulk: BulkPath,
+        clock: Clock,
+        rng: random.Random,
+        settings: BookieClientSettings,
+    ) -> None:
+        self._resolve, self._budgets, self._bulk = resolve, budgets, bulk
+        self._clock, self._rng, self._settings = clock, rng, settings
+        self._lines: dict[BookieId, _Lines] = {}
+        self._is_closed = False
+
+    # --- Reads ---------------------------------------------------------------------------------
+
+    async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
+        lines = self._to(bookie)
+        line = lines.v3 if entry_id == LAST_ENTRY else lines.data
+        reply = await self._ask(line, Read(ledger_id=ledger_id, entry_id=entry_id))
+        return reply.check(bookie=bookie, ledger_id=ledger_id, entry_id=entry_id).entries[0]
+
+    async def read_fencing(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        master_key: bytes,
+        is_high_priority: bool = False,
+    ) -> bytes:
+        request = Read(
+            ledger_id=ledger_id,
+            entry_id=entry_id,
+            fencing_key=master_key,
+            is_high_priority=is_high_priority,
+        )
+        reply = await self._ask(self._to(bookie).v3, request)
+        return reply.check(bookie=bookie, ledger_id=ledger_id, entry_id=entry_id).entries[0]
+
+    async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
+        reply = await self._ask(self._to(bookie).v3, ReadLac(ledger_id=ledger_id))
+        if reply.lac == LacAnswer():
+            reply.check(bookie=bookie, ledger_id=ledger_id)
+        return reply.lac  # one of the two counts, although the status may tell of the other
+
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        first_entry_id: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[bytes]:
+        request = ReadBatch(
+            ledger_id=ledger_id,
+            first_entry_id=first_entry_id,
+            count_max=count_max,
+            bytes_max=min(bytes_max, self._settings.batch_bytes_max),
+        )
+        lines = self._to(bookie)
+        async with lines.probe:
+            knows_batches = lines.knows_batches
+            if knows_batches is None:
+                return await self._probe_batch(bookie, request)
+        if knows_batches:
+            return _batch(bookie, request, await self._ask(lines.batch, request))
+        return [await self.read(bookie, ledger_id, first_entry_id)]
+
+    async def _probe_batch(self, bookie: BookieId, request: ReadBatch) -> list[bytes]:
+        """The first one, on a connection that carries nothing else: what becomes of that tells."""
+        lines = self._to(bookie)
+        connection = await lines.batch.connection()
+        try:
+            return _batch(bookie, request, await connection.request(request))
+        except BrokenConnectionError:
+            try:
+                return [await self.read(bookie, request.ledger_id, request.first_entry_id)]
+            finally:
+                lines.note_batch_refusal()
+
+    async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
+        reply = await self._ask(self._to(bookie).v3, ListEntries(ledger_id=ledger_id))
+        return decode_availability(reply.check(bookie=bookie, ledger_id=ledger_id).availability)
+
+    # --- Writes --------------------------------------------------------------------------------
+
+    async def add(
+        self,
+        bookie: BookieId,
+        entry: bytes,
+        *,
+        master_key: bytes,
+        is_recovery: bool = False,
+        is_high_priority: bool = False,
+    ) -> None:
+        request = Add(
+            entry=entry,
+            master_key=master_key,
+            is_recovery=is_recovery,
+            is_high_priority=is_high_priority,
+        )
+        reply = await self._ask(self._to(bookie).data, request)
+        header = request.header
+        reply.check(bookie=bookie, ledger_id=header.ledger_id, entry_id=header.entry_id)
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: int, lac: int, *, master_key: bytes, record: bytes
+    ) -> None:
+        request = WriteLac(ledger_id=ledger_id, lac=lac, master_key=master_key, record=record)
+        reply = await self._ask(self._to(bookie).v3, request)
+        reply.check(bookie=bookie, ledger_id=ledger_id)
+
+    async def transfer(self, transfer: Transfer) -> TransferResult:
+        return await self._bulk.transfer(transfer)
+
+    # --- Connections ---------------------------------------------------------------------------
+
+    def bookie_returned(self, bookie: BookieId) -> None:
+        """It registered anew: connect at once, and find out again what it can do."""
+        if bookie in self._lines:
+            self._lines[bookie].start_afresh()
+
+    async def close(self) -> None:
+        """Break all connections; requests in flight, and all later ones, fail."""
+        self._is_closed = True
+        for lines in self._lines.values():
+            await lines.close()
+        await self._bulk.close()
+
+    async def _ask(self, line: Channel, request: Request) -> Reply:
+        connection = await line.connection()
+        return await connection.request(request)
+
+    def _to(self, bookie: BookieId) -> "_Lines":
+        if self._is_closed:
+            raise UnavailableError("closed by us", bookie=bookie)
+        lines = self._lines.get(bookie)
+        if lines is None:
+            lines = self._lines[bookie] = self._new_lines(bookie)
+        return lines
+
+    def _new_lines(self, bookie: BookieId) -> "_Lines":
+        line_v3 = self._channel(bookie, v3)
+        return _Lines(
+            v3=line_v3,
+            data=line_v3 if self._settings.protocol == "v3" else self._channel(bookie, v2),
+            batch=self._channel(bookie, v2),
+        )
+
+    def _channel(self, bookie: BookieId, codec: Codec) -> Channel:
+        async def connect(on_broken: OnBroken) -> Connection:
+            return await Connection.open(
+                bookie,
+                self._address(bookie),
+                codec=codec,
+                reads=self._budgets.reads(bookie),
+                settings=self._settings.connection,
+                on_broken=on_broken,
+            )
+
+        return Channel(
+            bookie, connect, clock=self._clock, rng=self._rng, settings=self._settings.back_off
+        )
+
+    def _address(self, bookie: BookieId) -> Address:
+        address = self._resolve(bookie) or parse_address(bookie)
+        if address is None:
+            raise UnavailableError("nobody knows this bookie's address", bookie=bookie)
+        return address
+
+
+def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
+    reply.check(bookie=bookie, ledger_id=request.ledger_id, entry_id=request.first_entry_id)
+    if not reply.entries:
+        raise UnavailableError("batch read without an entry", bookie=bookie)
+    return list(reply.entries)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Lines:
+    """The connections to one bookie. ``data`` may be the same as ``v3``."""
+
+    v3: Channel
+    data: Channel
+    batch: Channel
+    probe: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while it is being found out whether the bookie knows batch reads."""
+    refused_beside: Connection | None = None
+    """Where single reads went when batch reads were refused: while it lives, it is the same bookie."""
+
+    @property
+    def knows_batches(self) -> bool | None:
+        """Whether the bookie at the other end knows batch reads; None while that is not known."""
+        if self.refused_beside is not None and not self.refused_beside.is_broken:
+            return False
+        connection = self.batch.current
+        if connection is not None and connection.has_answered and not connection.is_broken:
+            return True
+        return None
+
+    def note_batch_refusal(self) -> None:
+        """If single reads got no answer either, the bookie went down, and nothing is known."""
+        self.refused_beside = self.data.current
+        if self.knows_batches is False:
+            self.batch.retry_now()  # that it closed this connection was no failure
+
+    def start_afresh(self) -> None:
+        self.refused_beside = None
+        for channel in (self.v3, self.data, self.batch):
+            channel.retry_now()
+
+    async def close(self) -> None:
+        for channel in (self.v3, self.data, self.batch):
+            await channel.close()

@@ -1,0 +1,271 @@
+"""One pipelined connection to a bookie, for either protocol.
+
+Requests go out at once, as far as there is room, and replies come back in any order. What is in
+flight is bounded in number and in bytes; a deadline bounds every reply; a connection that breaks
+fails all its requests at that moment. Reconnecting is ``channel``'s business.
+
+A request counts as in flight until its reply is in or can no longer come, whether or not anybody
+still waits for it: a caller that is cancelled does not make the bookie forget the request.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import cast
+
+from ledgers.bookie.budget import ReadBudget
+from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX, REPLY_SLACK_BYTES, FrameReader, frame
+from ledgers.bookie.protocol.messages import (
+    Add,
+    Codec,
+    ListEntries,
+    ReadBatch,
+    Reply,
+    Request,
+    WriteLac,
+)
+from ledgers.errors import CorruptionError, UnavailableError
+from ledgers.formats.bookie_info import Address
+from ledgers.metadata import BookieId
+
+
+class BrokenConnectionError(UnavailableError):
+    """The connection broke while a request was in flight, or before it could be sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionSettings:
+    """Limits of one connection. Every time-out ends in UnavailableError."""
+
+    connect_timeout_s: float = 3.0
+    request_timeout_s: float = 5.0
+    """From sending to the reply; BookKeeper's own default for reads and adds."""
+    late_reply_timeout_s: float = 30.0
+    """How much longer a request counts as in flight that was not answered in time: the bookie may
+    still be at work on it (rule S10)."""
+    queue_timeout_s: float = 30.0
+    """How long a request waits for room of ours, while the bookie answers earlier ones."""
+    adds_in_flight_max: int = 256
+    added_bytes_in_flight_max: int = 8 * 1024 * 1024
+    """One larger entry is let through alone."""
+    read_bytes_guess: int = 64 * 1024
+    """What a read of an entry of unknown size counts for in the read budget."""
+    frame_bytes_max: int = FRAME_BYTES_MAX
+    """The bookies' ``nettyMaxFrameSizeBytes``."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Pending:
+    """A request in flight, and the room it takes."""
+
+    key: Hashable
+    is_key_unique: bool
+    reply: asyncio.Future[Reply]
+    room: ReadBudget
+    room_bytes: int
+    sent_at_s: float
+    may_be_ignored: bool
+    """Whether a healthy bookie may leave this one without a reply."""
+    deadline: asyncio.TimerHandle | None = None
+
+    def fail(self, error: UnavailableError) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
+            self.reply.exception()  # so that asyncio does not complain if the caller has just gone
+
+
+class Connection(asyncio.Protocol):
+    """See the module. Made by ``open``; belongs to the loop that made it."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        *,
+        codec: Codec,
+        reads: ReadBudget,
+        settings: ConnectionSettings,
+        on_broken: Callable[["Connection", Exception], None],
+    ) -> None:
+        self._bookie, self._codec, self._settings = bookie, codec, settings
+        self._reads = reads
+        self._adds = ReadBudget(
+            count_max=settings.adds_in_flight_max, bytes_max=settings.added_bytes_in_flight_max
+        )
+        self._on_broken = on_broken
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max + REPLY_SLACK_BYTES)
+        self._pending: dict[Hashable, deque[_Pending]] = {}
+        self._transport: asyncio.Transport | None = None
+        self._lost: asyncio.Future[None] = self._loop.create_future()
+        self._cause: Exception | None = None
+        self._received_at_s = -1.0
+        self._request_id = 0
+
+    @classmethod
+    async def open(
+        cls,
+        bookie: BookieId,
+        address: Address,
+        *,
+        codec: Codec,
+        reads: ReadBudget,
+        settings: ConnectionSettings,
+        on_broken: Callable[["Connection", Exception], None],
+    ) -> "Connection":
+        """Connect. ``reads`` is the bookie's budget; ``on_broken`` is called once, with the cause.
+
+        Raises UnavailableError.
+        """
+        connection = cls(bookie, codec=codec, reads=reads, settings=settings, on_broken=on_broken)
+        try:
+            async with asyncio.timeout(settings.connect_timeout_s):
+                await connection._loop.create_connection(lambda: connection, *address)
+        except (OSError, UnicodeError) as error:  # time-outs and unknown hosts are OSErrors too
+            raise UnavailableError("cannot connect", bookie=bookie, address=address) from error
+        return connection
+
+    @property
+    def is_broken(self) -> bool:
+        return self._cause is not None
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether anything at all was received. A starting bookie accepts connections and resets them."""
+        return self._received_at_s >= 0
+
+    async def request(self, request: Request) -> Reply:
+        """Send it when there is room, and wait for its reply, whatever its status.
+
+        Raises UnavailableError (BrokenConnectionError where the connection broke), RejectedError when no
+        frame is large enough, ValueError for what this protocol cannot ask.
+        """
+        room, room_bytes = self._room(request)
+        await self._wait_for_room(room, room_bytes)
+        try:
+            pending = self._send(request, room, room_bytes)
+        except Exception:
+            room.release(room_bytes)
+            raise
+        return await pending.reply
+
+    async def close(self) -> None:
+        """Break the connection. Whoever still waits for a reply gets UnavailableError."""
+        self._break(ConnectionAbortedError("closed by us"))
+        if self._transport is not None:
+            await self._lost
+
+    # --- Room ----------------------------------------------------------------------------------
+
+    def _room(self, request: Request) -> tuple[ReadBudget, int]:
+        """Where the request has to fit in, and with how many bytes."""
+        match request:
+            case Add(entry=entry):
+                return self._adds, len(entry)
+            case WriteLac(record=record):
+                return self._adds, len(record)
+            case ReadBatch(bytes_max=bytes_max):
+                return self._reads, bytes_max
+            case _:
+                return self._reads, self._settings.read_bytes_guess
+
+    async def _wait_for_room(self, room: ReadBudget, room_bytes: int) -> None:
+        try:
+            async with asyncio.timeout(self._settings.queue_timeout_s):
+                await room.acquire(room_bytes)
+        except TimeoutError as error:
+            raise UnavailableError("too much in flight already", bookie=self._bookie) from error
+
+    # --- Out -----------------------------------------------------------------------------------
+
+    def _send(self, request: Request, room: ReadBudget, room_bytes: int) -> _Pending:
+        if self._cause is not None:
+            raise self._broken_error() from self._cause
+        self._request_id += 1
+        encoded = self._codec.encode(request, self._request_id)
+        data = frame(encoded.packet, frame_bytes_max=self._settings.frame_bytes_max)
+        pending = _Pending(
+            key=encoded.key,
+            is_key_unique=encoded.is_key_unique,
+            reply=self._loop.create_future(),
+            room=room,
+            room_bytes=room_bytes,
+            sent_at_s=self._loop.time(),
+            may_be_ignored=isinstance(request, ListEntries),
+        )
+        timeout_s = self._settings.request_timeout_s
+        pending.deadline = self._loop.call_later(timeout_s, self._expire, pending)
+        self._pending.setdefault(pending.key, deque()).append(pending)
+        assert self._transport is not None
+        self._transport.write(data)
+        return pending
+
+    def _expire(self, pending: _Pending) -> None:
+        """The reply did not come in time.
+
+        Replies that could be taken for one another make the connection useless from here on, since
+        the late one may still come (rule S5). So does silence: the host may be gone without a word.
+        """
+        pending.fail(UnavailableError("no answer in time", bookie=self._bookie))
+        is_silent = self._received_at_s < pending.sent_at_s
+        if pending.may_be_ignored:
+            self._forget(pending)
+        elif is_silent or not pending.is_key_unique:
+            self._break(TimeoutError("no answer in time"))
+        else:
+            late_s = self._settings.late_reply_timeout_s
+            pending.deadline = self._loop.call_later(late_s, self._forget, pending)
+
+    # --- In: called by the transport -------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received_at_s = self._loop.time()
+        self._frames.feed(data)
+        try:
+            while (packet := self._frames.next_packet()) is not None:
+                self._settle(self._codec.decode(packet))
+        except CorruptionError as error:
+            self._break(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._break(exc or ConnectionResetError("closed by the bookie"))
+        self._lost.set_result(None)
+
+    def _settle(self, reply: Reply) -> None:
+        """Give the reply to the oldest request with its key. One that nobody asked for is ignored."""
+        if waiting := self._pending.get(reply.key):
+            pending = waiting[0]
+            self._forget(pending)
+            if not pending.reply.done():
+                pending.reply.set_result(reply)
+
+    # --- The end -------------------------------------------------------------------------------
+
+    def _forget(self, pending: _Pending) -> None:
+        """It is in flight no more. Room goes to the next in line, which may send at its next step."""
+        waiting = self._pending[pending.key]
+        waiting.remove(pending)
+        if not waiting:
+            del self._pending[pending.key]
+        assert pending.deadline is not None
+        pending.deadline.cancel()
+        pending.room.release(pending.room_bytes)
+
+    def _break(self, cause: Exception) -> None:
+        if self._cause is not None:
+            return
+        self._cause = cause
+        if self._transport is not None:
+            self._transport.abort()
+        for pending in [each for waiting in self._pending.values() for each in waiting]:
+            self._forget(pending)
+            error = self._broken_error()
+            error.__cause__ = cause
+            pending.fail(error)
+        self._on_broken(self, cause)
+
+    def _broken_error(self) -> BrokenConnectionError:
+        return BrokenConnectionError("the connection broke", bookie=self._bookie)

@@ -1,0 +1,123 @@
+"""What bookies say of themselves in ZooKeeper: valid ids, addresses, cookies. Bytes in, values out."""
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from ledgers.errors import CorruptionError
+from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat, CookieFormat
+from ledgers.formats.protobuf import decoded, parse_binary, parse_text
+from ledgers.metadata import BookieId
+
+_BOOKIE_ID = re.compile(r"[A-Za-z0-9:-_.\-]+")
+_HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
+
+
+@lru_cache(maxsize=65_536)
+def parse_bookie_id(text: str) -> BookieId:
+    """The text as a bookie id. Raises CorruptionError when it cannot be one (BookieId.validate).
+
+    The cache also makes equal ids one object: a million ledgers name the same few bookies.
+    """
+    if not _BOOKIE_ID.fullmatch(decoded(text)) or text.lower() == "readonly":
+        raise CorruptionError("not a bookie id", text=text[:200])
+    return BookieId(text)
+
+
+class Address(NamedTuple):
+    """Where a bookie's protocol port is. ``host``: a name or an IP address, not resolved."""
+
+    host: str
+    port: int
+
+
+def parse_address(bookie_id: str) -> Address | None:
+    """The address that a bookie id spells out as ``host:port``; None when it is an opaque name."""
+    match = _HOST_AND_PORT.fullmatch(bookie_id)
+    if match is None or not 0 < int(match[2]) < 65_536:
+        return None
+    return Address(host=match[1].strip("[]"), port=int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieInfo:
+    """What a bookie registered. ``address`` is None when nothing says where it listens.
+
+    ``extensions`` of its protocol port, ``tls`` among them when it can be upgraded to TLS.
+    """
+
+    address: Address | None
+    extensions: frozenset[str] = frozenset()
+
+
+def parse_bookie_info(bookie_id: str, data: bytes) -> BookieInfo:
+    """A registration, as found at ``available/<id>`` or ``available/readonly/<id>``.
+
+    Old bookies store nothing there; then the id is the address. Raises CorruptionError.
+    """
+    if not data:
+        return BookieInfo(address=parse_address(bookie_id))
+    for endpoint in parse_binary(data, BookieServiceInfoFormat).endpoints:
+        if endpoint.protocol == "bookie-rpc":
+            return BookieInfo(
+                address=_address(decoded(endpoint.host), endpoint.port),
+                extensions=frozenset(map(decoded, endpoint.extensions)),
+            )
+    return BookieInfo(address=None)
+
+
+def _address(host: str, port: int) -> Address:
+    if not host or not 0 < port < 65_536:
+        raise CorruptionError("a bookie registered an impossible address", host=host, port=port)
+    return Address(host=host, port=port)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cookie:
+    """What identifies a bookie's disks. It changes when a bookie is formatted anew.
+
+    ``instance_id``: of the cluster it belongs to, None in cookies of old versions; ``index_dirs``
+    are empty when they are no others than ``ledger_dirs``.
+    """
+
+    bookie: BookieId
+    journal_dirs: tuple[str, ...]
+    ledger_dirs: tuple[str, ...]
+    index_dirs: tuple[str, ...] = ()
+    instance_id: str | None = None
+
+
+def parse_cookie(data: bytes) -> Cookie:
+    """A cookie, as found at ``cookies/<id>``: a line with its version, then text. Raises CorruptionError."""
+    version, _, body = data.partition(b"\n")
+    if version == b"3":
+        return _cookie(_of_plain_lines(body))
+    if version in (b"4", b"5"):
+        return _cookie(parse_text(body, CookieFormat))
+    raise CorruptionError("cookie of a version that we do not know", version=version[:20])
+
+
+def _of_plain_lines(body: bytes) -> CookieFormat:
+    try:
+        bookie, journal_dirs, ledger_dirs = body.decode("utf-8").removesuffix("\n").split("\n")
+    except ValueError as error:
+        raise CorruptionError("cookie of version 3 without its three lines") from error
+    return CookieFormat(bookieHost=bookie, journalDir=journal_dirs, ledgerDirs=ledger_dirs)
+
+
+def _cookie(message: CookieFormat) -> Cookie:
+    return Cookie(
+        bookie=parse_bookie_id(message.bookieHost),
+        journal_dirs=tuple(message.journalDir.split(",")),
+        ledger_dirs=_directories(message.ledgerDirs),
+        index_dirs=_directories(message.indexDirs) if message.HasField("indexDirs") else (),
+        instance_id=message.instanceId if message.HasField("instanceId") else None,
+    )
+
+
+def _directories(counted: str) -> tuple[str, ...]:
+    count, *directories = counted.split("\t")
+    if count != str(len(directories)):
+        raise CorruptionError("cookie with another number of directories than it says", count=count)
+    return tuple(directories)

@@ -1,0 +1,4 @@
+"""The metadata store and the bookies in memory, with faults on request, for tests and simulation.
+
+They pass the same contract tests as the real ones.
+"""

@@ -1,0 +1,6 @@
+"""What is done to a ledger: ``creation``, ``writer``, ``opening``, ``reader``, ``recovery`` with its
+``fencing``.
+
+They share ``appending`` (adds to a write set, with ``acks`` and ``ensembles``), ``asking`` (several
+bookies for one answer), ``ahead`` (reads in advance) and ``tasks``.
+"""

@@ -1,0 +1,231 @@
+"""The bookies' part of a recovery: fence the last ensemble, find the end, write it back.
+
+Changes no metadata. Every read that looks for the end fences, so that a bookie that said "no" to us
+can acknowledge nothing to the writer any more; and only an explicit no is a no (rule S5). Nothing
+before the last segment is looked at: it is complete, and never changes.
+"""
+
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Literal
+
+from ledgers.bookies import LAST_ENTRY, Answer, Bookies
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest, EntryHeader
+from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
+from ledgers.operations.ahead import read_ahead
+from ledgers.operations.appending import QuorumAppender
+from ledgers.operations.asking import Replies, ask, said
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.opening import Tail, tail_verdict
+from ledgers.operations.reader import LedgerReader, replicas_in
+from ledgers.operations.tasks import task_scope
+
+HEDGE_S = 0.5
+"""A recovery read that is not answered for so long is sent to the next bookie as well."""
+STRAGGLERS_S = 1.0
+"""How long copies beyond the A needed are waited for before the ledger is closed."""
+
+Proof = bytes | Literal[Answer.ABSENT]
+"""The entry, or that it cannot have been acknowledged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveredEnd:
+    """Where a ledger ends. ``segments``: the ensembles that recovery changed on the way."""
+
+    last_entry_id: int
+    length: int
+    segments: tuple[Segment, ...] = ()
+
+
+def recovery_verdict(
+    replies: Replies[bytes],
+    *,
+    write_quorum: int,
+    ack_quorum: int,
+    distrusted: Collection[BookieId] = (),
+) -> Proof | None:
+    """What the fenced bookies of an entry's write set prove: the entry, its absence, or nothing yet.
+
+    One good copy is enough: the entry may have been acknowledged. It cannot have been once W - A + 1
+    bookies explicitly do not have it: fewer than A are left that might, and those that said no
+    are fenced. Errors, time-outs and bad digests prove nothing.
+    """
+    for reply in replies.values():
+        if reply.value is not None:
+            return reply.value
+    absent_count = sum(
+        reply.answer is Answer.ABSENT and bookie not in distrusted
+        for bookie, reply in replies.items()
+    )
+    return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
+
+
+class EndFinder:
+    """One attempt at finding a ledger's end, from the metadata that marked it IN_RECOVERY."""
+
+    def __init__(
+        self,
+        ledger_id: int,
+        metadata: LedgerMetadata,
+        *,
+        digest: EntryDigest,
+        bookies: Bookies,
+        targets: Targets,
+        clock: Clock,
+        distrusted: Collection[BookieId],
+    ) -> None:
+        self._ledger_id, self._metadata = ledger_id, metadata
+        self._digest, self._bookies = digest, bookies
+        self._targets, self._clock = targets, clock
+        self._distrusted = frozenset(distrusted)
+        self._answers: dict[BookieId, Answer] = {}
+        self._changed: dict[int, Segment] = {}
+
+    async def find_end(self) -> RecoveredEnd:
+        """Find the last entry that may have been acknowledged, with all up to it on A bookies."""
+        tail = await self._fence()
+        last_entry_id, length = await self._write_back(tail.lac)
+        if length is None:
+            length = await self._length_at(last_entry_id, otherwise=tail.length)
+        return RecoveredEnd(
+            last_entry_id=last_entry_id, length=length, segments=tuple(self._changed.values())
+        )
+
+    async def _fence(self) -> Tail:
+        """Fence every bookie of the last ensemble, until those known to be fenced cover it."""
+        decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
+        ensemble = self._metadata.last_segment.ensemble
+        tail, replies = await ask(ensemble, self._fenced_tail, decide, clock=self._clock)
+        if tail is None:
+            raise UnavailableError(
+                "too few bookies of the last ensemble could be fenced",
+                ledger_id=self._ledger_id,
+                replies=said(replies),
+            )
+        self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
+        return tail
+
+    async def _fenced_tail(self, bookie: BookieId) -> Tail:
+        entry = await self._bookies.read_fencing(
+            bookie, self._ledger_id, LAST_ENTRY, master_key=self._digest.master_key
+        )
+        header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
+        return Tail(lac=header.lac, length=header.length)
+
+    async def _write_back(self, lac: int) -> tuple[int, int | None]:
+        """Add every entry after the LAC again; the last one's id, and the length up to it if any."""
+        length = None
+        async with task_scope() as scope:
+            appender = QuorumAppender(
+                self._metadata,
+                bookies=self._bookies,
+                targets=self._targets,
+                clock=self._clock,
+                scope=scope,
+                master_key=self._digest.master_key,
+                confirmed=lac,
+                is_recovery=True,
+                on_change=self._note_change,
+            )
+            last_add = None
+            async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
+                async for entry in entries:
+                    header = EntryHeader.of(entry)
+                    length = header.length
+                    await appender.wait_for_room(len(entry))
+                    last_add = appender.add(
+                        header.entry_id,
+                        self._digest.pack(
+                            ledger_id=self._ledger_id,
+                            entry_id=header.entry_id,
+                            lac=self._lac_to_tell(appender.confirmed),
+                            length=length,
+                            payload=self._digest.payload(entry),
+                        ),
+                    )
+            if last_add is not None:
+                await last_add
+                await appender.settle(STRAGGLERS_S)
+            return appender.confirmed, length
+
+    async def _read(self, entry_id: int) -> bytes | None:
+        """The entry, from any bookie of its write set; None if it cannot have been acknowledged."""
+        decide: Callable[[Replies[bytes]], Proof | None] = partial(
+            recovery_verdict,
+            write_quorum=self._metadata.write_quorum,
+            ack_quorum=self._metadata.ack_quorum,
+            distrusted=self._distrusted,
+        )
+        replicas = replicas_in(
+            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
+        )
+        verdict, replies = await ask(
+            sorted(replicas, key=self._promise),
+            partial(self._read_fencing, entry_id=entry_id),
+            decide,
+            clock=self._clock,
+            hedge_s=HEDGE_S,
+        )
+        if verdict is None:
+            raise UnavailableError(
+                "neither the entry nor its absence could be proven",
+                ledger_id=self._ledger_id,
+                entry_id=entry_id,
+                replies=said(replies),
+            )
+        return verdict if isinstance(verdict, bytes) else None
+
+    def _promise(self, bookie: BookieId) -> int:
+        """Whom to ask first: who showed an entry when fenced, last who did not answer and may hang."""
+        ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
+        return ranks.get(self._answers.get(bookie, Answer.UNKNOWN), 2)
+
+    async def _read_fencing(self, bookie: BookieId, *, entry_id: int) -> bytes:
+        entry = await self._bookies.read_fencing(
+            bookie,
+            self._ledger_id,
+            entry_id,
+            master_key=self._digest.master_key,
+            is_high_priority=True,
+        )
+        self._digest.check(entry, ledger_id=self._ledger_id, entry_id=entry_id)
+        return entry
+
+    async def _note_change(self, segment: Segment) -> None:
+        self._changed[segment.first_entry_id] = segment
+
+    def _lac_to_tell(self, confirmed: int) -> int:
+        """The LAC for the header of an entry that is written back: what is confirmed so far.
+
+        Not beyond a change of the ensemble, though. Nobody knows of it before CLOSED is written;
+        another recovery that took our LAC for granted would leave such entries on fewer than A of
+        the bookies that it knows.
+        """
+        return min([confirmed, *(first_entry_id - 1 for first_entry_id in self._changed)])
+
+    async def _length_at(self, entry_id: int, *, otherwise: int) -> int:
+        """The length up to this entry, from its header; where nobody gives the entry, a rough one.
+
+        A length that is off hurts nobody, a ledger that stays unclosed is never repaired. Plain
+        reads: this decides nothing about the end, and may ask bookies of an earlier segment.
+        """
+        if entry_id == LAC_NONE:
+            return 0
+        reader = LedgerReader(
+            self._ledger_id,
+            self._metadata,
+            digest=self._digest,
+            bookies=self._bookies,
+            clock=self._clock,
+        )
+        try:
+            entry = await reader.read(entry_id)
+        except BookmenderError:
+            return otherwise
+        return EntryHeader.of(entry).length

@@ -1,0 +1,116 @@
+"""Open with recovery: fence an abandoned ledger, find its end, close it.
+
+The end must hold every entry that the writer was ever told is stored, whatever bookies are down,
+slow or wrong, and whoever else recovers or still writes. What that rests on:
+
+- The ledger is marked IN_RECOVERY first, by compare-and-set, so that the ensemble cannot change.
+- Every bookie of the last ensemble is fenced before its word counts, and every read that looks for
+  the end fences too: a bookie that said "no" to us can acknowledge nothing to the writer any more.
+- Only an explicit no is a no (``recovery_verdict``, rule S5). Without W - A + 1 of them there is no
+  end: recovery fails, and the ledger stays IN_RECOVERY for the next attempt.
+- Nothing before the last segment is looked at: it is complete, and never changes.
+- What was found is added again until A bookies have it. CLOSED is written by compare-and-set; who
+  comes second adopts what the first wrote.
+"""
+
+from collections.abc import Collection, Sequence
+
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest
+from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.operations.ensembles import Targets, with_ensemble
+from ledgers.operations.fencing import EndFinder, RecoveredEnd
+from ledgers.operations.opening import ledger_digest
+from ledgers.store import Operation
+
+METADATA_ATTEMPTS_MAX = 10
+"""Compare-and-sets of one step, before a ledger whose metadata never rests is given up for now."""
+
+
+async def recover_ledger(
+    ledger_id: int,
+    *,
+    manager: LedgerManager,
+    bookies: Bookies,
+    targets: Targets,
+    clock: Clock,
+    fallback: EntryDigest | None = None,
+    distrusted: Collection[BookieId] = (),
+    guards: Sequence[Operation] = (),
+) -> VersionedMetadata:
+    """Recover and close the ledger; its CLOSED metadata, whoever wrote it.
+
+    ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they
+    may have lost what they stored (wiped, another cookie). ``guards`` ride with each metadata write.
+
+    Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
+    later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
+    LockLostError: a guard does not hold. ConflictError: the metadata changed in a way that no
+    writer and no recovery makes. May be cut short anywhere, and run by several at once.
+    """
+    versioned = await _mark(ledger_id, manager, guards)
+    if versioned.metadata.is_closed:
+        return versioned
+    finder = EndFinder(
+        ledger_id,
+        versioned.metadata,
+        digest=ledger_digest(versioned.metadata, fallback),
+        bookies=bookies,
+        targets=targets,
+        clock=clock,
+        distrusted=distrusted,
+    )
+    return await _close(versioned, await finder.find_end(), manager, guards)
+
+
+def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
+    """The metadata with the changed ensembles, closed."""
+    for segment in end.segments:
+        metadata = with_ensemble(metadata, segment)
+    return metadata.closed(last_entry_id=end.last_entry_id, length=end.length)
+
+
+async def _mark(
+    ledger_id: int, manager: LedgerManager, guards: Sequence[Operation]
+) -> VersionedMetadata:
+    """Make sure that the ledger is no longer OPEN, so that no writer changes its ensemble."""
+    for _ in range(METADATA_ATTEMPTS_MAX):
+        versioned = await manager.read(ledger_id)
+        if versioned.metadata.state is not LedgerState.OPEN:
+            return versioned
+        marked = versioned.metadata.with_state(LedgerState.IN_RECOVERY)
+        try:
+            return await manager.write(ledger_id, marked, read_as=versioned, guards=guards)
+        except (ConflictError, UnknownOutcomeError):
+            continue
+    raise UnavailableError("the metadata kept changing", ledger_id=ledger_id)
+
+
+async def _close(
+    versioned: VersionedMetadata,
+    end: RecoveredEnd,
+    manager: LedgerManager,
+    guards: Sequence[Operation],
+) -> VersionedMetadata:
+    """Write CLOSED, or adopt it from who was faster: then their end, and their ensembles, hold.
+
+    An earlier segment may be repaired meanwhile. The last one may not change, since all that
+    recovery found rests on it.
+    """
+    ledger_id, last_segment = versioned.ledger_id, versioned.metadata.last_segment
+    for _ in range(METADATA_ATTEMPTS_MAX):
+        metadata = versioned.metadata
+        if metadata.is_closed:
+            return versioned
+        if metadata.state is LedgerState.OPEN or metadata.last_segment != last_segment:
+            raise ConflictError("the ensemble changed under a recovery", ledger_id=ledger_id)
+        try:
+            return await manager.write(
+                ledger_id, closed_at(metadata, end), read_as=versioned, guards=guards
+            )
+        except (ConflictError, UnknownOutcomeError):
+            versioned = await manager.read(ledger_id)
+    raise UnavailableError("the metadata kept changing", ledger_id=ledger_id)

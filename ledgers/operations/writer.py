@@ -1,0 +1,275 @@
+"""Writing a ledger: add entries, replace the bookies that fail, close it.
+
+Promises that an entry whose ``add`` returned will be read by everybody: it is, with all before it,
+on A bookies that the metadata names. Stops for good once somebody else recovers the ledger.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import (
+    ConflictError,
+    LedgerClosedError,
+    RejectedError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.operations.appending import QuorumAppender
+from ledgers.operations.asking import Replies, ask, said
+from ledgers.operations.creation import LedgerOptions, create_ledger
+from ledgers.operations.ensembles import Targets, with_ensemble
+from ledgers.operations.opening import ledger_digest
+from ledgers.operations.reader import replicas_in
+from ledgers.operations.tasks import TaskScope, task_scope
+
+PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 1024
+"""What fits into a frame with its headers, over either protocol."""
+METADATA_ATTEMPTS_MAX = 10
+"""Compare-and-sets of one step, before the writer gives up."""
+STRAGGLERS_S = 5.0
+"""How long a writer that has ended waits for adds beyond the A that its acknowledgements needed."""
+
+
+class LedgerWriter:
+    """The one writer of a ledger that it created. For the tasks of one loop.
+
+    Leaving the ``create`` block waits a while for the copies that no acknowledgement needed, so that
+    an entry is on W bookies where it can be. Without ``close`` it abandons the ledger: it stays
+    open, and its end is for a recovery to find.
+    """
+
+    @classmethod
+    @asynccontextmanager
+    async def create(
+        cls,
+        options: LedgerOptions,
+        *,
+        manager: LedgerManager,
+        bookies: Bookies,
+        targets: Targets,
+        clock: Clock,
+        random: Random,
+        ledger_id: int | None = None,
+    ) -> AsyncIterator["LedgerWriter"]:
+        """A new ledger and its writer, as an asynchronous context. Raises as ``create_ledger``."""
+        versioned = await create_ledger(
+            options,
+            manager=manager,
+            targets=targets,
+            clock=clock,
+            random=random,
+            ledger_id=ledger_id,
+        )
+        async with task_scope() as scope:
+            writer = cls(
+                versioned,
+                manager=manager,
+                bookies=bookies,
+                targets=targets,
+                clock=clock,
+                scope=scope,
+            )
+            yield writer
+            await writer._appender.settle(STRAGGLERS_S)
+
+    def __init__(
+        self,
+        versioned: VersionedMetadata,
+        *,
+        manager: LedgerManager,
+        bookies: Bookies,
+        targets: Targets,
+        clock: Clock,
+        scope: TaskScope,
+    ) -> None:
+        self._versioned, self._manager = versioned, manager
+        self._bookies, self._clock = bookies, clock
+        self._digest = ledger_digest(versioned.metadata)
+        self._appender = QuorumAppender(
+            versioned.metadata,
+            bookies=bookies,
+            targets=targets,
+            clock=clock,
+            scope=scope,
+            master_key=self._digest.master_key,
+            confirmed=LAC_NONE,
+            is_recovery=False,
+            on_change=self._record_change,
+        )
+        self._next_entry_id, self._length = 0, 0
+        self._lengths = deque([(LAC_NONE, 0)])
+        """Entry id and ledger length, from the last confirmed entry on."""
+        self._turn = asyncio.Lock()
+        """Entries get their ids in the order in which they were let in."""
+        self._metadata_turn = asyncio.Lock()
+        """Guards ``_versioned``: one compare-and-set of ours at a time."""
+
+    @property
+    def ledger_id(self) -> int:
+        return self._versioned.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As this writer last read or wrote it."""
+        return self._versioned.metadata
+
+    @property
+    def lac(self) -> int:
+        """The last entry that is acknowledged, -1 if none."""
+        return self._appender.confirmed
+
+    async def add(self, payload: bytes) -> int:
+        """Add an entry and wait until it is acknowledged; its id."""
+        return await (await self.send(payload))
+
+    async def send(self, payload: bytes) -> asyncio.Future[int]:
+        """Add an entry; its id to come. Waits only while too much is unacknowledged.
+
+        Here or in the future: FencedError or LedgerClosedError once somebody else recovers or
+        closes the ledger, UnavailableError when the bookies to write to run out; then no further
+        entry is taken, and whether this one is stored is for ``close`` or a recovery to decide.
+        RejectedError when it is larger than ``PAYLOAD_BYTES_MAX``; that ends nothing.
+        """
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            raise RejectedError("the payload is too large", payload_bytes=len(payload))
+        async with self._turn:
+            await self._appender.wait_for_room(len(payload))
+            entry_id, length = self._next_entry_id, self._length + len(payload)
+            acknowledged = self._appender.add(
+                entry_id,
+                self._digest.pack(
+                    ledger_id=self.ledger_id,
+                    entry_id=entry_id,
+                    lac=self.lac,
+                    length=length,
+                    payload=payload,
+                ),
+            )
+            self._next_entry_id, self._length = entry_id + 1, length
+            self._lengths.append((entry_id, length))
+            self._confirmed_length()
+            return acknowledged
+
+    async def close(self) -> VersionedMetadata:
+        """End the ledger after its last acknowledged entry; what is not acknowledged yet fails.
+
+        Also while somebody recovers it, who then adopts this end. Raises LedgerClosedError when it
+        was closed at another end already.
+        """
+        self._appender.fail(LedgerClosedError("the writer closed the ledger"))
+        async with self._metadata_turn:
+            for _ in range(METADATA_ATTEMPTS_MAX):
+                closed = closed_by_writer(
+                    self.metadata, last_entry_id=self.lac, length=self._confirmed_length()
+                )
+                if closed == self.metadata or await self._try_to_write(closed):
+                    return self._versioned
+        raise UnavailableError("the metadata kept changing", ledger_id=self.ledger_id)
+
+    async def delete(self) -> None:
+        """Delete the ledger's metadata; bookies collect the entries in their own time."""
+        self._appender.fail(LedgerClosedError("the writer deleted the ledger"))
+        async with self._metadata_turn:
+            await self._manager.delete(self.ledger_id, version=self._versioned.version)
+
+    async def write_explicit_lac(self) -> None:
+        """Tell the bookies the LAC, which otherwise only the next entry would.
+
+        Best effort, without replacing bookies. Raises UnavailableError when fewer than A took it.
+        """
+        lac = self.lac
+        if lac == LAC_NONE:
+            return
+        record = self._digest.pack_lac_record(ledger_id=self.ledger_id, lac=lac)
+
+        async def write(bookie: BookieId) -> bool:
+            await self._bookies.write_lac(
+                bookie, self.ledger_id, lac, master_key=self._digest.master_key, record=record
+            )
+            return True
+
+        def is_enough(replies: Replies[bool]) -> bool | None:
+            taken_count = sum(reply.value is not None for reply in replies.values())
+            return True if taken_count >= self.metadata.ack_quorum else None
+
+        replicas = replicas_in(
+            self.metadata.last_segment, lac, write_quorum=self.metadata.write_quorum
+        )
+        verdict, replies = await ask(replicas, write, is_enough, clock=self._clock)
+        if verdict is None:
+            raise UnavailableError(
+                "too few bookies took the explicit LAC",
+                ledger_id=self.ledger_id,
+                replies=said(replies),
+            )
+
+    async def _record_change(self, segment: Segment) -> None:
+        """Write a change of the ensemble to the metadata, before anything rests on it."""
+        async with self._metadata_turn:
+            before = self.metadata.last_segment
+            for _ in range(METADATA_ATTEMPTS_MAX):
+                changed = changed_by_writer(self.metadata, segment, before=before)
+                if changed == self.metadata or await self._try_to_write(changed):
+                    return
+        raise UnavailableError("the metadata kept changing", ledger_id=self.ledger_id)
+
+    async def _try_to_write(self, metadata: LedgerMetadata) -> bool:
+        """Whether it was written; if not, the metadata has been read again."""
+        try:
+            self._versioned = await self._manager.write(
+                self.ledger_id, metadata, read_as=self._versioned
+            )
+        except (ConflictError, UnknownOutcomeError):
+            self._versioned = await self._manager.read(self.ledger_id)
+            return False
+        return True
+
+    def _confirmed_length(self) -> int:
+        """The ledger's length up to the LAC. Forgets those before."""
+        while len(self._lengths) > 1 and self._lengths[1][0] <= self.lac:
+            self._lengths.popleft()
+        return self._lengths[0][1]
+
+
+def changed_by_writer(
+    metadata: LedgerMetadata, segment: Segment, *, before: Segment
+) -> LedgerMetadata:
+    """The metadata with the writer's new ensemble; the same, if a lost write had got through.
+
+    ``before``: the last segment that the writer wrote to. Raises LedgerClosedError when the ledger
+    is no longer open, ConflictError when somebody else changed the ensemble: then entries may be
+    acknowledged by bookies that the metadata does not name.
+    """
+    if metadata.state is not LedgerState.OPEN:
+        raise LedgerClosedError("the ledger is being recovered or was closed by somebody else")
+    last = metadata.last_segment
+    changed = with_ensemble(metadata, segment) if last == before else metadata
+    if changed.last_segment.ensemble != segment.ensemble:
+        raise ConflictError("somebody else changed the ensemble of an open ledger")
+    return changed
+
+
+def closed_by_writer(
+    metadata: LedgerMetadata, *, last_entry_id: int, length: int
+) -> LedgerMetadata:
+    """The metadata closed at the writer's end; the same, if it says so already.
+
+    Raises LedgerClosedError when somebody else closed it elsewhere.
+    """
+    if not metadata.is_closed:
+        return metadata.closed(last_entry_id=last_entry_id, length=length)
+    if (metadata.last_entry_id, metadata.length) != (last_entry_id, length):
+        raise LedgerClosedError(
+            "somebody else closed the ledger at another end",
+            last_entry_id=metadata.last_entry_id,
+            length=metadata.length,
+        )
+    return metadata

@@ -1,0 +1,250 @@
+"""kazoo on its thread, for one session, heard on the loop."""
+
+import asyncio
+import copy
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+from kazoo.protocol.serialization import Exists
+from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.retry import KazooRetry
+
+from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
+from ledgers.store import Event, EventKind, SessionState
+from ledgers.zookeeper.inbox import Inbox
+from ledgers.zookeeper.kazoo_pipeline import OneSessionHandler, PipelinedConnection
+from ledgers.zookeeper.session import Session, session_lost
+
+log = structlog.get_logger()
+
+RECONNECT_DELAY_MIN_S, RECONNECT_DELAY_MAX_S = 0.05, 1.0
+SUSPENDED_TIMEOUTS_MAX = 3
+"""Session time-outs without a connection after which the session counts as lost, whatever the
+servers may say later. More than one, because a new leader restarts every session's clock: sessions
+outlive an outage of ZooKeeper as a whole, and what they hold with them."""
+GOODBYE_MAX_S = 2.0
+"""How long a server may take to end the session before the connection is cut."""
+
+EVENT_KINDS = {
+    1: EventKind.CREATED,
+    2: EventKind.DELETED,
+    3: EventKind.CHANGED,
+    4: EventKind.CHILDREN,
+}
+"""By the number that ZooKeeper sends (Watcher.Event.EventType)."""
+
+OnReply = Callable[[Any, BaseException | None], None]
+"""Takes a reply, or an error. Must not raise."""
+
+# What kazoo says at lower levels reaches us as states and errors.
+_kazoo_log = logging.getLogger("ledgers.kazoo")
+_kazoo_log.setLevel(logging.CRITICAL)
+
+
+class KazooSession(Session):
+    """A session whose life follows kazoo's: ``open`` once, ``close`` any number of times."""
+
+    def __init__(
+        self, hosts: str, *, session_timeout_s: float, credentials: Sequence[tuple[str, str]]
+    ) -> None:
+        """``hosts``: ``host:port`` joined by commas. Raises SettingsError when it is not that."""
+        super().__init__()
+        self.session_id = 0
+        self.request_count = 0
+        self._loop = asyncio.get_running_loop()
+        self._inbox = Inbox(self._loop)
+        self._hosts = hosts
+        self._suspended_max_s = SUSPENDED_TIMEOUTS_MAX * session_timeout_s
+        self._suspended_timer: asyncio.TimerHandle | None = None
+        self._in_flight: set[_Reply] = set()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._why_lost: Callable[[], BookmenderError] = session_lost
+        self._is_closed = False
+        self._handler = OneSessionHandler(
+            connect_timeout_s=session_timeout_s / (hosts.count(",") + 1), on_crash=self._crashed
+        )
+        try:
+            self._client = KazooClient(
+                hosts,
+                timeout=session_timeout_s,
+                handler=self._handler,
+                auth_data=list(credentials),
+                connection_retry=KazooRetry(
+                    max_tries=-1, delay=RECONNECT_DELAY_MIN_S, max_delay=RECONNECT_DELAY_MAX_S
+                ),
+                logger=_kazoo_log,
+            )
+        except ValueError as error:
+            raise SettingsError("not a connect string of ZooKeeper", hosts=hosts) from error
+        if self._client.chroot:
+            raise SettingsError("a path belongs into the metadata service URI", hosts=hosts)
+        self._connection = PipelinedConnection.in_place_of(
+            self._client._connection, on_event=self._event_came
+        )
+        self._client._connection = self._connection
+        self._client.add_listener(self._state_changed)
+
+    async def open(self, *, timeout_s: float) -> None:
+        """Raises UnavailableError when no server answers, UnauthorizedError; it is closed then."""
+        self._client.start_async()
+        try:
+            await self._wait_opened(timeout_s)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _wait_opened(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._opened
+                await self.ask(Exists("/", None))  # answered once the credentials are accepted
+        except (TimeoutError, KazooException) as error:
+            raise UnavailableError(
+                "no ZooKeeper server answers", hosts=self._hosts, waited_s=timeout_s
+            ) from error
+
+    def ask(self, request: Any) -> "asyncio.Future[Any]":
+        """Send a request; the future carries its reply, kazoo's exception, or why there is none.
+
+        Raises the latter when the session is lost already.
+        """
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self.send(request, partial(resolve, future))
+        return future
+
+    def send(self, request: Any, on_reply: OnReply) -> None:
+        """Send a request; ``on_reply`` hears what a future of ``ask`` would carry, exactly once.
+
+        Raises as ``ask`` does.
+        """
+        if self.state is SessionState.LOST:
+            raise self._why_lost()
+        reply = _Reply(self, on_reply)
+        self._in_flight.add(reply)
+        self.request_count += 1
+        self._connection.submit(request, reply)
+
+    def tell(self, request: Any) -> None:
+        """Send a request whose reply does not matter."""
+        if self.state is SessionState.CONNECTED:
+            self.send(request, lambda value, error: None)
+
+    async def close(self) -> None:
+        """End the session if a server can still be told so, and the thread in any case."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        goodbye_max_s = GOODBYE_MAX_S if self._client.connected else 0
+        self._handle_lost(session_lost)
+        stopping = self._loop.run_in_executor(None, self._client.stop)
+        _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
+        if late:
+            self._handler.break_connection()
+        await stopping
+        self._client.close()
+
+    # --- On kazoo's thread -------------------------------------------------------------------
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._inbox.post(self._handle_connected, self._client.client_id[0])
+        elif state == KazooState.SUSPENDED:
+            self._inbox.post(self._handle_suspended)
+        else:
+            self._handler.forbid_connections()
+            is_refused = self._client.client_state == KeeperState.AUTH_FAILED
+            self._inbox.post(self._handle_lost, _refused if is_refused else session_lost)
+
+    def _event_came(self, number: int, path: str) -> None:
+        if number in EVENT_KINDS:
+            self._inbox.post(self.publish, Event(kind=EVENT_KINDS[number], path=path))
+
+    def _crashed(self, error: BaseException) -> None:
+        context = {"message": "the connection to ZooKeeper crashed", "exception": error}
+        self._inbox.post(self._loop.call_exception_handler, context)
+
+    # --- Back on the loop --------------------------------------------------------------------
+
+    def _handle_connected(self, session_id: int) -> None:
+        if self.state is SessionState.LOST:  # given up while it was being connected
+            return
+        if self._opened.done():
+            log.info("session.resumed", session=f"{session_id:#x}")
+            self._stop_timer()
+            self.resume()
+        else:
+            self.session_id = session_id
+            self._opened.set_result(None)
+
+    def _handle_suspended(self) -> None:
+        log.warning("session.suspended", session=f"{self.session_id:#x}")
+        self._stop_timer()
+        self._suspended_timer = self._loop.call_later(self._suspended_max_s, self._give_up)
+        self.suspend()
+
+    def _give_up(self) -> None:
+        # Broken even if it is being made anew right now: what we hold no more must not live on.
+        self._handler.break_connection()
+        self._handle_lost(session_lost)
+
+    def _handle_lost(self, why: Callable[[], BookmenderError]) -> None:
+        """``why``: makes an error for each call that is under way."""
+        if self.state is SessionState.LOST:
+            return
+        if not self._is_closed:
+            log.warning("session.lost", session=f"{self.session_id:#x}", error=str(why()))
+        self._why_lost = why
+        self._handler.forbid_connections()
+        self._stop_timer()
+        self.lose()
+        if not self._opened.done():
+            self._opened.set_exception(why())
+        in_flight, self._in_flight = self._in_flight, set()
+        for reply in in_flight:
+            reply.on_reply(None, why())
+
+    def _stop_timer(self) -> None:
+        if self._suspended_timer is not None:
+            self._suspended_timer.cancel()
+
+    def _settle(self, reply: "_Reply", value: Any, error: BaseException | None) -> None:
+        if reply in self._in_flight:  # else the session was lost before it came
+            self._in_flight.discard(reply)
+            reply.on_reply(value, error)
+
+
+class _Reply:
+    """What kazoo's thread reports to. Carries it over to the loop."""
+
+    __slots__ = ("_session", "on_reply")
+
+    def __init__(self, session: KazooSession, on_reply: OnReply) -> None:
+        self._session = session
+        self.on_reply = on_reply
+
+    def set(self, value: Any = None) -> None:
+        self._session._inbox.post(self._session._settle, self, value, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._session._inbox.post(self._session._settle, self, None, error)
+
+
+def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
+    """Give a future its outcome, unless whoever waited for it has gone."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(value)
+    else:
+        # A copy: when a connection breaks kazoo gives one exception to all that is under way, and
+        # each of them would add its own steps to the traceback.
+        future.set_exception(copy.copy(error))
+
+
+def _refused() -> UnauthorizedError:
+    return UnauthorizedError("ZooKeeper refuses our credentials")

@@ -1,0 +1,182 @@
+"""The metadata store on ZooKeeper, by way of kazoo: one session, asynchronous and pipelined.
+
+What becomes of a call whose connection breaks:
+
+- a read is sent again when the same session is connected again, a few times;
+- a write raises UnknownOutcomeError: it may have reached the server, or not;
+- once the session is lost every call raises SessionLostError, those under way too (a write among
+  them may have happened).
+
+Calls made while SUSPENDED wait, which ends with the session at the latest.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from kazoo.exceptions import ConnectionLoss
+from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
+
+from ledgers.errors import UnavailableError
+from ledgers.store import (
+    ANY_VERSION,
+    EVENTS_MAX,
+    Create,
+    Delete,
+    Event,
+    EventKind,
+    Operation,
+    SessionState,
+    SetData,
+    Stat,
+)
+from ledgers.zookeeper.joined_reads import JoinedReads
+from ledgers.zookeeper.kazoo_session import KazooSession
+from ledgers.zookeeper.kazoo_watch import AddWatch, RemoveWatches, WatchMode
+from ledgers.zookeeper.parents import create_with_parents
+from ledgers.zookeeper.requests import REPLY_ERRORS, error_of, request_of, results_of, stat_of
+from ledgers.zookeeper.session import READ_ATTEMPTS_MAX, check_size
+from ledgers.zookeeper.slots import Slots
+
+REQUESTS_AT_ONCE_MAX = 1_000
+
+
+class ZooKeeperStore:
+    """One session: a ``MetadataStore``. Made by ``open``; ``close`` it also when it is lost."""
+
+    def __init__(self, session: KazooSession, *, is_secured: bool) -> None:
+        self._session = session
+        self._is_secured = is_secured
+        self._requests = JoinedReads(session)
+        self._slots = Slots(REQUESTS_AT_ONCE_MAX)
+
+    @classmethod
+    async def open(
+        cls,
+        hosts: str,
+        *,
+        session_timeout_s: float = 10.0,
+        connect_timeout_s: float = 10.0,
+        credentials: Sequence[tuple[str, str]] = (),
+        is_secured: bool = False,
+    ) -> "ZooKeeperStore":
+        """A new session. ``hosts``: ``host:port`` joined by commas; any of them may be asked first.
+
+        ``credentials``: pairs like ``("digest", "user:password")``. ``is_secured``: what we create
+        is for that identity alone, as with BookKeeper's ``zkEnableSecurity``.
+        Raises UnavailableError when no server answers, UnauthorizedError, SettingsError.
+        """
+        session = KazooSession(hosts, session_timeout_s=session_timeout_s, credentials=credentials)
+        await session.open(timeout_s=connect_timeout_s)
+        return cls(session, is_secured=is_secured)
+
+    @property
+    def state(self) -> SessionState:
+        return self._session.state
+
+    @property
+    def session_id(self) -> int:
+        return self._session.session_id
+
+    @property
+    def request_count(self) -> int:
+        return self._session.request_count
+
+    async def wait_lost(self) -> None:
+        await self._session.wait_lost()
+
+    async def wait_connected(self) -> None:
+        await self._session.wait_connected()
+
+    async def wait_disconnected(self) -> None:
+        await self._session.wait_disconnected()
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        data, stat = await self._read(GetData(path, None), path)
+        return data or b"", stat_of(stat)  # None: a znode that was created without data
+
+    async def exists(self, path: str) -> Stat | None:
+        stat = await self._read(Exists(path, None), path)
+        return None if stat is None else stat_of(stat)
+
+    async def children(self, path: str) -> list[str]:
+        names: list[str] = await self._read(GetChildren(path, None), path)
+        return names
+
+    async def sync(self, path: str) -> None:
+        await self._read(Sync(path), path)
+
+    async def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        is_ephemeral: bool = False,
+        is_sequential: bool = False,
+        with_parents: bool = False,
+    ) -> str:
+        create = Create(
+            path=path, data=data, is_ephemeral=is_ephemeral, is_sequential=is_sequential
+        )
+        if with_parents:
+            return await create_with_parents(self, create)
+        return str(await self._write_one(create))
+
+    async def set(self, path: str, data: bytes, *, version: int) -> Stat:
+        return stat_of(await self._write_one(SetData(path=path, data=data, version=version)))
+
+    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
+        await self._write_one(Delete(path=path, version=version))
+
+    async def multi(self, operations: Sequence[Operation]) -> list[Stat | str | None]:
+        if not operations:
+            return []
+        requests = [request_of(each, is_secured=self._is_secured) for each in operations]
+        check_size(operations)
+        replies = await self._write(Transaction(requests), operations[0].path)
+        return results_of(operations, replies)
+
+    async def watch(
+        self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
+    ) -> AsyncGenerator[Event, None]:
+        mode = WatchMode.PERSISTENT_RECURSIVE if is_recursive else WatchMode.PERSISTENT
+        with self._session.subscription(
+            path, is_recursive=is_recursive, events_max=events_max
+        ) as subscription:
+            try:
+                while True:
+                    event = await subscription.next()
+                    if event.kind is EventKind.RESET:  # a new connection knows of no watches
+                        await self._read(AddWatch(path, mode), path)
+                    yield event
+            finally:
+                if self._session.subscription_count(path) == 1:
+                    self._session.tell(RemoveWatches(path))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _read(self, request: Any, path: str) -> Any:
+        for _ in range(READ_ATTEMPTS_MAX):
+            try:
+                return await self._ask(request)
+            except ConnectionLoss as error:
+                lost = error
+            except REPLY_ERRORS as error:
+                raise error_of(error, path=path, is_write=False) from error
+        raise UnavailableError("the connection broke again and again", path=path) from lost
+
+    async def _write_one(self, operation: Operation) -> Any:
+        check_size([operation])
+        request = request_of(operation, is_secured=self._is_secured)
+        return await self._write(request, operation.path)
+
+    async def _write(self, request: Any, path: str) -> Any:
+        try:
+            return await self._ask(request)
+        except REPLY_ERRORS as error:
+            raise error_of(error, path=path, is_write=True) from error
+
+    async def _ask(self, request: Any) -> Any:
+        async with self._slots:
+            await self._session.wait_connected()
+            return await self._requests.ask(request)

@@ -1,0 +1,52 @@
+"""Bookies that are neither well nor dead: read-only ones, and such as ZooKeeper does not show."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from daemon.local import znodes
+from daemon.local.cluster import LocalCluster
+from daemon.local.spec import port_of
+from ledgers.metadata import BookieId
+from tests.cluster.steps import Bench
+
+READ_ONLY_SURVIVES_RESTART = {"persistBookieStatusEnabled": "true"}
+"""A setting of the bookies that ``make_read_only`` needs."""
+
+
+def make_read_only(cluster: LocalCluster, bookie: BookieId) -> None:
+    cluster.terminate(bookie)
+    status_file(cluster, bookie).write_text("1,READ_ONLY,9999999999999\n")
+    cluster.start_bookie(bookie)
+    assert cluster.read_only() == {bookie}
+
+
+def make_writable(cluster: LocalCluster, bookie: BookieId) -> None:
+    cluster.terminate(bookie)
+    status_file(cluster, bookie).unlink()
+    cluster.start_bookie(bookie)
+    assert bookie in cluster.writable()
+
+
+def status_file(cluster: LocalCluster, bookie: BookieId) -> Path:
+    """Where a bookie with ``persistBookieStatusEnabled`` keeps what it shall be after a restart."""
+    ledgers = cluster.data / "bookies" / str(port_of(bookie)) / "ledgers"
+    return ledgers / "current" / "BOOKIE_STATUS"
+
+
+@asynccontextmanager
+async def unregistered(on: Bench, bookie: BookieId) -> AsyncIterator[None]:
+    """The bookie's process runs on without a znode; afterwards it has one, which nobody owns."""
+    path = f"{on.seen.settings.uri.root}/available/{bookie}"
+    data, _ = await on.seen.store.get(path)
+    await on.seen.store.delete(path)
+    yield
+    await on.seen.store.create(path, data)
+
+
+def register_anew(cluster: LocalCluster, bookie: BookieId) -> None:
+    """With a znode of its own again."""
+    cluster.terminate(bookie)
+    with znodes.session(cluster.spec.zookeeper_port) as tree:
+        tree.delete_registration(bookie)
+    cluster.start_bookie(bookie)
