@@ -1,1 +1,6 @@
-"""The leader: it notices lost bookies and publishes the ledgers that miss them."""
+"""The leader: it notices lost bookies and publishes the ledgers that miss them.
+
+``election`` who leads; ``absence`` when a bookie is lost; ``scan`` reads all metadata, ``endangered`` says
+what a loss means for a ledger, ``marking`` publishes; ``auditor`` puts these in order; ``records`` what a
+leader leaves behind; ``settings``.
+"""
