@@ -19,7 +19,7 @@ from auditor.absence import lost_bookies, next_loss_s, still_absent
 from auditor.endangered import most_endangered_first
 from auditor.marking import Marker
 from auditor.records import AuditRecord, Records
-from auditor.scan import scan_ledgers
+from auditor.scan import Rebirth, scan_ledgers
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -146,19 +146,19 @@ class Auditor:
         check_s = self._check_due_s - self._clock.now_s()
         return max(0.0, check_s if loss_s is None else min(loss_s, check_s))
 
-    def _reborn(self, view: ClusterView) -> dict[BookieId, int]:
-        """Bookies that were set up since we last looked, with their new cookie's czxid.
+    def _reborn(self, view: ClusterView) -> dict[BookieId, Rebirth]:
+        """Bookies that were set up since we last looked.
 
         One that comes back under its old id may have lost everything (its disk was replaced): its
         return withdraws no mark, and where there is none, calls for one (rule S6).
         """
         return {
-            bookie: stat.czxid
+            bookie: Rebirth(czxid=stat.czxid, was_known=bookie in self._identities)
             for bookie, stat in view.cookies.items()
             if self._identities.get(bookie) != stat.czxid
         }
 
-    async def _audit(self, lost: frozenset[BookieId], reborn: Mapping[BookieId, int]) -> None:
+    async def _audit(self, lost: frozenset[BookieId], reborn: Mapping[BookieId, Rebirth]) -> None:
         """Scan and mark. Raises UnavailableError when it could not be completed: it is still due."""
         due_s = self._check_due_s
         # Before the audit: one that is asked for while this one is under way comes after it.
@@ -170,11 +170,11 @@ class Auditor:
             raise
         self._absences.handled |= lost
         if reborn:
-            self._identities.update(reborn)
+            self._identities |= {bookie: birth.czxid for bookie, birth in reborn.items()}
             await self._records.write_identities(self._identities)
 
     async def _scan_and_mark(
-        self, lost: frozenset[BookieId], reborn: Mapping[BookieId, int]
+        self, lost: frozenset[BookieId], reborn: Mapping[BookieId, Rebirth]
     ) -> None:
         started_s = self._clock.now_s()
         if news := lost - self._absences.handled:

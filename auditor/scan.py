@@ -15,6 +15,7 @@ from auditor.endangered import Endangered, endangered
 from ledgers.errors import CorruptionError, NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
+from ledgers.store import Stat
 
 log = structlog.get_logger()
 
@@ -33,18 +34,30 @@ class Scan:
     absent_members: set[BookieId] = field(default_factory=set)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rebirth:
+    """A bookie was set up: its cookie's ``czxid``, and whether it was known under another one before."""
+
+    czxid: int
+    was_known: bool
+
+    def is_after(self, ledger: Stat) -> bool:
+        """Whether the bookie, if the ledger names it, may have lost its copies.
+
+        A later write of the metadata proves nothing of one that was known: a writer may have changed
+        another ensemble since. One that is new to us is more likely to have come in by such a write.
+        """
+        return self.czxid > (ledger.czxid if self.was_known else ledger.mzxid)
+
+
 async def scan_ledgers(
     manager: LedgerManager,
     *,
     lost: Collection[BookieId],
     available: Collection[BookieId],
-    reborn: Mapping[BookieId, int] = MappingProxyType({}),
+    reborn: Mapping[BookieId, "Rebirth"] = MappingProxyType({}),
 ) -> Scan:
-    """``reborn``: bookies that were set up anew, with the czxid of their cookie.
-
-    A ledger whose metadata is older than that names a bookie which may have lost its copies.
-    Raises UnavailableError when the walk cannot be completed.
-    """
+    """``reborn``: bookies that were set up anew. Raises UnavailableError when the walk cannot be completed."""
     scan = Scan()
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
@@ -66,7 +79,7 @@ async def _scan_part(
     scan: Scan,
     lost: Collection[BookieId],
     available: Collection[BookieId],
-    reborn: Mapping[BookieId, int],
+    reborn: Mapping[BookieId, "Rebirth"],
 ) -> None:
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
@@ -81,7 +94,7 @@ async def _scan_part(
                 raise result
             case _:
                 scan.absent_members.update(result.metadata.bookies.difference(available))
-                emptied = (b for b, czxid in reborn.items() if czxid > result.stat.mzxid)
+                emptied = (b for b, birth in reborn.items() if birth.is_after(result.stat))
                 if found := endangered(ledger_id, result.metadata, {*lost, *emptied}):
                     scan.endangered.append(found)
         scan.ledger_count += 1

@@ -7,11 +7,12 @@ import pytest
 from auditor.auditor import RETRY_S
 from auditor.records import last_audit
 from auditor.settings import AuditorSettings
-from ledgers.errors import UnavailableError
+from daemon.threads import leaves
+from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.store import Delete
 from replication import payloads
-from tests.auditor.auditing import auditing
+from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
     count_scans,
@@ -234,6 +235,36 @@ async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
         assert await marked_soon(cluster) == list(range(20))
 
 
+@in_virtual_time
+async def test_a_lost_session_ends_the_audit() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(SOON_S)
+        cluster.tree.expire(leader.store)
+        await asyncio.wait([auditor], timeout=60)
+
+        error = auditor.exception()
+        assert error is not None
+        assert {type(leaf) for leaf in leaves(error)} == {SessionLostError}
+
+
+@in_virtual_time
+async def test_rule_s9_a_lost_vote_ends_it_before_anything_is_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(SOON_S)
+        await cluster.store.delete(leader.leadership.vote_path)
+        await cluster.kill(B1)
+        await asyncio.wait([auditor], timeout=60)
+
+        error = auditor.exception()
+        assert error is not None
+        assert {type(leaf) for leaf in leaves(error)} == {LeadershipLostError}
+    assert await cluster.marked() == []
+
+
 # --- A bookie that comes back empty ---------------------------------------------------------------
 
 
@@ -252,6 +283,23 @@ async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() ->
 
     async with auditing(cluster, "node-2"):
         assert await marked_soon(cluster) == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_marked_too() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        await cluster.revive(B1)
+        for ledger_id in (0, 1):  # a writer changes an ensemble, a worker repairs another fragment
+            versioned = await cluster.manager.read(ledger_id)
+            await cluster.manager.write(ledger_id, versioned.metadata, read_as=versioned)
+        await cluster.store.delete(payloads.disable_path(UR))
+
+        assert await marked_soon(cluster) == [0]
 
 
 @in_virtual_time
