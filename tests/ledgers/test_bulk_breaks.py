@@ -1,0 +1,270 @@
+"""The bulk path where bookies break off, fall silent, or cannot be reached."""
+
+import asyncio
+
+import pytest
+
+from ledgers.bookies import Answer
+from ledgers.errors import UnavailableError
+from ledgers.metadata import BookieId
+from tests.fake_bookie import ADD, READ
+from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
+
+
+@pytest.mark.parametrize("answer_count", [0, 1, 17, 60])
+def test_a_broken_source_fails_all_it_had_not_given_at_once(answer_count: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(1_000))
+        scene.a.answers_before_reset = answer_count
+
+        result = await scene.run(scene.halves(1_000))
+
+        failed = result.failures[scene.a.bookie_id]
+        assert set(failed.values()) == {Answer.UNKNOWN}
+        assert len(failed) >= 500 - answer_count
+        assert result.entry_count == 1_000 - len(failed)
+        assert scene.is_at_rest()
+
+    play(act)
+
+
+@pytest.mark.parametrize("answer_count", [0, 1, 60])
+def test_a_broken_target_leaves_the_rest_unwritten_at_once(answer_count: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(1_000))
+        scene.target.answers_before_reset = answer_count
+
+        result = await scene.run(scene.halves(1_000))
+
+        assert isinstance(result.target_error, UnavailableError)
+        assert not result.failures
+        assert len(result.unwritten) >= 1_000 - answer_count
+        await scene.until(scene.is_at_rest)
+
+    play(act)
+
+
+def test_a_bookie_that_cannot_be_reached_is_unknown() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.a.stop()
+
+        result = await scene.run(scene.halves(10))
+        again = await scene.run(scene.halves(10))  # now backing off
+
+        for each in (result, again):
+            assert each.failures == {
+                scene.a.bookie_id: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)
+            }
+            assert each.entry_count == 5
+        await scene.a.start()
+
+    play(act)
+
+
+def test_a_target_that_cannot_be_reached_is_said_so_without_reading() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.target.stop()
+
+        result = await scene.run(scene.halves(10))
+        again = await scene.run(scene.halves(10))
+
+        for each in (result, again):
+            assert isinstance(each.target_error, UnavailableError)
+            assert each.unwritten == frozenset(range(10))
+        assert not scene.a.reads_seen
+        await scene.target.start()
+
+    play(act)
+
+
+@pytest.mark.parametrize("bookie_id", ["somebody", "host:", ":3181", "host:port"])
+def test_a_bookie_without_address_is_unknown(bookie_id: str) -> None:
+    async def act(scene: Scene) -> None:
+        reads = {BookieId(bookie_id): range(3)}
+
+        result = await scene.bulk.transfer(scene.halves(0, reads=reads, target=None))
+
+        assert result.failures == {BookieId(bookie_id): dict.fromkeys(range(3), Answer.UNKNOWN)}
+
+    play(act)
+
+
+def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        scene.a.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(200)))
+            await scene.until(lambda: len(scene.target.adds) == 100)
+            await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
+
+        result = running.result()
+        assert set(result.failures) == {scene.a.bookie_id}
+        assert len(result.failures[scene.a.bookie_id]) == 100
+        assert result.entry_count == 100
+        assert scene.is_at_rest()
+        await scene.until(lambda: scene.a.reads_in_flight == 0)
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_a_silent_target_is_given_up_and_its_connection_dropped() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(200))
+        scene.target.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(200)))
+            await scene.until(lambda: scene.target.requests_waiting == 200)
+            await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
+
+        result = running.result()
+        assert isinstance(result.target_error, UnavailableError)
+        assert result.unwritten == frozenset(range(200))
+        assert scene.is_at_rest()
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_one_entry_without_a_reply_fails_its_transfer_alone(operation: int) -> None:
+    """The bookie answers others all the while, so that the connection is good."""
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(50))
+        scene.fill(range(10), ledger_id=8)
+        silent = scene.a if operation == READ else scene.target
+        silent.never_answers.add((LEDGER_ID, 20))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(50)))
+            while not running.done():
+                await scene.run(scene.halves(10, ledger_id=8))
+                scene.skip(0.3)
+
+        result = running.result()
+        if operation == READ:
+            assert result.failures == {scene.a.bookie_id: {20: Answer.UNKNOWN}}
+        else:
+            assert result.unwritten == {20}
+            assert isinstance(result.target_error, UnavailableError)
+        assert silent.connection_count == 1
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+@pytest.mark.parametrize("operation", [READ, ADD])
+def test_a_stalled_transfer_does_not_take_a_fresh_one_with_it(operation: int) -> None:
+    """Nothing arrives at all, but the second has waited for a moment only."""
+
+    async def act(scene: Scene) -> None:
+        for ledger_id in (LEDGER_ID, 8):
+            scene.fill(range(10), ledger_id=ledger_id)
+        slow = scene.a if operation == READ else scene.target
+        slow.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            stalled = group.create_task(scene.run(scene.halves(10)))
+            await scene.until(lambda: slow.requests_waiting >= 5)
+            await scene.wait_checks(SHORT_TIMEOUT_S - 1.0)
+            waiting_count = slow.requests_waiting
+            fresh = group.create_task(scene.run(scene.halves(10, ledger_id=8)))
+            await scene.until(lambda: slow.requests_waiting == 2 * waiting_count)
+            await scene.wait_checks(3.0)
+
+            assert stalled.done()
+            assert not fresh.done()
+            slow.may_answer.set()
+
+        assert fresh.result().entry_count == 10
+        assert slow.connection_count == 1
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(50))
+        scene.fill(range(10), ledger_id=8)
+        scene.a.never_answers.add((LEDGER_ID, 20))
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(50)))
+            while not scene.is_at_rest() or not running.done():
+                await scene.run(scene.halves(10, ledger_id=8))
+                scene.skip(0.3)
+
+        assert scene.a.connection_count == 1
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_a_slow_entry_that_moves_is_waited_for() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        async with asyncio.TaskGroup() as group:
+            scene.a.may_answer.clear()
+            transfer = scene.halves(0, reads={scene.a.bookie_id: range(10)})
+            running = group.create_task(scene.run(transfer))
+            await scene.until(lambda: scene.a.reads_in_flight == 10)
+            for count in range(10):
+                await scene.wait_checks(SHORT_TIMEOUT_S - 1.0)
+                scene.a.answer_one()
+                await scene.until_read(count + 1)
+
+        assert running.result().entry_count == 10
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_a_bookie_that_came_back_is_asked_again() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.run(scene.halves(10))
+        scene.a.reset()
+        scene.target.reset()
+        await scene.settle()
+
+        result = await scene.run(scene.halves(10))
+
+        assert result.entry_count == 10
+        assert scene.a.connection_count == scene.target.connection_count == 2
+
+    play(act)
+
+
+def test_a_target_that_broke_while_it_took_nothing_is_written_to_again() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(40), payload=bytes(500_000))
+        scene.target.is_reading.clear()
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(scene.run(scene.halves(40)))
+            await scene.until_read(4)
+            await scene.settle()
+            scene.target.reset()
+        assert isinstance(first.result().target_error, UnavailableError)
+        scene.target.is_reading.set()
+
+        scene.skip(1.0)
+        again = await scene.run(scene.halves(40))
+
+        assert again.entry_count == 40
+        await scene.until(scene.is_at_rest)
+
+    play(act, writes_bytes_max=1_000_000)
+
+
+def test_a_bookie_that_accepts_and_drops_is_not_stormed() -> None:
+    """As one does while it replays its journal."""
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.a.answers_before_reset = 0
+
+        for _ in range(50):
+            await scene.run(scene.halves(10))
+        assert scene.a.connection_count < 10
+
+        scene.a.answers_before_reset = None
+        scene.skip(20.0)
+        assert (await scene.run(scene.halves(10))).entry_count == 10
+
+    play(act)
