@@ -59,32 +59,30 @@ class Interrupter:
     ) -> memory_store.Fault | None:
         if self._node is None or store is not self._node.store or not self._is_now():
             return None
-        lost = memory_store.Fault.LOST_REQUEST if self._is_expired() else None
-        return lost or memory_store.Fault.LOST_REPLY
+        return memory_store.Fault.LOST_REPLY if self._strike() else memory_store.Fault.LOST_REQUEST
 
     def _at_bookie(self, bookie: BookieId, op: Op, ledger_id: int) -> memory_bookies.Fault:
         if self._node is None or not self._is_now():
             return NO_FAULT
-        is_executed = not self._is_expired()
-        return memory_bookies.Fault(error=UnavailableError, is_executed=is_executed)
+        return memory_bookies.Fault(error=UnavailableError, is_executed=self._strike())
 
     def _is_now(self) -> bool:
-        """Once the node is interrupted, requests are no more told apart by who makes them."""
+        """Counts the request. Once one was interrupted, nobody's requests are counted any more."""
         if self.count > self._at:
             return False
         self.count += 1
         return self.count > self._at
 
-    def _is_expired(self) -> bool:
+    def _strike(self) -> bool:
+        """Interrupt; whether the request is carried out all the same."""
         assert self._node is not None
-        assert self._worker is not None
-        loop = asyncio.get_running_loop()
         if self._how is Interruption.EXPIRED:
             self._cluster.tree.expire(self._node.store)
         elif self._how is Interruption.DIED:
             # Two turns of the loop later: the request has arrived, its reply has not.
+            loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._die)
-        return self._how is Interruption.EXPIRED
+        return self._how is not Interruption.EXPIRED
 
     def _die(self) -> None:
         assert self._node is not None

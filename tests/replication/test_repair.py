@@ -102,6 +102,18 @@ async def test_small_ledgers_lose_their_lost_bookies_too(last: int) -> None:
 
 
 @in_virtual_time
+async def test_rule_s10_the_window_in_bytes_is_reckoned_with_the_entries_real_size() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    await repair(cluster)
+
+    hints = {t.entry_bytes_hint for t, _ in cluster.bookies.transfers if t.target is not None}
+    assert hints == {ENTRY_BYTES}
+
+
+@in_virtual_time
 async def test_an_empty_fragment_at_the_end_is_taken_along() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=9)
