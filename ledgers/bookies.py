@@ -43,8 +43,8 @@ class LacAnswer:
 class Transfer:
     """Entries of one ledger to be read in bulk, verified, and, given a target, written there.
 
-    ``reads``: ascending entry ids asked of each source; an id is asked of one source only, and all
-    together are at most ``TRANSFER_ENTRIES_MAX``. Written with the recovery flag, the bytes as read.
+    ``reads``: ascending entry ids asked of each source; with a target an id is asked of one source
+    only. All together are at most ``TRANSFER_ENTRIES_MAX``. Written with the recovery flag, the bytes as read.
     """
 
     ledger_id: int
