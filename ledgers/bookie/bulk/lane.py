@@ -10,6 +10,7 @@ import structlog
 from ledgers.bookie.bulk.frames import FRAME_BYTES_MAX
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.formats.bookie_info import parse_address
 from ledgers.metadata import BookieId
 
 log = structlog.get_logger()
@@ -43,13 +44,10 @@ class Common:
 
     def address(self, bookie: BookieId) -> tuple[str, int]:
         """Raises UnavailableError when the id is neither registered nor ``host:port``."""
-        address = self.resolve(bookie)
-        if address is not None:
-            return address
-        host, _, port = bookie.rpartition(":")
-        if not host or not port.isdecimal():
+        address = self.resolve(bookie) or parse_address(bookie)
+        if address is None:
             raise UnavailableError("bookie's address is unknown", bookie=bookie)
-        return host, int(port)
+        return address
 
 
 class Lane(ABC):
