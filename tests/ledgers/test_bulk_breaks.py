@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
@@ -74,6 +75,8 @@ def test_a_target_that_cannot_be_reached_is_said_so_without_reading() -> None:
             assert isinstance(each.target_error, UnavailableError)
             assert each.unwritten == frozenset(range(10))
         assert not scene.a.reads_seen
+        assert isinstance(result.target_error, UnavailableError)
+        assert isinstance(result.target_error.__cause__, OSError)
         await scene.target.start()
 
     play(act)
@@ -250,6 +253,42 @@ def test_a_target_that_broke_while_it_took_nothing_is_written_to_again() -> None
         await scene.until(scene.is_at_rest)
 
     play(act, writes_bytes_max=1_000_000)
+
+
+def test_a_bookie_that_went_away_is_not_stormed() -> None:
+    attempts: list[BookieId] = []
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.run(scene.halves(10))
+        await scene.a.stop()
+        attempts.clear()
+
+        for _ in range(50):
+            await scene.run(scene.halves(10))
+
+        assert attempts.count(scene.a.bookie_id) < 10
+        await scene.a.start()
+
+    play(act, resolve=attempts.append)
+
+
+def test_silence_is_noticed_after_a_time_without_any_connection() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        await scene.run(scene.halves(10))
+        await scene.wait_checks(IDLE_MAX_S + 10.0)
+        await scene.until(lambda: not any(bookie.is_connected for bookie in scene.bookies))
+
+        scene.a.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(scene.halves(10)))
+            await scene.until(lambda: len(scene.target.adds) == 15)
+            await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
+
+        assert set(running.result().failures) == {scene.a.bookie_id}
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 def test_a_bookie_that_accepts_and_drops_is_not_stormed() -> None:

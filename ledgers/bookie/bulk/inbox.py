@@ -92,13 +92,11 @@ class Inbox(asyncio.BufferedProtocol):
         try:
             position = self._reader.consume(view, end)
         except CorruptionError as error:
-            self._rest = b""
             self._reader.closed(self, error)
             return
         self._keep(view[position:end])
 
     def _keep(self, rest: memoryview) -> None:
-        self._rest = b""
         if len(rest) >= REPLY_BYTES:
             frame_bytes = 4 + int.from_bytes(rest[:4], "big")
             if frame_bytes >= _LONG_FRAME_BYTES:
