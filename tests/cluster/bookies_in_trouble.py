@@ -1,4 +1,8 @@
-"""Bookies that are neither well nor dead: read-only ones, and such as ZooKeeper does not show."""
+"""Bookies in trouble: dead, read-only, or alive where ZooKeeper does not show it.
+
+Clusters for this have long sessions: a Java bookie whose session ends in an outage of ZooKeeper may
+shut itself down. So what the expiry of a dead one's session would do is done by hand, at once.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +14,21 @@ from daemon.local.spec import port_of
 from ledgers.metadata import BookieId
 from tests.cluster.steps import Bench
 
+SESSION_TIMEOUT_S = 10.0
 READ_ONLY_SURVIVES_RESTART = {"persistBookieStatusEnabled": "true"}
 """A setting of the bookies that ``make_read_only`` needs."""
+
+
+def kill_and_expire(cluster: LocalCluster, bookie: BookieId) -> None:
+    """As a crash would, and time."""
+    cluster.kill(bookie)
+    expire(cluster, bookie)
+
+
+def expire(cluster: LocalCluster, bookie: BookieId) -> None:
+    """The session of a bookie that was killed is over."""
+    with znodes.session(cluster.spec.zookeeper_port) as tree:
+        tree.delete_registration(bookie)
 
 
 def make_read_only(cluster: LocalCluster, bookie: BookieId) -> None:
@@ -47,6 +64,5 @@ async def unregistered(on: Bench, bookie: BookieId) -> AsyncIterator[None]:
 def register_anew(cluster: LocalCluster, bookie: BookieId) -> None:
     """With a znode of its own again."""
     cluster.terminate(bookie)
-    with znodes.session(cluster.spec.zookeeper_port) as tree:
-        tree.delete_registration(bookie)
+    expire(cluster, bookie)
     cluster.start_bookie(bookie)

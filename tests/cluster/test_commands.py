@@ -21,6 +21,7 @@ from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
 from replication import payloads
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import WAIT_S, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -33,7 +34,7 @@ NO_SUCH_LEDGER = "123456"
 
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
-    return {"session_timeout_s": 2.0, "bookies": 3}
+    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
             (everywhere,) = await on.write(shape(8, quorums=ON_ALL))
             at_risk = [*sorted(await on.names(written, victim)), everywhere.ledger_id]
             auditor = start("auditor", settings=AUDITOR_ONLY)
-            module_cluster.kill(victim)
+            kill_and_expire(module_cluster, victim)
             try:
                 await wait_for(lambda: on.has_marked(at_risk), "marks")
                 await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)

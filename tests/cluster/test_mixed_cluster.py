@@ -23,6 +23,7 @@ from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
 from replication import payloads
 from replication.listing import locked_ledger_ids
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import (
     GONE,
     POLL_S,
@@ -47,7 +48,11 @@ AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 CALM_S = 1.5
 """Several rounds of ours and of Java's: long enough for whoever disregards the switch to be seen."""
 ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
-QUICK = {"rwRereplicateBackoffMs": "200", "lockReleaseOfFailedLedgerGracePeriod": "3200"}
+QUICK = {
+    "zkTimeout": "2000",
+    "rwRereplicateBackoffMs": "200",
+    "lockReleaseOfFailedLedgerGracePeriod": "3200",
+}
 SLOW_COPY = {"replicationRateByBytes": "4000"}
 
 
@@ -56,7 +61,7 @@ def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     version = request.param
     if not jars.jars_folder(version).exists():
         pytest.skip(f"not fetched: bookmender local up --bookkeeper {version} does that")
-    return {"session_timeout_s": 2.0, "bookkeeper": version}
+    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookkeeper": version}
 
 
 @pytest.fixture
@@ -292,7 +297,7 @@ async def leader_and_bookie_are_killed(
     leading.kill()
     await wait_leader(on, is_java=is_java_left)
 
-    cluster.kill(victim)
+    kill_and_expire(cluster, victim)
     try:
         await on.wait_repaired(written, victim)
     finally:

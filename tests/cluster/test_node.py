@@ -26,6 +26,9 @@ from replication.plan import Reason
 from replication.waiting import WaitingNotes
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
+    SESSION_TIMEOUT_S,
+    expire,
+    kill_and_expire,
     make_read_only,
     make_writable,
     register_anew,
@@ -54,7 +57,7 @@ ON_THREE = (3, 3, 2)
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
     return {
-        "session_timeout_s": 2.0,
+        "session_timeout_s": SESSION_TIMEOUT_S,
         "bookie_settings": READ_ONLY_SURVIVES_RESTART,
     }
 
@@ -92,7 +95,7 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
             ]
             try:
                 await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
-                module_cluster.kill(victim)
+                kill_and_expire(module_cluster, victim)
                 await on.wait_repaired(written, victim)
                 repaired = [ledger_id for node in two for ledger_id in repaired_by(node, tmp_path)]
                 assert sorted(repaired) == at_risk
@@ -265,6 +268,7 @@ def test_daemons_outlive_an_outage_of_zookeeper_and_repair_what_was_lost_meanwhi
             if is_long:
                 await wait_for(lambda: all(map(has_lost_its_sessions, two)), "end of sessions")
             await asyncio.to_thread(module_cluster.restart_zookeeper)
+            expire(module_cluster, victim)
 
             try:
                 await on.wait_repaired(written, victim)
