@@ -79,9 +79,9 @@ async def bookmender(uri: str | None, *arguments: str, state: Path | None = None
     try:
         async with asyncio.timeout(WAIT_S):
             out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        raise
+    finally:
+        if process.returncode is None:  # a daemon that was not refused
+            process.kill()
     return Said(exit_code=process.returncode, out=out.decode(), err=err.decode())
 
 
