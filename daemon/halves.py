@@ -96,7 +96,7 @@ async def run_worker_session(settings: Settings, journal: MetadataJournal) -> No
     """Take ledgers and repair them until the session ends."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session(settings, Half.WORKER, journal))
-        budgets = Budgets(reads_in_flight_max=settings.limits.reads_in_flight_per_bookie)
+        budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
         bulk = BulkTransfers(budgets, resolve=session.views.resolve)
         bookies = BookieClient(
             resolve=session.views.resolve,
@@ -231,7 +231,7 @@ async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budg
         nodes = await session.membership.everybody()
         workers = [node for node in nodes if node.info.half is Half.WORKER]
         budgets.reads_in_flight_max = reads_in_flight_max(
-            settings.limits.reads_in_flight_per_bookie, reader_count=len(workers)
+            settings.replication.reads_in_flight_per_bookie, reader_count=len(workers)
         )
         await session.clock.sleep(SHARES_INTERVAL_S)
 

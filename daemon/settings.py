@@ -17,7 +17,7 @@ from auditor.settings import AuditorSettings
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.formats.layout import MetadataUri
-from replication.settings import LimitSettings, ReplicationSettings
+from replication.settings import ReplicationSettings
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
 
@@ -49,12 +49,19 @@ class ZooKeeperSettings:
     """How long after our last word ZooKeeper gives away our locks and our vote."""
     connect_timeout_s: float = 15.0
     """How long one attempt to connect may take before it is said to have failed."""
+    requests_per_s: int = 0
+    """Requests that each half of this node sends to ZooKeeper in a second at most. 0: no limit but
+    the one that ZooKeeper's own latency sets."""
 
     def __post_init__(self) -> None:
         for key, least in (("session_timeout_s", 1.0), ("connect_timeout_s", 0.5)):
             value = getattr(self, key)
             if not least <= value <= 600:
                 raise SettingsError.not_allowed(f"zookeeper.{key}", value, f"{least:g} to 600")
+        if not 0 <= self.requests_per_s <= 1_000_000:
+            raise SettingsError.not_allowed(
+                "zookeeper.requests_per_s", self.requests_per_s, "0 to 1000000"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +93,6 @@ class Settings:
     zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
     auditor: AuditorSettings = field(default_factory=AuditorSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
-    limits: LimitSettings = field(default_factory=LimitSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, Registration
 from ledgers.store import Stat
+from replication.orders import Orders
 
 log = structlog.get_logger()
 
@@ -26,6 +27,7 @@ class ClusterView:
 
     bookies: BookieView
     cookies: Mapping[BookieId, Stat] = field(default_factory=dict)
+    orders: Orders = field(default_factory=Orders)
 
     @cached_property
     def writable(self) -> frozenset[BookieId]:
@@ -35,6 +37,11 @@ class ClusterView:
     def available(self) -> frozenset[BookieId]:
         """Writable or read-only: those that can be read from."""
         return frozenset(self.bookies.available)
+
+    @cached_property
+    def receiving(self) -> frozenset[BookieId]:
+        """Writable, and neither draining nor under maintenance: the possible targets (rule S11)."""
+        return self.writable - self.orders.draining.keys() - self.orders.maintenance.keys()
 
     def czxid(self, bookie: BookieId) -> int:
         """Of the bookie's registration, which tells one life of it from the next; 0: not registered."""

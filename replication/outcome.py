@@ -18,12 +18,17 @@ class OutcomeKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of a repair. ``sighting``: given with the grace reasons, to come back with."""
+    """What became of a repair.
+
+    ``sighting``: given with the grace reasons, to come back with. ``retry_at_ms``: wall-clock, when
+    what is in the way will be over; None where nobody knows.
+    """
 
     kind: OutcomeKind
     reason: Reason | None = None
     detail: str = ""
     sighting: WriterSighting | None = None
+    retry_at_ms: int | None = None
     entry_count: int = 0
     entry_bytes: int = 0
 

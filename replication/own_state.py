@@ -1,7 +1,9 @@
 """What we keep in ZooKeeper for ourselves, below ``<ur>/bookmender``: versioned JSON.
 
 ``nodes/<uuid>`` one ephemeral znode a session (``membership``); ``waiting/<ledger id>`` why a
-marked ledger is not being repaired now. Java's payloads never carry a field of ours, so whatever
+marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
+``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole: those of
+draining bookies (rule S16). Java's payloads never carry a field of ours, so whatever
 it does not know of stands here. A reader skips what it cannot read: it is a later release's.
 """
 
@@ -23,6 +25,10 @@ def nodes_path(ur: str) -> str:
 def waiting_path(ur: str, ledger_id: int | None = None) -> str:
     parent = f"{own_path(ur)}/waiting"
     return parent if ledger_id is None else f"{parent}/{ledger_id}"
+
+
+def orders_path(ur: str) -> str:
+    return f"{own_path(ur)}/orders"
 
 
 async def read_json(store: MetadataStore, path: str) -> dict[str, Any] | None:

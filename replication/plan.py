@@ -29,6 +29,7 @@ class Reason(enum.Enum):
     CORRUPT_METADATA = "corrupt-metadata"
     DIGEST_SUSPECT = "digest-suspect"
     CONFLICTS = "conflicts"
+    MAINTENANCE = "maintenance"
 
     @property
     def needs_help(self) -> bool:

@@ -22,8 +22,24 @@ class ReplicationSettings:
     retry_max_s: float = 300.0
     idle_wait_s: float = 2.0
     """How often the queue is looked at while it is empty and nothing else wakes the worker."""
-    target: str = "any"
-    """``any``: the least loaded bookie, among equals this host's. ``local``: this host's only."""
+    target: str = "placement"
+    """``placement``: as the placement policy says, the least loaded bookie first, among equals this
+    host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""
+    free_room_min: float = 0.1
+    """The share of a bookie's disk room that must be free for it to be a target. BookKeeper's bookies
+    turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
+    checked_share: float = 0.0
+    """The share of a copy's entries that a check reads besides the first and the last. 1: all."""
+    entry_lists: bool = False
+    """Whether a check asks bookies for lists of the entries they have: cheap on most, but one of
+    4.18.0 with little index memory was seen to hang for it. Silence is followed by reads."""
+    reads_in_flight_per_bookie: int = 64
+    """Reads that this process has under way at one bookie at most (rule S10). A bookie of 4.18.0
+    stops for good past 10,000 from all clients together: all our nodes keep to 2,000."""
+    bytes_per_s: int = 0
+    """Stored bytes that this node copies in a second at most. 0: no limit."""
+    entries_per_s: int = 0
+    """Likewise entries."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"
@@ -35,8 +51,13 @@ class ReplicationSettings:
         _require("retry_min_s", self.retry_min_s, 0.1, 86_400)
         _require("retry_max_s", self.retry_max_s, self.retry_min_s, 86_400)
         _require("idle_wait_s", self.idle_wait_s, 0.05, 3_600)
-        if self.target not in ("any", "local"):
-            raise SettingsError.not_allowed("replication.target", self.target, "any, local")
+        _require("free_room_min", self.free_room_min, 0, 0.9)
+        _require("checked_share", self.checked_share, 0, 1)
+        _require("reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, 1, 500)
+        _require("bytes_per_s", self.bytes_per_s, 0, 10**12)
+        _require("entries_per_s", self.entries_per_s, 0, 10**9)
+        if self.target not in ("placement", "local"):
+            raise SettingsError.not_allowed("replication.target", self.target, "placement, local")
         if self.default_digest_type not in DigestType.__members__:
             raise SettingsError.not_allowed(
                 "replication.default_digest_type",
@@ -45,20 +66,6 @@ class ReplicationSettings:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitSettings:
-    """The section ``[limits]``: what repairing may cost the cluster."""
-
-    reads_in_flight_per_bookie: int = 64
-    """Reads that this process has under way at one bookie at most (rule S10). A bookie of 4.18.0
-    stops for good past 10,000 from all clients together: all our nodes keep to 2,000."""
-
-    def __post_init__(self) -> None:
-        _require("reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, 1, 500, "limits")
-
-
-def _require(
-    key: str, value: float, least: float, most: float, section: str = "replication"
-) -> None:
+def _require(key: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
-        raise SettingsError.not_allowed(f"{section}.{key}", value, f"{least:g} to {most:g}")
+        raise SettingsError.not_allowed(f"replication.{key}", value, f"{least:g} to {most:g}")

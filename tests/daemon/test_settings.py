@@ -76,7 +76,13 @@ def test_other_variables_of_the_environment_are_not_ours() -> None:
         ("AUDITOR_ENABLED", "True", "auditor", "enabled", True),
         ("REPLICATION_RETRY_MIN_S", "2.5", "replication", "retry_min_s", 2.5),
         ("REPLICATION_RETRY_MIN_S", "2", "replication", "retry_min_s", 2.0),
-        ("LIMITS_READS_IN_FLIGHT_PER_BOOKIE", "500", "limits", "reads_in_flight_per_bookie", 500),
+        (
+            "REPLICATION_READS_IN_FLIGHT_PER_BOOKIE",
+            "500",
+            "replication",
+            "reads_in_flight_per_bookie",
+            500,
+        ),
         ("NODE_BOOKIE_ID", "10", "node", "bookie_id", "10"),
         ("REPLICATION_DEFAULT_PASSWORD", "", "replication", "default_password", ""),
     ],
@@ -181,14 +187,14 @@ def test_a_password_is_never_quoted(tmp_path: Path) -> None:
             "[replication]\nidle_wait_s = nan",
             "replication.idle_wait_s is nan; allowed: 0.05 to 3600",
         ),
-        ("[replication]\ntarget = 'near'", "replication.target is 'near'; allowed: any, local"),
+        ("[replication]\ntarget = 'near'", "replication.target is 'near'; allowed: placement, local"),
         (
             "[replication]\ndefault_digest_type = 'crc32'",
             "replication.default_digest_type is 'crc32'; allowed: CRC32, HMAC, CRC32C, DUMMY",
         ),
         (
-            "[limits]\nreads_in_flight_per_bookie = 501",
-            "limits.reads_in_flight_per_bookie is 501; allowed: 1 to 500",
+            "[replication]\nreads_in_flight_per_bookie = 501",
+            "replication.reads_in_flight_per_bookie is 501; allowed: 1 to 500",
         ),
         (
             "[auditor]\nlost_bookie_recovery_delay_s = -1",
