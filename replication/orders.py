@@ -37,6 +37,7 @@ class LimitsOrder:
     entries_per_s: int | None = None
     reads_in_flight_per_bookie: int | None = None
     requests_per_s: int | None = None
+    yields_to_writers: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

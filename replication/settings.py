@@ -40,6 +40,9 @@ class ReplicationSettings:
     """Stored bytes that this node copies in a second at most. 0: no limit."""
     entries_per_s: int = 0
     """Likewise entries."""
+    yields_to_writers: bool = True
+    """Whether this node asks less of a bookie whose answers grow slower, so that its clients do not
+    suffer. False: as much as the other limits allow."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"
