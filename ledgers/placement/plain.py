@@ -1,58 +1,11 @@
-"""Which bookies are to hold a ledger's entries: pure choices among the writable ones.
-
-Every choice keeps two promises: no bookie stands in an ensemble twice, and none that was excluded
-comes in. What further makes a good choice (racks, regions, zones) is a ``PlacementPolicy``; the
-random one is BookKeeper's DefaultEnsemblePlacementPolicy, weighted by load.
-"""
+"""Any bookie is as good as any other: BookKeeper's DefaultEnsemblePlacementPolicy, weighted by load."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
-from typing import Protocol
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId
-
-DEFAULT_RACK = "/default-rack"
-"""Where BookKeeper's policies put a bookie whose location is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A writable bookie. ``load_bytes``: whatever the caller balances, 0 when it balances nothing."""
-
-    bookie: BookieId
-    rack: str = DEFAULT_RACK
-    load_bytes: int = 0
-
-
-class PlacementPolicy(Protocol):
-    """Chooses among writable bookies. Both choices raise NotEnoughBookiesError.
-
-    A policy that wants the location of a bookie that is no candidate (the lost one, whose rack the
-    new one should share) remembers it from when it was.
-    """
-
-    def choose_ensemble(
-        self,
-        candidates: Collection[Candidate],
-        size: int,
-        *,
-        write_quorum: int,
-        excluded: Collection[BookieId] = (),
-    ) -> tuple[BookieId, ...]: ...
-
-    def choose_replacement(
-        self,
-        candidates: Collection[Candidate],
-        *,
-        ensemble: Sequence[BookieId],
-        index: int,
-        write_quorum: int,
-        excluded: Collection[BookieId] = (),
-    ) -> BookieId:
-        """Who takes over bookie index ``index`` of ``ensemble``; none of its members may."""
-        ...
+from ledgers.placement.policy import Adherence, Candidate
 
 
 class RandomPlacement:
@@ -67,6 +20,7 @@ class RandomPlacement:
         size: int,
         *,
         write_quorum: int,
+        ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> tuple[BookieId, ...]:
         bookies = [candidate.bookie for candidate in candidates]
@@ -79,6 +33,7 @@ class RandomPlacement:
         ensemble: Sequence[BookieId],
         index: int,
         write_quorum: int,
+        ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> BookieId:
         return choose_replacement(
@@ -88,6 +43,11 @@ class RandomPlacement:
             local=self._local,
             random=self._random,
         )
+
+    def adherence(
+        self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
+    ) -> Adherence:
+        return Adherence.STRICT
 
 
 def choose_ensemble(
