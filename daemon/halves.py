@@ -38,6 +38,7 @@ from replication.copier import Copier
 from replication.journal import MetadataJournal
 from replication.membership import Half, Membership, NodeInfo
 from replication.open_ledger import OpenLedgers
+from replication.order_book import OrderBook
 from replication.payloads import underreplication_path
 from replication.queue import Queue
 from replication.repair import Repairer
@@ -153,7 +154,7 @@ async def _join(
     manager = await LedgerManager.open(store, uri, journal=journal.record)
     ur = underreplication_path(uri.root)
     await prepare_tree(store, ur)
-    views = ViewSource(Registration(store, uri.root), clock)
+    views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, ur))
     view = await views.refresh()
     local = local_bookie(settings.node.bookie_id, view.bookies)
     info = NodeInfo(

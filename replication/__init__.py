@@ -4,5 +4,6 @@ The way of a ledger: ``worker`` takes it from the ``queue``, ``repair`` goes rou
 missing, ``plan`` what goes where, ``copier`` and ``copying`` do it; ``open_ledger`` when its end is not
 known yet; ``outcome`` what became of it, ``deferrals`` and ``waiting`` when that was nothing.
 Beneath: ``payloads`` and ``tree`` (Java's znodes), ``own_state`` (ours), ``batching`` (transactions),
-``membership`` (our sessions), ``cluster_view`` (who is there), ``journal``, ``listing``, ``settings``.
+``membership`` (our sessions), ``orders`` and ``order_book`` (what operators want), ``cluster_view`` (who
+is there, and what is ordered), ``journal``, ``listing``, ``settings``.
 """

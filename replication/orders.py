@@ -1,14 +1,30 @@
 """What an operator has ordered of the whole cluster: bookies to drain, maintenance windows, limits.
 
-Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>`` and ``limits``.
-Every session of ours sees them as part of its ``ClusterView``. An order that cannot be read (a later
-release's, a slip of somebody's hand) is reported and passed over; it never stops a node.
+Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>`` and ``limits``, each
+versioned JSON; ``order_book`` reads and writes them. Every session of ours sees them as part of its
+``ClusterView``. An order that cannot be read (a later release's, a slip of somebody's hand) is reported
+and passed over; it never stops a node.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
+from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
+
+VERSION = 1
+"""Of every order's record. Raised when a reader of the release before would misunderstand it; fields
+that it may leave out of account come without."""
+
+LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
+    "bytes_per_s": (0, 10**12),
+    "entries_per_s": (0, 10**9),
+    "reads_in_flight_per_bookie": (1, 500),
+    "requests_per_s": (0, 1_000_000),
+}
+"""The least and the most of each number in ``LimitsOrder``: what the settings of the same name allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +35,17 @@ class DrainOrder:
     may_fence: bool = False
     """Whether open ledgers on it are to be recovered and closed, instead of left until they close."""
 
+    def to_json(self) -> bytes:
+        return _to_json(asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        record = _record(data)
+        return cls(
+            since_ms=_number(record, "since_ms"), may_fence=bool(_switch(record, "may_fence"))
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaintenanceWindow:
@@ -27,6 +54,22 @@ class MaintenanceWindow:
     since_ms: int
     until_ms: int
     reason: str = ""
+
+    def to_json(self) -> bytes:
+        return _to_json(asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        record = _record(data)
+        reason = record.get("reason", "")
+        if not isinstance(reason, str):
+            raise CorruptionError("the reason of a maintenance window is no text")
+        return cls(
+            since_ms=_number(record, "since_ms"),
+            until_ms=_number(record, "until_ms"),
+            reason=reason,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +82,63 @@ class LimitsOrder:
     requests_per_s: int | None = None
     yields_to_writers: bool | None = None
 
+    def to_json(self) -> bytes:
+        return _to_json({key: value for key, value in asdict(self).items() if value is not None})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError, also for a number that no setting would be allowed (rule S10)."""
+        record = _record(data)
+        numbers = {
+            key: _number(record, key, least, most)
+            for key, (least, most) in LIMIT_RANGES.items()
+            if record.get(key) is not None
+        }
+        return cls(**numbers, yields_to_writers=_switch(record, "yields_to_writers"))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """All of them at one moment; windows that are over are not among them."""
+    """All of them at one moment. In a ``ClusterView`` windows that are over are not among them."""
 
     draining: Mapping[BookieId, DrainOrder] = field(default_factory=dict)
     maintenance: Mapping[BookieId, MaintenanceWindow] = field(default_factory=dict)
     limits: LimitsOrder = field(default_factory=LimitsOrder)
+
+    def at(self, now_ms: int) -> "Orders":
+        """Without the windows that are over by then; the end itself is outside."""
+        current = {b: window for b, window in self.maintenance.items() if now_ms < window.until_ms}
+        return self if len(current) == len(self.maintenance) else replace(self, maintenance=current)
+
+    @property
+    def next_end_ms(self) -> int | None:
+        """When the first of the windows ends; None without any."""
+        return min((window.until_ms for window in self.maintenance.values()), default=None)
+
+
+def _to_json(fields: Mapping[str, object]) -> bytes:
+    return json.dumps({"version": VERSION, **fields}).encode()
+
+
+def _record(data: bytes) -> dict[str, Any]:
+    try:
+        record = json.loads(data)
+    except ValueError as error:
+        raise CorruptionError("an order that is not JSON", data=data[:80]) from error
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        raise CorruptionError("an order of a kind that this release does not know", data=data[:80])
+    return record
+
+
+def _number(record: Mapping[str, Any], key: str, least: int = 0, most: int = 2**63 - 1) -> int:
+    value = record.get(key)
+    if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
+        raise CorruptionError(f"an order whose {key} is no number from {least} to {most}")
+    return value
+
+
+def _switch(record: Mapping[str, Any], key: str) -> bool | None:
+    value = record.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise CorruptionError(f"an order whose {key} is neither true nor false")
+    return value

@@ -4,7 +4,7 @@ from ledgers.errors import NodeExistsError
 from ledgers.store import MetadataStore
 from replication import payloads
 from replication.membership import ensure
-from replication.own_state import nodes_path, waiting_path
+from replication.own_state import nodes_path, orders_path, own_path, waiting_path
 
 
 async def prepare_tree(store: MetadataStore, ur: str) -> None:
@@ -16,6 +16,8 @@ async def prepare_tree(store: MetadataStore, ur: str) -> None:
         payloads.election_path(ur),
         nodes_path(ur),
         waiting_path(ur),
+        orders_path(ur),
+        payloads.marks_path(own_path(ur)),
     ):
         await ensure(store, path)
 

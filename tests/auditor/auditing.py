@@ -17,6 +17,7 @@ from ledgers.registration import Registration
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource
 from replication.membership import Half, Membership
+from replication.order_book import OrderBook
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT, UR, node_info
 
@@ -42,7 +43,7 @@ async def leading(
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
     try:
-        views = ViewSource(Registration(store, ROOT), cluster.clock)
+        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
         await views.refresh()
         membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
         leadership = await Election(store, UR, membership, candidate=name).win()

@@ -21,6 +21,7 @@ from replication.cluster_view import ViewSource
 from replication.copier import Copier
 from replication.membership import Half, Membership, NodeInfo
 from replication.open_ledger import OpenLedgers
+from replication.order_book import OrderBook
 from replication.queue import Queue, QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
@@ -116,7 +117,7 @@ async def _node(
     fallback: EntryDigest,
 ) -> Node:
     manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
-    views = ViewSource(Registration(store, ROOT), clock)
+    views = ViewSource(Registration(store, ROOT), clock, OrderBook(store, UR))
     await views.refresh()
     membership = await Membership.join(store, UR, node_info(name))
     batcher = Batcher(store, [membership.guard])

@@ -8,10 +8,12 @@ from ledgers.errors import UnavailableError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
-from replication.cluster_view import ViewSource
+from replication.cluster_view import RETRY_S, ViewSource
+from replication.order_book import OrderBook, drain_place, limits_place, maintenance_place
+from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
-from tests.replication.nodes import ROOT
+from tests.replication.nodes import ROOT, UR
 from tests.replication.watched import settle
 
 
@@ -123,3 +125,95 @@ async def test_rule_s13_an_absent_bookie_can_still_be_found_where_it_was() -> No
 
         assert node.views.resolve(B1) == Address("b1", 3181)
         assert node.views.resolve(BookieId("nobody:1")) is None
+
+
+# --- What is ordered -------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_an_order_is_seen_and_wakes_who_waits_for_a_change() -> None:
+    cluster = await Cluster.start()
+    book = OrderBook(cluster.store, UR)
+    async with cluster.node() as node:
+        await settle()
+        waiting = asyncio.create_task(node.views.wait_change(node.views.change_count))
+
+        await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
+        await asyncio.wait_for(waiting, 1)
+
+        assert node.views.current.orders.draining.keys() == {B1}
+        assert B1 in node.views.current.writable
+        assert B1 not in node.views.current.receiving
+
+
+@in_virtual_time
+async def test_orders_that_stand_are_in_the_first_view() -> None:
+    cluster = await Cluster.start()
+    book = OrderBook(cluster.store, UR)
+    await book.give(limits_place(UR), LimitsOrder(bytes_per_s=5), over=None)
+
+    async with cluster.node() as node:
+        assert node.views.current.orders.limits.bytes_per_s == 5
+
+
+@in_virtual_time
+async def test_a_window_drops_out_at_its_end_without_any_event() -> None:
+    cluster = await Cluster.start()
+    book = OrderBook(cluster.store, UR)
+    now_ms = cluster.clock.wall_ms()
+    for bookie, seconds in ((B1, 100), (B2, 300)):
+        window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + seconds * 1000)
+        await book.give(maintenance_place(UR, bookie), window, over=None)
+    async with cluster.node() as node:
+        await settle()
+        assert node.views.current.orders.maintenance.keys() == {B1, B2}
+        assert node.views.current.receiving == frozenset(BOOKIES) - {B1, B2}
+
+        for left, end_s in (({B2}, 100), (set(), 300)):
+            await asyncio.wait_for(node.views.wait_change(node.views.change_count), 1_000)
+            assert node.views.current.orders.maintenance.keys() == left
+            assert (cluster.clock.wall_ms() - now_ms) / 1000 == pytest.approx(end_s, abs=0.1)
+
+
+@in_virtual_time
+async def test_a_window_that_is_over_is_not_in_the_first_view() -> None:
+    cluster = await Cluster.start()
+    window = MaintenanceWindow(since_ms=1, until_ms=cluster.clock.wall_ms())
+    await OrderBook(cluster.store, UR).give(maintenance_place(UR, B1), window, over=None)
+
+    async with cluster.node() as node:
+        assert node.views.current.orders.maintenance == {}
+
+
+@in_virtual_time
+async def test_a_change_of_orders_does_not_make_every_node_read_all_bookies() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        await settle()
+        before = node.store.request_count
+
+        await OrderBook(cluster.store, UR).give(
+            limits_place(UR), LimitsOrder(bytes_per_s=5), over=None
+        )
+        await settle()
+
+        assert node.views.current.orders.limits.bytes_per_s == 5
+        assert node.store.request_count - before <= 3 * 2, "two readings of three requests at most"
+
+
+@in_virtual_time
+async def test_orders_that_cannot_be_read_now_are_read_when_they_can_be() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        await settle()
+        cluster.tree.suspend(node.store)
+        await OrderBook(cluster.store, UR).give(
+            drain_place(UR, B1), DrainOrder(since_ms=1), over=None
+        )
+        await asyncio.sleep(3 * RETRY_S)
+        assert node.views.current.orders.draining == {}, "the view stays as it was"
+
+        cluster.tree.resume(node.store)
+        await settle()
+
+        assert node.views.current.orders.draining.keys() == {B1}

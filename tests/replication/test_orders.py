@@ -1,0 +1,204 @@
+"""What operators order: as values, and as it stands in ZooKeeper for every session."""
+
+import json
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.errors import ConflictError, CorruptionError
+from replication.order_book import (
+    OrderBook,
+    Place,
+    drain_place,
+    limits_place,
+    maintenance_place,
+)
+from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import UR
+
+WINDOW = MaintenanceWindow(since_ms=1_000, until_ms=5_000, reason="new kernel")
+
+
+# --- Values ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param(DrainOrder(since_ms=5), id="a drain that leaves open ledgers alone"),
+        pytest.param(DrainOrder(since_ms=5, may_fence=True), id="a drain that may fence"),
+        pytest.param(WINDOW, id="a window with a reason"),
+        pytest.param(LimitsOrder(), id="no limits at all"),
+        pytest.param(LimitsOrder(bytes_per_s=0, yields_to_writers=False), id="zero is not none"),
+        pytest.param(
+            LimitsOrder(entries_per_s=7, reads_in_flight_per_bookie=500, requests_per_s=9),
+            id="the other limits",
+        ),
+    ],
+)
+def test_an_order_reads_back_as_it_was_written(
+    order: DrainOrder | MaintenanceWindow | LimitsOrder,
+) -> None:
+    assert type(order).parse(order.to_json()) == order
+
+
+def test_fields_of_a_later_release_are_passed_over() -> None:
+    data = json.dumps({"version": 1, "since_ms": 5, "colour": "green"}).encode()
+
+    assert DrainOrder.parse(data) == DrainOrder(since_ms=5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        pytest.param(DrainOrder, b"", id="nothing at all"),
+        pytest.param(DrainOrder, b"yes please", id="no JSON"),
+        pytest.param(DrainOrder, b"\xff{}", id="no text"),
+        pytest.param(DrainOrder, b"[1]", id="no object"),
+        pytest.param(DrainOrder, b'{"since_ms": 1}', id="no version"),
+        pytest.param(DrainOrder, b'{"version": 2, "since_ms": 1}', id="a later version"),
+        pytest.param(DrainOrder, b'{"version": 1}', id="a drain of no time"),
+        pytest.param(
+            DrainOrder,
+            b'{"version": 1, "since_ms": 1, "may_fence": "no"}',
+            id="a text is no switch: 'no' would be true",
+        ),
+        pytest.param(
+            MaintenanceWindow, b'{"version": 1, "since_ms": 1}', id="a window without an end"
+        ),
+        pytest.param(
+            MaintenanceWindow,
+            b'{"version": 1, "since_ms": 1, "until_ms": true}',
+            id="a window whose end is no number",
+        ),
+        pytest.param(
+            MaintenanceWindow,
+            b'{"version": 1, "since_ms": 1, "until_ms": 2, "reason": 3}',
+            id="a reason that is no text",
+        ),
+        pytest.param(LimitsOrder, b'{"version": 1, "bytes_per_s": -1}', id="less than nothing"),
+        pytest.param(
+            LimitsOrder,
+            b'{"version": 1, "reads_in_flight_per_bookie": 501}',
+            id="S10: more reads than a bookie may be asked",
+        ),
+        pytest.param(
+            LimitsOrder,
+            b'{"version": 1, "reads_in_flight_per_bookie": 0}',
+            id="no reads at all would be no limit to some, and a stop to others",
+        ),
+    ],
+)
+def test_what_is_no_order_of_this_release_is_refused(
+    kind: type[DrainOrder] | type[MaintenanceWindow] | type[LimitsOrder], data: bytes
+) -> None:
+    with pytest.raises(CorruptionError):
+        kind.parse(data)
+
+
+@pytest.mark.parametrize(
+    ("now_ms", "is_current"),
+    [
+        pytest.param(4_999, True, id="just inside"),
+        pytest.param(5_000, False, id="the end itself is over"),
+        pytest.param(0, True, id="given on a host whose clock is ahead: it counts from now"),
+    ],
+)
+def test_a_window_is_over_at_its_end(now_ms: int, is_current: bool) -> None:
+    orders = Orders(maintenance={B1: WINDOW}, draining={B2: DrainOrder(since_ms=1)})
+
+    current = orders.at(now_ms)
+
+    assert (B1 in current.maintenance) is is_current
+    assert current.draining == orders.draining
+
+
+def test_the_next_end_is_that_of_the_window_that_ends_first() -> None:
+    later = MaintenanceWindow(since_ms=0, until_ms=9_000)
+
+    assert Orders(maintenance={B1: later, B2: WINDOW}).next_end_ms == 5_000
+    assert Orders().next_end_ms is None
+
+
+# --- In ZooKeeper ----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_every_session_reads_what_one_has_ordered() -> None:
+    cluster = await Cluster.start()
+    book = OrderBook(cluster.store, UR)
+    drain, limits = DrainOrder(since_ms=1, may_fence=True), LimitsOrder(bytes_per_s=10)
+
+    await book.give(drain_place(UR, B1), drain, over=None)
+    await book.give(maintenance_place(UR, B2), WINDOW, over=None)
+    await book.give(limits_place(UR), limits, over=None)
+
+    assert await OrderBook(cluster.store, UR).read() == Orders(
+        draining={B1: drain}, maintenance={B2: WINDOW}, limits=limits
+    )
+
+
+@in_virtual_time
+async def test_without_any_order_there_is_none() -> None:
+    cluster = await Cluster.start()
+
+    assert await OrderBook(cluster.store, UR).read() == Orders()
+
+
+@in_virtual_time
+async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
+    cluster = await Cluster.start()
+    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, B1)
+    await book.give(place, WINDOW, over=None)
+    seen = await book.standing(place)
+    assert seen is not None
+
+    await book.give(place, MaintenanceWindow(since_ms=1, until_ms=9_000), over=seen)
+
+    for late in (None, seen):
+        with pytest.raises(ConflictError):
+            await book.give(place, WINDOW, over=late)
+    with pytest.raises(ConflictError):
+        await book.withdraw(place, over=seen)
+    assert (await book.read()).maintenance[B1].until_ms == 9_000
+
+
+@in_virtual_time
+async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> None:
+    cluster = await Cluster.start()
+    book, place = OrderBook(cluster.store, UR), drain_place(UR, B1)
+    await book.give(place, DrainOrder(since_ms=1), over=None)
+    seen = await book.standing(place)
+    assert seen is not None
+
+    await book.withdraw(place, over=seen)
+    await book.withdraw(place, over=seen)  # gone already: as it should be
+
+    with pytest.raises(ConflictError):
+        await book.give(place, DrainOrder(since_ms=2), over=seen)
+    assert await book.read() == Orders()
+
+
+@in_virtual_time
+async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
+    cluster = await Cluster.start()
+    book = OrderBook(cluster.store, UR)
+    await book.give(drain_place(UR, B2), DrainOrder(since_ms=1), over=None)
+    broken: list[Place[DrainOrder] | Place[LimitsOrder]] = [drain_place(UR, B1), limits_place(UR)]
+    for place in broken:
+        await cluster.store.create(place.path, b'{"version": 9}')
+
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert await book.read() == Orders(draining={B2: DrainOrder(since_ms=1)})
+        assert sorted(line["path"] for line in logs) == sorted(place.path for place in broken)
+
+        await cluster.store.set(broken[0].path, b"worse", version=-1)
+        await book.read()
+        assert len(logs) == 3, "another hand, another report"
+
+    standing = await book.standing(limits_place(UR))
+    assert standing is not None
+    assert standing.order is None, "whoever overwrites it sees that it is there"
