@@ -79,6 +79,18 @@ class TransferResult:
     target_error: BookmenderError | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The disks that a bookie keeps ledgers on, all together. ``0 <= free_bytes <= total_bytes``."""
+
+    free_bytes: int
+    total_bytes: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.free_bytes <= self.total_bytes, self
+        assert self.total_bytes > 0, self
+
+
 class Bookies(Protocol):
     """Requests to bookies, named by id; addresses are the implementation's business.
 
@@ -146,6 +158,10 @@ class Bookies(Protocol):
 
         Raises NoSuchEntryError when the bookie does not know the ledger.
         """
+        ...
+
+    async def room(self, bookie: BookieId) -> Room:
+        """How full its disks are (GET_BOOKIE_INFO). Over V3."""
         ...
 
     async def transfer(self, transfer: Transfer) -> TransferResult:

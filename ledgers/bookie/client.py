@@ -24,11 +24,12 @@ from ledgers.bookie.protocol.messages import (
     Read,
     ReadBatch,
     ReadLac,
+    ReadRoom,
     Reply,
     Request,
     WriteLac,
 )
-from ledgers.bookies import LAST_ENTRY, LacAnswer, Transfer, TransferResult
+from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.formats.bookie_info import Address, parse_address
@@ -147,6 +148,12 @@ class BookieClient:
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
         reply = await self._ask(self._to(bookie).v3, ListEntries(ledger_id=ledger_id))
         return decode_availability(reply.check(bookie=bookie, ledger_id=ledger_id).availability)
+
+    async def room(self, bookie: BookieId) -> Room:
+        reply = await self._ask(self._to(bookie).v3, ReadRoom())
+        room = reply.check(bookie=bookie).room
+        assert room is not None  # a good reply to this request has it, or was no reply at all
+        return room
 
     # --- Writes --------------------------------------------------------------------------------
 

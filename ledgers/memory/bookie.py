@@ -9,7 +9,7 @@ fence of a ledger without entries.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ledgers.bookies import LAST_ENTRY, LacAnswer
+from ledgers.bookies import LAST_ENTRY, LacAnswer, Room
 from ledgers.entry import EntryHeader
 from ledgers.errors import (
     FencedError,
@@ -21,6 +21,7 @@ from ledgers.errors import (
 
 _BATCH_OVERHEAD_BYTES = 36
 _ENTRY_OVERHEAD_BYTES = 4
+_GIB = 1 << 30
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,6 +52,8 @@ class MemoryBookie:
         """False: as before 4.17."""
         self.lists_entries = True
         """False: never answers that request, as with DbLedgerStorage."""
+        self.room = Room(free_bytes=900 * _GIB, total_bytes=1000 * _GIB)
+        """What it says of its disks; entries take nothing of it."""
         self._ledgers: dict[int, _Ledger] = {}
         self._collected: set[int] = set()
 

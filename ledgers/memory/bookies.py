@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ledgers.bookies import Answer, LacAnswer, Transfer, TransferResult
+from ledgers.bookies import Answer, LacAnswer, Room, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.entry import EntryHeader
 from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError
@@ -34,6 +34,7 @@ class Op(enum.Enum):
     ADD = "add"
     WRITE_LAC = "write_lac"
     LIST_ENTRIES = "list_entries"
+    ROOM = "room"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,9 @@ class Fault:
 
 
 NO_FAULT = Fault()
+
+NO_LEDGER = -1
+"""Instead of an id, in a request about the bookie itself."""
 
 Faults = Callable[[BookieId, Op, int], Fault]
 """The fault of a request to a bookie about a ledger; asked once for each, so it may draw at random."""
@@ -165,6 +169,9 @@ class MemoryBookies:
             await self._clock.sleep(SILENCE_S)
             raise UnavailableError("no answer in time", bookie=bookie)
         return runs
+
+    async def room(self, bookie: BookieId) -> Room:
+        return await self._serve(bookie, Op.ROOM, NO_LEDGER, lambda: self._find(bookie).room)
 
     async def close(self) -> None:
         self._is_closed = True

@@ -244,6 +244,18 @@ def test_the_entries_of_an_unknown_ledger_are_an_explicit_no(subject: Subject) -
     check(subject, scenario)
 
 
+# --- Room ----------------------------------------------------------------------------------------
+
+
+def test_a_bookie_tells_how_full_its_disks_are(subject: Subject) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        room = await ledger.bookies.room(ledger.bookie)
+
+        assert 0 < room.free_bytes <= room.total_bytes
+
+    check(subject, scenario)
+
+
 # --- Transfers ---------------------------------------------------------------------------------
 
 

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ledgers.bookies import LacAnswer, Transfer, TransferResult
+from ledgers.bookies import LacAnswer, Room, Transfer, TransferResult
 from ledgers.entry import EntryHeader
 from ledgers.memory.bookies import MemoryBookies
 from ledgers.metadata import BookieId
@@ -133,6 +133,9 @@ class HookedBookies:
         )
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
+        raise NotImplementedError
+
+    async def room(self, bookie: BookieId) -> Room:
         raise NotImplementedError
 
     async def transfer(self, transfer: Transfer) -> TransferResult:

@@ -8,6 +8,7 @@ from ledgers.bookie.protocol.messages import (
     Read,
     ReadBatch,
     ReadLac,
+    ReadRoom,
     Request,
     WriteLac,
 )
@@ -118,6 +119,7 @@ def test_only_batch_reads_can_be_told_apart() -> None:
         ReadLac(ledger_id=1),
         WriteLac(ledger_id=1, lac=0, master_key=KEY, record=bytes(20)),
         ListEntries(ledger_id=1),
+        ReadRoom(),
     ],
     ids=lambda request: type(request).__name__,
 )

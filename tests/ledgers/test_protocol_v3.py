@@ -9,11 +9,12 @@ from ledgers.bookie.protocol.messages import (
     Read,
     ReadBatch,
     ReadLac,
+    ReadRoom,
     Request,
     WriteLac,
 )
 from ledgers.bookie.protocol.status import Status
-from ledgers.bookies import LacAnswer
+from ledgers.bookies import LacAnswer, Room
 from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
@@ -56,6 +57,8 @@ def request_of(fields: Case) -> Request:
             return ReadLac(ledger_id=ledger_id)
         case wire.GET_LIST_OF_ENTRIES_OF_LEDGER:
             return ListEntries(ledger_id=ledger_id)
+        case wire.GET_BOOKIE_INFO:
+            return ReadRoom()
         case _:
             return Auth()
 
@@ -88,6 +91,11 @@ def test_a_reply_says_what_the_bookie_meant(case: Case) -> None:
         else None,
     )
     assert reply.availability == bytes.fromhex(fields.get("availability", ""))
+    assert reply.room == (
+        Room(free_bytes=fields["free_disk_space"], total_bytes=fields["total_disk_capacity"])
+        if "free_disk_space" in fields
+        else None
+    )
     assert reply.auth == (Auth() if "auth_plugin_name" in fields else None)
 
 
@@ -103,6 +111,29 @@ def test_a_reply_finds_its_request() -> None:
 def test_batch_reads_are_refused() -> None:
     with pytest.raises(ValueError, match="needs the V2 protocol"):
         v3.encode(ReadBatch(ledger_id=1, first_entry_id=0, count_max=1, bytes_max=1), 0)
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "total_bytes"),
+    [
+        pytest.param(2, 1, id="more free than there is"),
+        pytest.param(-1, 1, id="less than nothing free"),
+        pytest.param(0, 0, id="no disks at all"),
+    ],
+)
+def test_impossible_disks_are_not_believed(free_bytes: int, total_bytes: int) -> None:
+    message = wire.Response(
+        header=wire.BKPacketHeader(
+            version=wire.VERSION_THREE, operation=wire.GET_BOOKIE_INFO, txnId=1
+        ),
+        status=0,
+        getBookieInfoResponse=wire.GetBookieInfoResponse(
+            status=0, freeDiskSpace=free_bytes, totalDiskCapacity=total_bytes
+        ),
+    )
+
+    with pytest.raises(CorruptionError, match="impossible disks"):
+        v3.decode(message.SerializeToString())
 
 
 def response(outer: int, *, inner: int | None = None) -> bytes:

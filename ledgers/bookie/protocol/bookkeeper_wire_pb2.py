@@ -24,47 +24,53 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-ledgers/bookie/protocol/bookkeeper_wire.proto\x12\x0f\x62ookmender.wire\"z\n\x0e\x42KPacketHeader\x12\x31\n\x07version\x18\x01 \x02(\x0e\x32 .bookmender.wire.ProtocolVersion\x12\x11\n\toperation\x18\x02 \x02(\x05\x12\r\n\x05txnId\x18\x03 \x02(\x04\x12\x13\n\x08priority\x18\x04 \x01(\r:\x01\x30\"\xa0\x03\n\x07Request\x12/\n\x06header\x18\x01 \x02(\x0b\x32\x1f.bookmender.wire.BKPacketHeader\x12\x31\n\x0breadRequest\x18\x64 \x01(\x0b\x32\x1c.bookmender.wire.ReadRequest\x12/\n\naddRequest\x18\x65 \x01(\x0b\x32\x1b.bookmender.wire.AddRequest\x12\x31\n\x0b\x61uthRequest\x18\x66 \x01(\x0b\x32\x1c.bookmender.wire.AuthMessage\x12\x39\n\x0fwriteLacRequest\x18g \x01(\x0b\x32 .bookmender.wire.WriteLacRequest\x12\x37\n\x0ereadLacRequest\x18h \x01(\x0b\x32\x1f.bookmender.wire.ReadLacRequest\x12Y\n\x1fgetListOfEntriesOfLedgerRequest\x18l \x01(\x0b\x32\x30.bookmender.wire.GetListOfEntriesOfLedgerRequest\"\xbc\x03\n\x08Response\x12/\n\x06header\x18\x01 \x02(\x0b\x32\x1f.bookmender.wire.BKPacketHeader\x12\x0e\n\x06status\x18\x02 \x02(\x05\x12\x33\n\x0creadResponse\x18\x64 \x01(\x0b\x32\x1d.bookmender.wire.ReadResponse\x12\x31\n\x0b\x61\x64\x64Response\x18\x65 \x01(\x0b\x32\x1c.bookmender.wire.AddResponse\x12\x32\n\x0c\x61uthResponse\x18\x66 \x01(\x0b\x32\x1c.bookmender.wire.AuthMessage\x12;\n\x10writeLacResponse\x18g \x01(\x0b\x32!.bookmender.wire.WriteLacResponse\x12\x39\n\x0freadLacResponse\x18h \x01(\x0b\x32 .bookmender.wire.ReadLacResponse\x12[\n getListOfEntriesOfLedgerResponse\x18l \x01(\x0b\x32\x31.bookmender.wire.GetListOfEntriesOfLedgerResponse\"\xc9\x01\n\x0bReadRequest\x12/\n\x04\x66lag\x18\x64 \x01(\x0e\x32!.bookmender.wire.ReadRequest.Flag\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x11\n\tmasterKey\x18\x03 \x01(\x0c\x12\x13\n\x0bpreviousLAC\x18\x04 \x01(\x03\x12\x0f\n\x07timeOut\x18\x05 \x01(\x03\"-\n\x04\x46lag\x12\x10\n\x0c\x46\x45NCE_LEDGER\x10\x01\x12\x13\n\x0f\x45NTRY_PIGGYBACK\x10\x02\"\xae\x01\n\nAddRequest\x12.\n\x04\x66lag\x18\x64 \x01(\x0e\x32 .bookmender.wire.AddRequest.Flag\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x11\n\tmasterKey\x18\x03 \x02(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x02(\x0c\x12\x12\n\nwriteFlags\x18\x05 \x01(\x05\"\x18\n\x04\x46lag\x12\x10\n\x0cRECOVERY_ADD\x10\x01\"Q\n\x0fWriteLacRequest\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0b\n\x03lac\x18\x02 \x02(\x03\x12\x11\n\tmasterKey\x18\x03 \x02(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x02(\x0c\"\"\n\x0eReadLacRequest\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\"3\n\x1fGetListOfEntriesOfLedgerRequest\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\"{\n\x0cReadResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x03 \x02(\x03\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0e\n\x06maxLAC\x18\x05 \x01(\x03\x12\x1a\n\x12lacUpdateTimestamp\x18\x06 \x01(\x03\"@\n\x0b\x41\x64\x64Response\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x03 \x02(\x03\"4\n\x10WriteLacResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\"[\n\x0fReadLacResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12\x0f\n\x07lacBody\x18\x03 \x01(\x0c\x12\x15\n\rlastEntryBody\x18\x04 \x01(\x0c\"k\n GetListOfEntriesOfLedgerResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12%\n\x1d\x61vailabilityOfEntriesOfLedger\x18\x03 \x01(\x0c\"6\n\x0b\x41uthMessage\x12\x16\n\x0e\x61uthPluginName\x18\x01 \x02(\t\x12\x0f\n\x07payload\x18\x02 \x02(\x0c*F\n\x0fProtocolVersion\x12\x0f\n\x0bVERSION_ONE\x10\x01\x12\x0f\n\x0bVERSION_TWO\x10\x02\x12\x11\n\rVERSION_THREE\x10\x03*x\n\rOperationType\x12\x0e\n\nREAD_ENTRY\x10\x01\x12\r\n\tADD_ENTRY\x10\x02\x12\x08\n\x04\x41UTH\x10\x05\x12\r\n\tWRITE_LAC\x10\x06\x12\x0c\n\x08READ_LAC\x10\x07\x12!\n\x1dGET_LIST_OF_ENTRIES_OF_LEDGER\x10\x0b')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-ledgers/bookie/protocol/bookkeeper_wire.proto\x12\x0f\x62ookmender.wire\"z\n\x0e\x42KPacketHeader\x12\x31\n\x07version\x18\x01 \x02(\x0e\x32 .bookmender.wire.ProtocolVersion\x12\x11\n\toperation\x18\x02 \x02(\x05\x12\r\n\x05txnId\x18\x03 \x02(\x04\x12\x13\n\x08priority\x18\x04 \x01(\r:\x01\x30\"\xe5\x03\n\x07Request\x12/\n\x06header\x18\x01 \x02(\x0b\x32\x1f.bookmender.wire.BKPacketHeader\x12\x31\n\x0breadRequest\x18\x64 \x01(\x0b\x32\x1c.bookmender.wire.ReadRequest\x12/\n\naddRequest\x18\x65 \x01(\x0b\x32\x1b.bookmender.wire.AddRequest\x12\x31\n\x0b\x61uthRequest\x18\x66 \x01(\x0b\x32\x1c.bookmender.wire.AuthMessage\x12\x39\n\x0fwriteLacRequest\x18g \x01(\x0b\x32 .bookmender.wire.WriteLacRequest\x12\x37\n\x0ereadLacRequest\x18h \x01(\x0b\x32\x1f.bookmender.wire.ReadLacRequest\x12\x43\n\x14getBookieInfoRequest\x18i \x01(\x0b\x32%.bookmender.wire.GetBookieInfoRequest\x12Y\n\x1fgetListOfEntriesOfLedgerRequest\x18l \x01(\x0b\x32\x30.bookmender.wire.GetListOfEntriesOfLedgerRequest\"\x83\x04\n\x08Response\x12/\n\x06header\x18\x01 \x02(\x0b\x32\x1f.bookmender.wire.BKPacketHeader\x12\x0e\n\x06status\x18\x02 \x02(\x05\x12\x33\n\x0creadResponse\x18\x64 \x01(\x0b\x32\x1d.bookmender.wire.ReadResponse\x12\x31\n\x0b\x61\x64\x64Response\x18\x65 \x01(\x0b\x32\x1c.bookmender.wire.AddResponse\x12\x32\n\x0c\x61uthResponse\x18\x66 \x01(\x0b\x32\x1c.bookmender.wire.AuthMessage\x12;\n\x10writeLacResponse\x18g \x01(\x0b\x32!.bookmender.wire.WriteLacResponse\x12\x39\n\x0freadLacResponse\x18h \x01(\x0b\x32 .bookmender.wire.ReadLacResponse\x12\x45\n\x15getBookieInfoResponse\x18i \x01(\x0b\x32&.bookmender.wire.GetBookieInfoResponse\x12[\n getListOfEntriesOfLedgerResponse\x18l \x01(\x0b\x32\x31.bookmender.wire.GetListOfEntriesOfLedgerResponse\"\xc9\x01\n\x0bReadRequest\x12/\n\x04\x66lag\x18\x64 \x01(\x0e\x32!.bookmender.wire.ReadRequest.Flag\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x11\n\tmasterKey\x18\x03 \x01(\x0c\x12\x13\n\x0bpreviousLAC\x18\x04 \x01(\x03\x12\x0f\n\x07timeOut\x18\x05 \x01(\x03\"-\n\x04\x46lag\x12\x10\n\x0c\x46\x45NCE_LEDGER\x10\x01\x12\x13\n\x0f\x45NTRY_PIGGYBACK\x10\x02\"\xae\x01\n\nAddRequest\x12.\n\x04\x66lag\x18\x64 \x01(\x0e\x32 .bookmender.wire.AddRequest.Flag\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x02 \x02(\x03\x12\x11\n\tmasterKey\x18\x03 \x02(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x02(\x0c\x12\x12\n\nwriteFlags\x18\x05 \x01(\x05\"\x18\n\x04\x46lag\x12\x10\n\x0cRECOVERY_ADD\x10\x01\"Q\n\x0fWriteLacRequest\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\x12\x0b\n\x03lac\x18\x02 \x02(\x03\x12\x11\n\tmasterKey\x18\x03 \x02(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x02(\x0c\"\"\n\x0eReadLacRequest\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\"`\n\x14GetBookieInfoRequest\x12\x11\n\trequested\x18\x01 \x01(\x03\"5\n\x05\x46lags\x12\x17\n\x13TOTAL_DISK_CAPACITY\x10\x01\x12\x13\n\x0f\x46REE_DISK_SPACE\x10\x02\"3\n\x1fGetListOfEntriesOfLedgerRequest\x12\x10\n\x08ledgerId\x18\x01 \x02(\x03\"{\n\x0cReadResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x03 \x02(\x03\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x12\x0e\n\x06maxLAC\x18\x05 \x01(\x03\x12\x1a\n\x12lacUpdateTimestamp\x18\x06 \x01(\x03\"@\n\x0b\x41\x64\x64Response\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12\x0f\n\x07\x65ntryId\x18\x03 \x02(\x03\"4\n\x10WriteLacResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\"[\n\x0fReadLacResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12\x0f\n\x07lacBody\x18\x03 \x01(\x0c\x12\x15\n\rlastEntryBody\x18\x04 \x01(\x0c\"Y\n\x15GetBookieInfoResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x19\n\x11totalDiskCapacity\x18\x02 \x01(\x03\x12\x15\n\rfreeDiskSpace\x18\x03 \x01(\x03\"k\n GetListOfEntriesOfLedgerResponse\x12\x0e\n\x06status\x18\x01 \x02(\x05\x12\x10\n\x08ledgerId\x18\x02 \x02(\x03\x12%\n\x1d\x61vailabilityOfEntriesOfLedger\x18\x03 \x01(\x0c\"6\n\x0b\x41uthMessage\x12\x16\n\x0e\x61uthPluginName\x18\x01 \x02(\t\x12\x0f\n\x07payload\x18\x02 \x02(\x0c*F\n\x0fProtocolVersion\x12\x0f\n\x0bVERSION_ONE\x10\x01\x12\x0f\n\x0bVERSION_TWO\x10\x02\x12\x11\n\rVERSION_THREE\x10\x03*\x8d\x01\n\rOperationType\x12\x0e\n\nREAD_ENTRY\x10\x01\x12\r\n\tADD_ENTRY\x10\x02\x12\x08\n\x04\x41UTH\x10\x05\x12\r\n\tWRITE_LAC\x10\x06\x12\x0c\n\x08READ_LAC\x10\x07\x12\x13\n\x0fGET_BOOKIE_INFO\x10\x08\x12!\n\x1dGET_LIST_OF_ENTRIES_OF_LEDGER\x10\x0b')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'ledgers.bookie.protocol.bookkeeper_wire_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROTOCOLVERSION']._serialized_start=2112
-  _globals['_PROTOCOLVERSION']._serialized_end=2182
-  _globals['_OPERATIONTYPE']._serialized_start=2184
-  _globals['_OPERATIONTYPE']._serialized_end=2304
+  _globals['_PROTOCOLVERSION']._serialized_start=2441
+  _globals['_PROTOCOLVERSION']._serialized_end=2511
+  _globals['_OPERATIONTYPE']._serialized_start=2514
+  _globals['_OPERATIONTYPE']._serialized_end=2655
   _globals['_BKPACKETHEADER']._serialized_start=66
   _globals['_BKPACKETHEADER']._serialized_end=188
   _globals['_REQUEST']._serialized_start=191
-  _globals['_REQUEST']._serialized_end=607
-  _globals['_RESPONSE']._serialized_start=610
-  _globals['_RESPONSE']._serialized_end=1054
-  _globals['_READREQUEST']._serialized_start=1057
-  _globals['_READREQUEST']._serialized_end=1258
-  _globals['_READREQUEST_FLAG']._serialized_start=1213
-  _globals['_READREQUEST_FLAG']._serialized_end=1258
-  _globals['_ADDREQUEST']._serialized_start=1261
-  _globals['_ADDREQUEST']._serialized_end=1435
-  _globals['_ADDREQUEST_FLAG']._serialized_start=1411
-  _globals['_ADDREQUEST_FLAG']._serialized_end=1435
-  _globals['_WRITELACREQUEST']._serialized_start=1437
-  _globals['_WRITELACREQUEST']._serialized_end=1518
-  _globals['_READLACREQUEST']._serialized_start=1520
-  _globals['_READLACREQUEST']._serialized_end=1554
-  _globals['_GETLISTOFENTRIESOFLEDGERREQUEST']._serialized_start=1556
-  _globals['_GETLISTOFENTRIESOFLEDGERREQUEST']._serialized_end=1607
-  _globals['_READRESPONSE']._serialized_start=1609
-  _globals['_READRESPONSE']._serialized_end=1732
-  _globals['_ADDRESPONSE']._serialized_start=1734
-  _globals['_ADDRESPONSE']._serialized_end=1798
-  _globals['_WRITELACRESPONSE']._serialized_start=1800
-  _globals['_WRITELACRESPONSE']._serialized_end=1852
-  _globals['_READLACRESPONSE']._serialized_start=1854
-  _globals['_READLACRESPONSE']._serialized_end=1945
-  _globals['_GETLISTOFENTRIESOFLEDGERRESPONSE']._serialized_start=1947
-  _globals['_GETLISTOFENTRIESOFLEDGERRESPONSE']._serialized_end=2054
-  _globals['_AUTHMESSAGE']._serialized_start=2056
-  _globals['_AUTHMESSAGE']._serialized_end=2110
+  _globals['_REQUEST']._serialized_end=676
+  _globals['_RESPONSE']._serialized_start=679
+  _globals['_RESPONSE']._serialized_end=1194
+  _globals['_READREQUEST']._serialized_start=1197
+  _globals['_READREQUEST']._serialized_end=1398
+  _globals['_READREQUEST_FLAG']._serialized_start=1353
+  _globals['_READREQUEST_FLAG']._serialized_end=1398
+  _globals['_ADDREQUEST']._serialized_start=1401
+  _globals['_ADDREQUEST']._serialized_end=1575
+  _globals['_ADDREQUEST_FLAG']._serialized_start=1551
+  _globals['_ADDREQUEST_FLAG']._serialized_end=1575
+  _globals['_WRITELACREQUEST']._serialized_start=1577
+  _globals['_WRITELACREQUEST']._serialized_end=1658
+  _globals['_READLACREQUEST']._serialized_start=1660
+  _globals['_READLACREQUEST']._serialized_end=1694
+  _globals['_GETBOOKIEINFOREQUEST']._serialized_start=1696
+  _globals['_GETBOOKIEINFOREQUEST']._serialized_end=1792
+  _globals['_GETBOOKIEINFOREQUEST_FLAGS']._serialized_start=1739
+  _globals['_GETBOOKIEINFOREQUEST_FLAGS']._serialized_end=1792
+  _globals['_GETLISTOFENTRIESOFLEDGERREQUEST']._serialized_start=1794
+  _globals['_GETLISTOFENTRIESOFLEDGERREQUEST']._serialized_end=1845
+  _globals['_READRESPONSE']._serialized_start=1847
+  _globals['_READRESPONSE']._serialized_end=1970
+  _globals['_ADDRESPONSE']._serialized_start=1972
+  _globals['_ADDRESPONSE']._serialized_end=2036
+  _globals['_WRITELACRESPONSE']._serialized_start=2038
+  _globals['_WRITELACRESPONSE']._serialized_end=2090
+  _globals['_READLACRESPONSE']._serialized_start=2092
+  _globals['_READLACRESPONSE']._serialized_end=2183
+  _globals['_GETBOOKIEINFORESPONSE']._serialized_start=2185
+  _globals['_GETBOOKIEINFORESPONSE']._serialized_end=2274
+  _globals['_GETLISTOFENTRIESOFLEDGERRESPONSE']._serialized_start=2276
+  _globals['_GETLISTOFENTRIESOFLEDGERRESPONSE']._serialized_end=2383
+  _globals['_AUTHMESSAGE']._serialized_start=2385
+  _globals['_AUTHMESSAGE']._serialized_end=2439
 # @@protoc_insertion_point(module_scope)

@@ -51,6 +51,7 @@ class _OperationTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     AUTH: _OperationType.ValueType  # 5
     WRITE_LAC: _OperationType.ValueType  # 6
     READ_LAC: _OperationType.ValueType  # 7
+    GET_BOOKIE_INFO: _OperationType.ValueType  # 8
     GET_LIST_OF_ENTRIES_OF_LEDGER: _OperationType.ValueType  # 11
 
 class OperationType(_OperationType, metaclass=_OperationTypeEnumTypeWrapper): ...
@@ -60,6 +61,7 @@ ADD_ENTRY: OperationType.ValueType  # 2
 AUTH: OperationType.ValueType  # 5
 WRITE_LAC: OperationType.ValueType  # 6
 READ_LAC: OperationType.ValueType  # 7
+GET_BOOKIE_INFO: OperationType.ValueType  # 8
 GET_LIST_OF_ENTRIES_OF_LEDGER: OperationType.ValueType  # 11
 Global___OperationType: _TypeAlias = OperationType  # noqa: Y015
 
@@ -109,6 +111,7 @@ class Request(_message.Message):
     AUTHREQUEST_FIELD_NUMBER: _builtins.int
     WRITELACREQUEST_FIELD_NUMBER: _builtins.int
     READLACREQUEST_FIELD_NUMBER: _builtins.int
+    GETBOOKIEINFOREQUEST_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERREQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___BKPacketHeader: ...
@@ -123,6 +126,8 @@ class Request(_message.Message):
     @_builtins.property
     def readLacRequest(self) -> Global___ReadLacRequest: ...
     @_builtins.property
+    def getBookieInfoRequest(self) -> Global___GetBookieInfoRequest: ...
+    @_builtins.property
     def getListOfEntriesOfLedgerRequest(self) -> Global___GetListOfEntriesOfLedgerRequest: ...
     def __init__(
         self,
@@ -133,11 +138,12 @@ class Request(_message.Message):
         authRequest: Global___AuthMessage | None = ...,
         writeLacRequest: Global___WriteLacRequest | None = ...,
         readLacRequest: Global___ReadLacRequest | None = ...,
+        getBookieInfoRequest: Global___GetBookieInfoRequest | None = ...,
         getListOfEntriesOfLedgerRequest: Global___GetListOfEntriesOfLedgerRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -154,6 +160,7 @@ class Response(_message.Message):
     AUTHRESPONSE_FIELD_NUMBER: _builtins.int
     WRITELACRESPONSE_FIELD_NUMBER: _builtins.int
     READLACRESPONSE_FIELD_NUMBER: _builtins.int
+    GETBOOKIEINFORESPONSE_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERRESPONSE_FIELD_NUMBER: _builtins.int
     status: _builtins.int
     @_builtins.property
@@ -169,6 +176,8 @@ class Response(_message.Message):
     @_builtins.property
     def readLacResponse(self) -> Global___ReadLacResponse: ...
     @_builtins.property
+    def getBookieInfoResponse(self) -> Global___GetBookieInfoResponse: ...
+    @_builtins.property
     def getListOfEntriesOfLedgerResponse(self) -> Global___GetListOfEntriesOfLedgerResponse: ...
     def __init__(
         self,
@@ -180,11 +189,12 @@ class Response(_message.Message):
         authResponse: Global___AuthMessage | None = ...,
         writeLacResponse: Global___WriteLacResponse | None = ...,
         readLacResponse: Global___ReadLacResponse | None = ...,
+        getBookieInfoResponse: Global___GetBookieInfoResponse | None = ...,
         getListOfEntriesOfLedgerResponse: Global___GetListOfEntriesOfLedgerResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -335,6 +345,39 @@ class ReadLacRequest(_message.Message):
 Global___ReadLacRequest: _TypeAlias = ReadLacRequest  # noqa: Y015
 
 @_typing.final
+class GetBookieInfoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Flags:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _FlagsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[GetBookieInfoRequest._Flags.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        TOTAL_DISK_CAPACITY: GetBookieInfoRequest._Flags.ValueType  # 1
+        FREE_DISK_SPACE: GetBookieInfoRequest._Flags.ValueType  # 2
+
+    class Flags(_Flags, metaclass=_FlagsEnumTypeWrapper): ...
+    TOTAL_DISK_CAPACITY: GetBookieInfoRequest.Flags.ValueType  # 1
+    FREE_DISK_SPACE: GetBookieInfoRequest.Flags.ValueType  # 2
+
+    REQUESTED_FIELD_NUMBER: _builtins.int
+    requested: _builtins.int
+    """The flags of what is wanted, added up."""
+    def __init__(
+        self,
+        *,
+        requested: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["requested", b"requested"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requested", b"requested"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBookieInfoRequest: _TypeAlias = GetBookieInfoRequest  # noqa: Y015
+
+@_typing.final
 class GetListOfEntriesOfLedgerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -463,6 +506,32 @@ class ReadLacResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadLacResponse: _TypeAlias = ReadLacResponse  # noqa: Y015
+
+@_typing.final
+class GetBookieInfoResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATUS_FIELD_NUMBER: _builtins.int
+    TOTALDISKCAPACITY_FIELD_NUMBER: _builtins.int
+    FREEDISKSPACE_FIELD_NUMBER: _builtins.int
+    status: _builtins.int
+    totalDiskCapacity: _builtins.int
+    """In bytes, over all directories for ledgers."""
+    freeDiskSpace: _builtins.int
+    def __init__(
+        self,
+        *,
+        status: _builtins.int | None = ...,
+        totalDiskCapacity: _builtins.int | None = ...,
+        freeDiskSpace: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["freeDiskSpace", b"freeDiskSpace", "status", b"status", "totalDiskCapacity", b"totalDiskCapacity"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["freeDiskSpace", b"freeDiskSpace", "status", b"status", "totalDiskCapacity", b"totalDiskCapacity"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetBookieInfoResponse: _TypeAlias = GetBookieInfoResponse  # noqa: Y015
 
 @_typing.final
 class GetListOfEntriesOfLedgerResponse(_message.Message):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ledgers.bookie.protocol.status import Status
-from ledgers.bookies import LAST_ENTRY, LacAnswer
+from ledgers.bookies import LAST_ENTRY, LacAnswer, Room
 from ledgers.entry import HEADER_BYTES, EntryHeader
 
 MASTER_KEY_BYTES = 20
@@ -102,6 +102,11 @@ class ListEntries:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRoom:
+    """The size of the bookie's disks, and what is free of it. V3 only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Auth:
     """One step of an exchange between authentication plugins; request and reply alike."""
 
@@ -109,7 +114,7 @@ class Auth:
     payload: bytes = b""
 
 
-Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | Auth
+Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadRoom | Auth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +131,7 @@ class Reply:
     """Of READ_LAC; may hold one of the two although the status says EIO for the other."""
     availability: bytes = b""
     """Of a list of entries."""
+    room: Room | None = None
     auth: Auth | None = None
 
     def check(self, **context: object) -> "Reply":

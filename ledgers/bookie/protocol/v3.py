@@ -16,16 +16,21 @@ from ledgers.bookie.protocol.messages import (
     Read,
     ReadBatch,
     ReadLac,
+    ReadRoom,
     Reply,
     Request,
     WriteLac,
 )
 from ledgers.bookie.protocol.status import Status
-from ledgers.bookies import LacAnswer
+from ledgers.bookies import LacAnswer, Room
 from ledgers.errors import CorruptionError
 
 HIGH_PRIORITY = 100
 """Any value above 0 would do; this is what Java's client sends."""
+
+_ROOM_FLAGS = (
+    wire.GetBookieInfoRequest.TOTAL_DISK_CAPACITY | wire.GetBookieInfoRequest.FREE_DISK_SPACE
+)
 
 
 def encode(request: Request, request_id: int) -> Encoded:
@@ -55,6 +60,7 @@ def decode(packet: bytes) -> Reply:
         entries=_entries(response) if status is Status.EOK else (),
         lac=_lac(response.readLacResponse),
         availability=_availability(response) if status is Status.EOK else b"",
+        room=_room(response) if status is Status.EOK else None,
         auth=_auth(response),
     )
 
@@ -83,6 +89,9 @@ def _fill(message: wire.Request, request: Request) -> int:
         case ListEntries():
             message.getListOfEntriesOfLedgerRequest.ledgerId = request.ledger_id
             return wire.GET_LIST_OF_ENTRIES_OF_LEDGER
+        case ReadRoom():
+            message.getBookieInfoRequest.requested = _ROOM_FLAGS
+            return wire.GET_BOOKIE_INFO
         case Auth():
             message.authRequest.authPluginName = request.plugin_name
             message.authRequest.payload = request.payload
@@ -131,6 +140,7 @@ def _code(response: wire.Response) -> int:
         response.addResponse,
         response.writeLacResponse,
         response.readLacResponse,
+        response.getBookieInfoResponse,
         response.getListOfEntriesOfLedgerResponse,
     ):
         if inner.status != Status.EOK.v3_code:  # 0 as well where the message is absent
@@ -161,6 +171,19 @@ def _availability(response: wire.Response) -> bytes:
     if not inner.HasField("availabilityOfEntriesOfLedger"):
         raise CorruptionError("good reply to a list of entries, without the list")
     return inner.availabilityOfEntriesOfLedger
+
+
+def _room(response: wire.Response) -> Room | None:
+    if response.header.operation != wire.GET_BOOKIE_INFO:
+        return None
+    inner = response.getBookieInfoResponse
+    if not 0 <= inner.freeDiskSpace <= inner.totalDiskCapacity or not inner.totalDiskCapacity:
+        raise CorruptionError(
+            "a bookie tells of impossible disks",
+            free_bytes=inner.freeDiskSpace,
+            total_bytes=inner.totalDiskCapacity,
+        )
+    return Room(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)
 
 
 def _auth(response: wire.Response) -> Auth | None:
