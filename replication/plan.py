@@ -30,6 +30,12 @@ class Reason(enum.Enum):
     DIGEST_SUSPECT = "digest-suspect"
     CONFLICTS = "conflicts"
     MAINTENANCE = "maintenance"
+    LEFT_TO_OTHERS = "left-to-others"
+
+    @property
+    def is_of_this_node(self) -> bool:
+        """Whether another node may well succeed now: nothing about the ledger stands in the way."""
+        return self is Reason.LEFT_TO_OTHERS
 
     @property
     def needs_help(self) -> bool:
