@@ -1,4 +1,9 @@
-"""When an absent bookie counts as lost: after the recovery delay, counted for each bookie by itself."""
+"""When an absent bookie counts as lost: after the recovery delay, counted for each bookie by itself.
+
+While a maintenance window stands, its bookie is away on purpose, which is no absence. So the delay counts
+from the end of the window or from the bookie's going, whichever is later: an operator who ends a window by
+hand, or who forgot a bookie in it, has the same time to act as after any other loss.
+"""
 
 import math
 from collections.abc import Collection, Mapping
@@ -11,11 +16,17 @@ def still_absent(
     *,
     known: Collection[BookieId],
     available: Collection[BookieId],
+    excused: Collection[BookieId] = (),
     now_s: float,
 ) -> dict[BookieId, float]:
-    """Since when each known bookie is away: those that came back are dropped, new ones begin now."""
+    """Since when each known bookie is away: those that came back are dropped, new ones begin now.
+
+    ``excused``: bookies under maintenance, which are not away.
+    """
     return {
-        bookie: absent_since_s.get(bookie, now_s) for bookie in known if bookie not in available
+        bookie: absent_since_s.get(bookie, now_s)
+        for bookie in known
+        if bookie not in available and bookie not in excused
     }
 
 

@@ -129,6 +129,7 @@ class Auditor:
             absences.since_s,
             known=view.cookies.keys() | absences.named,
             available=view.available,
+            excused=view.orders.maintenance.keys(),
             now_s=now_s,
         )
         lost = lost_bookies(

@@ -55,3 +55,21 @@ def test_who_was_away_when_somebody_asked_not_to_wait_is_lost_whatever_the_delay
 
     assert lost_bookies(since_s, now_s=1060.0, delay_s=600, overruled_s=1020.0) == {A}
     assert lost_bookies(since_s, now_s=1060.0, delay_s=600, overruled_s=1050.0) == {A, B}
+
+
+def test_a_bookie_under_maintenance_is_not_away_and_its_delay_counts_from_the_end_of_the_window() -> (
+    None
+):
+    since_s = still_absent({A: 1000.0}, known=[A], available=[], excused=[A], now_s=1010.0)
+    assert since_s == {}
+
+    since_s = still_absent(since_s, known=[A], available=[], now_s=1040.0)
+    assert since_s == {A: 1040.0}
+
+
+def test_a_bookie_that_goes_after_its_window_begins_with_its_going() -> None:
+    since_s = still_absent({}, known=[A], available=[A], excused=[A], now_s=1000.0)
+    since_s = still_absent(since_s, known=[A], available=[A], now_s=1010.0)
+    since_s = still_absent(since_s, known=[A], available=[], now_s=1050.0)
+
+    assert since_s == {A: 1050.0}

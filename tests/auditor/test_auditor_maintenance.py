@@ -1,0 +1,124 @@
+"""Bookies that are away on purpose: not lost before their maintenance window is over."""
+
+import asyncio
+
+import pytest
+
+from ledgers.metadata import BookieId
+from replication.order_book import OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import UR
+
+
+async def maintain(cluster: Cluster, bookie: BookieId, *, for_s: float) -> None:
+    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, bookie)
+    now_ms = cluster.clock.wall_ms()
+    window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + int(for_s * 1000))
+    await book.give(place, window, over=await book.standing(place))
+
+
+async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
+    book, place = OrderBook(cluster.store, UR), maintenance_place(UR, bookie)
+    standing = await book.standing(place)
+    assert standing is not None
+    await book.withdraw(place, over=standing)
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_back_before_its_window_ends_marks_nothing() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await maintain(cluster, B1, for_s=100)
+        await cluster.kill(B1)
+        await asyncio.sleep(90)
+        assert await cluster.marked() == []
+        await cluster.revive(B1)
+        await asyncio.sleep(100)
+
+        assert await cluster.marked() == []
+
+
+@pytest.mark.parametrize("delay_s", [0, 60], ids=["without a delay", "with a delay"])
+@in_virtual_time
+async def test_a_bookie_that_stays_away_is_lost_after_its_window_and_the_delay(
+    delay_s: int,
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(delay_s)):
+        await maintain(cluster, B1, for_s=100)
+        await cluster.kill(B1)
+
+        await asyncio.sleep(99 + delay_s)
+        assert await cluster.marked() == []
+        await asyncio.sleep(2)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_a_window_that_is_ended_by_hand_or_shortened_counts_no_longer() -> None:
+    cluster = await with_ledgers((B1, B3), (B2, B4))
+    async with auditing(cluster):
+        for bookie in (B1, B2):
+            await maintain(cluster, bookie, for_s=1_000)
+            await cluster.kill(bookie)
+        assert await marked_soon(cluster) == []
+
+        await end_maintenance(cluster, B1)
+        assert await marked_soon(cluster) == [0]
+        await maintain(cluster, B2, for_s=1)
+        await asyncio.sleep(2)
+        assert await cluster.marked() == [0, 1]
+
+
+@in_virtual_time
+async def test_the_others_are_lost_as_ever_and_their_audit_does_not_touch_the_bookie() -> None:
+    cluster = await with_ledgers((B1, B3), (B2, B4))
+    async with auditing(cluster):
+        await maintain(cluster, B1, for_s=1_000)
+        await cluster.kill(B1, B2)
+
+        assert await marked_soon(cluster) == [1]
+
+
+@in_virtual_time
+async def test_asking_for_an_audit_does_not_end_a_window() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(60)):
+        await maintain(cluster, B1, for_s=1_000)
+        await cluster.kill(B1)
+        await asyncio.sleep(1)
+
+        await set_delay(cluster, 60)
+
+        assert await marked_soon(cluster) == []
+
+
+@in_virtual_time
+async def test_a_window_outlives_its_leader() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await maintain(cluster, B1, for_s=100)
+        await cluster.kill(B1)
+        await asyncio.sleep(10)
+
+    async with auditing(cluster, "node-2"):
+        await asyncio.sleep(80)
+        assert await cluster.marked() == []
+        await asyncio.sleep(11)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_a_window_for_a_bookie_that_is_lost_already_takes_no_mark_back() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        assert await marked_soon(cluster) == [0]
+
+        await maintain(cluster, B1, for_s=100)
+
+        assert await marked_soon(cluster) == [0]
