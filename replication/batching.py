@@ -2,8 +2,9 @@
 
 A transaction of one ledger is a handful of operations that must hold together. Sent alone each is a
 round trip and a log entry of ZooKeeper; joined in multis they cost a tenth. A multi is all or
-nothing, so that one ledger's conflict would fail its neighbours: a failed batch is sent again one
-by one, and the conflict reaches only its owner.
+nothing, so that one ledger's conflict would fail its neighbours: the transaction at fault is taken
+out, and the rest is sent again as one batch. So a conflict costs one request, and reaches only its
+owner.
 
 A batch leaves at once when a sender is free, and fills while all are busy: no timer, no added
 latency.
@@ -11,7 +12,7 @@ latency.
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ledgers.errors import BookmenderError, SessionLostError
@@ -42,13 +43,28 @@ class Guard:
     error: type[BookmenderError]
 
 
+class WithdrawnError(BookmenderError):
+    """The transaction was not wanted any more when its turn came: it was never sent."""
+
+
 @dataclass(slots=True)
 class _Transaction:
     operations: Sequence[Operation]
     byte_count: int
+    is_wanted: Callable[[], bool]
     done: "asyncio.Future[Results]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
+
+    def may_be_sent(self) -> bool:
+        """Not if it was cancelled while it waited, or is not wanted any more."""
+        if not self.done.done() and not self.is_wanted():
+            self.fail(WithdrawnError("not wanted any more"))
+        return not self.done.done()
+
+    def succeed(self, results: Results) -> None:
+        if not self.done.done():
+            self.done.set_result(results)
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -67,13 +83,16 @@ class Batcher:
         self._waiting: deque[_Transaction] = deque()
         self._arrived = asyncio.Event()
 
-    async def commit(self, operations: Sequence[Operation]) -> Results:
+    async def commit(
+        self, operations: Sequence[Operation], *, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Results:
         """Apply all operations or none. Results are those of ``MetadataStore.multi``.
 
-        Raises MultiFailed (``index`` counts within ``operations``), UnknownOutcomeError when the
-        reply was lost, a guard's error. Needs ``run`` to be running.
+        ``is_wanted`` is asked each time the transaction is about to leave. Raises MultiFailed
+        (``index`` counts within ``operations``), WithdrawnError, UnknownOutcomeError when the reply
+        was lost, a guard's error. Needs ``run`` to be running.
         """
-        transaction = _Transaction(operations, sum(map(_operation_bytes, operations)))
+        transaction = _Transaction(operations, sum(map(_operation_bytes, operations)), is_wanted)
         self._waiting.append(transaction)
         self._arrived.set()
         return await transaction.done
@@ -98,9 +117,9 @@ class Batcher:
             if batch:
                 await self._send_or_fail(batch)
 
-    async def _send_or_fail(self, batch: list[_Transaction]) -> None:
+    async def _send_or_fail(self, batch: Sequence[_Transaction]) -> None:
         try:
-            await self._send(batch)
+            await self._send(list(batch))
         finally:
             for transaction in batch:  # those without a result: we are being stopped
                 transaction.fail(SessionLostError("stopped while the transaction was under way"))
@@ -113,29 +132,25 @@ class Batcher:
             if batch and byte_count > BATCH_BYTES_MAX:
                 break
             transaction = self._waiting.popleft()
-            if not transaction.done.done():  # else cancelled while it waited: never sent
+            if transaction.may_be_sent():
                 batch.append(transaction)
         return batch
 
     async def _send(self, batch: list[_Transaction]) -> None:
-        operations = [operation for transaction in batch for operation in transaction.operations]
-        try:
-            results = await self._multi(operations)
-        except MultiFailed as failure:
-            if len(batch) == 1:
-                batch[0].fail(failure)
-            else:
+        """Send the batch, again and again without the one at fault, until the rest is applied."""
+        while batch:
+            try:
+                results = await self._multi([each for t in batch for each in t.operations])
+            except MultiFailed as failure:
+                _fail_culprit(batch, failure)
+                batch = [transaction for transaction in batch if transaction.may_be_sent()]
+            except BookmenderError as error:
                 for transaction in batch:
-                    await self._send([transaction])
-        except BookmenderError as error:
-            for transaction in batch:
-                transaction.fail(error)
-        else:
-            for transaction in batch:
-                count = len(transaction.operations)
-                if not transaction.done.done():
-                    transaction.done.set_result(results[:count])
-                results = results[count:]
+                    transaction.fail(error)
+                return
+            else:
+                _hand_out(results, batch)
+                return
 
     async def _multi(self, operations: Sequence[Operation]) -> Results:
         guard_count = len(self.guards)
@@ -147,6 +162,24 @@ class Batcher:
                 raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
             raise MultiFailed(failure.index - guard_count, failure.cause) from failure
         return results[guard_count:]
+
+
+def _fail_culprit(batch: Sequence[_Transaction], failure: MultiFailed) -> None:
+    """Tell the transaction to which the failed operation belongs, in terms of its own operations."""
+    index = failure.index
+    for transaction in batch:
+        if index < len(transaction.operations):
+            transaction.fail(MultiFailed(index, failure.cause))
+            return
+        index -= len(transaction.operations)
+    raise AssertionError(failure)
+
+
+def _hand_out(results: Results, batch: Sequence[_Transaction]) -> None:
+    for transaction in batch:
+        count = len(transaction.operations)
+        transaction.succeed(results[:count])
+        results = results[count:]
 
 
 def _operation_bytes(operation: Operation) -> int:

@@ -19,6 +19,7 @@ from replication.batching import (
     SENDER_COUNT,
     Batcher,
     Guard,
+    WithdrawnError,
 )
 
 GUARD = Guard(check=Check(path="/guard"), error=SessionLostError)
@@ -70,6 +71,53 @@ def test_rule_s14_one_conflict_in_a_batch_reaches_only_its_owner() -> None:
         assert isinstance(failure, MultiFailed)
         assert (failure.index, type(failure.cause)) == (0, NodeExistsError)
         assert results == [[f"/n{i}", f"/n{i}/child"] for i in (0, 1, 2, 4)]
+
+    with_store(test)
+
+
+@pytest.mark.parametrize("conflict_count", [1, 3, BATCH_TRANSACTIONS_MAX])
+def test_rule_s14_each_conflict_in_a_batch_costs_one_request(conflict_count: int) -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        for number in range(conflict_count):
+            await store.create(f"/n{number}")
+        commits = [batcher.commit([Create(path=f"/n{i}")]) for i in range(BATCH_TRANSACTIONS_MAX)]
+        before = store.request_count
+
+        results = await asyncio.gather(*commits, return_exceptions=True)
+
+        failed = [result for result in results if isinstance(result, MultiFailed)]
+        assert len(failed) == conflict_count
+        rest = conflict_count < BATCH_TRANSACTIONS_MAX
+        assert store.request_count - before == conflict_count + rest
+
+    with_store(test)
+
+
+def test_what_is_not_wanted_any_more_when_its_turn_comes_is_never_sent() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        await store.create("/n0")
+        is_wanted = True
+
+        def change_mind() -> bool:
+            nonlocal is_wanted
+            was_wanted, is_wanted = is_wanted, False
+            return was_wanted
+
+        results = await asyncio.gather(
+            batcher.commit([Create(path="/n0")]),
+            batcher.commit([Create(path="/never")], is_wanted=lambda: False),
+            batcher.commit([Create(path="/not-again")], is_wanted=change_mind),
+            batcher.commit([Create(path="/n1")]),
+            return_exceptions=True,
+        )
+
+        assert [type(result) for result in results] == [
+            MultiFailed,
+            WithdrawnError,
+            WithdrawnError,
+            list,
+        ]
+        assert await store.children("/") == ["guard", "n0", "n1"]
 
     with_store(test)
 
@@ -130,21 +178,24 @@ def test_stopping_fails_what_still_waits() -> None:
 
 
 def test_stopping_fails_what_is_under_way_and_what_was_to_be_sent_again() -> None:
+    async def far_away() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
     async def run() -> None:
-        store = MemoryStore(MemoryTree())
+        store = MemoryStore(MemoryTree(latency=far_away))
         await store.create("/guard", is_ephemeral=True)
         await store.create("/n0")
         batcher = Batcher(store, [GUARD])
         sender = asyncio.create_task(batcher.run())
         commits = [asyncio.create_task(batcher.commit([Create(path=f"/n{i}")])) for i in range(9)]
         with pytest.raises(MultiFailed):
-            await commits[0]  # and so the others are being sent one by one
+            await commits[0]  # and so the others are being sent again
         sender.cancel()
 
         results = await asyncio.gather(*commits[1:], return_exceptions=True)
 
-        assert isinstance(results[-1], SessionLostError)
-        assert all(isinstance(result, list | SessionLostError) for result in results)
+        assert [type(result) for result in results] == [SessionLostError] * 8
 
     asyncio.run(run())
 
