@@ -182,6 +182,10 @@ async def test_a_reconnection_asks_for_nothing() -> None:
 # --- The switch -----------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testDisableLedegerReplication",
+    verdict="other",
+)
 @in_virtual_time
 async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() -> None:
     cluster = await with_ledgers((B1, B2))

@@ -69,6 +69,10 @@ async def test_thousands_of_marks_cost_few_requests() -> None:
     assert len(await cluster.marked()) == count
 
 
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testManyFailuresInAnEnsemble",
+    verdict="same",
+)
 @in_virtual_time
 async def test_a_mark_that_stands_is_extended_and_keeps_its_first_time() -> None:
     cluster = await Cluster.start()
@@ -79,6 +83,7 @@ async def test_a_mark_that_stands_is_extended_and_keeps_its_first_time() -> None
     assert await mark_of(cluster) == Mark(replicas=(B2, B1, B3), ctime_ms=5)
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.test2reportSame", verdict="same")
 @in_virtual_time
 async def test_a_mark_that_says_all_already_is_not_written() -> None:
     cluster = await Cluster.start()
@@ -140,6 +145,10 @@ def before_write(
     cluster.tree.faults = act
 
 
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
+    verdict="same",
+)
 @in_virtual_time
 async def test_parents_that_java_removes_meanwhile_are_made_again() -> None:
     cluster = await Cluster.start()

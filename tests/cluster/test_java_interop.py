@@ -34,6 +34,7 @@ def payloads(*sizes: int) -> list[bytes]:
 # --- Closed ledgers ------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("BookKeeperAdminTest.testGetEntriesFromEmptyLedger", verdict="same")
 @pytest.mark.parametrize(
     ("options", "sizes", "ledger_id"),
     [

@@ -103,6 +103,10 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(POLL_S)
 
 
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testGetReplicationWorkerIdRereplicatingLedger",
+    verdict="same",
+)
 def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> None:
     (written,) = java.write(uri, Shape())
 
@@ -125,6 +129,7 @@ def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> N
     assert finished == []
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testRelease", verdict="same")
 def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:

@@ -57,6 +57,11 @@ async def write_and_lose(on: Bench, point: Point) -> list[Written]:
     return written
 
 
+@pytest.mark.compat(
+    "BookieAutoRecoveryTest.testStopWhileReplicationInProgress",
+    verdict="better",
+    why="also by SIGKILL and SIGSTOP at each step, with no copy named that is not there",
+)
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
 def test_another_node_finishes_what_a_killed_one_began(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
@@ -79,6 +84,11 @@ def test_another_node_finishes_what_a_killed_one_began(
     asyncio.run(run())
 
 
+@pytest.mark.compat(
+    "BookieAutoRecoveryTest.testStopWhileReplicationInProgress",
+    "AutoRecoveryMainTest.testAutoRecoverySessionLoss",
+    verdict="better",
+)
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
 def test_a_node_that_slept_through_its_session_does_no_harm_and_works_on(
     point: Point, module_cluster: LocalCluster, tmp_path: Path

@@ -158,6 +158,13 @@ def test_a_ledger_of_ours_is_read_by_us_and_by_java(
     assert content.sha256 == sha256(payloads())
 
 
+@pytest.mark.compat(
+    "BookieRecoveryTest.recoverWithoutPasswordInConf",
+    "LedgerRecoveryTest.testLedgerRecovery",
+    "LedgerRecoveryTest.testEmptyLedgerRecoveryOne",
+    "LedgerRecoveryTest.testEmptyLedgerRecovery",
+    verdict="same",
+)
 @pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
 @pytest.mark.parametrize("entries", [0, 1, 25])
 def test_a_ledger_that_java_left_open_is_recovered_with_all_its_entries(
@@ -226,6 +233,18 @@ def test_a_writer_of_ours_is_fenced_by_java_and_loses_nothing_that_was_acknowled
     assert content.last >= acknowledged
 
 
+@pytest.mark.compat(
+    "ConcurrentV2RecoveryTest.testConcurrentOpen",
+    verdict="better",
+    why="whoever loses the race takes over the outcome, instead of failing",
+)
+@pytest.mark.compat(
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery1",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery2",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery3",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery4",
+    verdict="same",
+)
 def test_ours_and_javas_recovery_at_once_agree(cluster: LocalCluster, java: JavaTool) -> None:
     uri = cluster.metadata_service_uri
     ledgers = java.write(uri, Shape(entries=5, close=False, count=10))
@@ -275,6 +294,7 @@ def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
     assert run(scenario()).last_entry_id == 19
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testEnsembleChangeDuringRecovery", verdict="same")
 def test_an_abandoned_ledger_is_recovered_although_one_of_its_bookies_is_dead(
     module_cluster: LocalCluster, java: JavaTool
 ) -> None:

@@ -216,6 +216,10 @@ def test_javas_worker_works_off_what_our_auditor_marked(
 # --- Both do everything ----------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
+    verdict="same",
+)
 def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:

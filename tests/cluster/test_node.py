@@ -70,6 +70,24 @@ def uri(module_cluster: LocalCluster) -> str:
 # --- Started ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldReplicateFragmentsToTargetBookie",
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker",
+    "BookieAutoRecoveryTest.testClosedLedgers",
+    verdict="better",
+)
+@pytest.mark.compat(
+    "AutoRecoveryMainTest.testStartup",
+    "BookieRecoveryTest.testAsyncBookieRecoveryToRandomBookies",
+    "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookies",
+    "BookieRecoveryTest.testBookieRecoveryOnClosedLedgers",
+    verdict="same",
+)
+@pytest.mark.compat(
+    "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",
+    verdict="other",
+    why="a process of its own beside the bookie, so that neither takes the other down",
+)
 def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
@@ -132,6 +150,8 @@ async def assert_nothing_is_held(on: Bench) -> None:
     assert await live_nodes(store, ur) == []
 
 
+@pytest.mark.compat("BookieAutoRecoveryTest.testStopWhileReplicationInProgress", verdict="better")
+@pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
 def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
     uri: str, tmp_path: Path
 ) -> None:
@@ -161,6 +181,7 @@ def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
     asyncio.run(run())
 
 
+@pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
 def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
     uri: str, tmp_path: Path
 ) -> None:
@@ -188,6 +209,7 @@ def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
     asyncio.run(run())
 
 
+@pytest.mark.compat("G22", verdict="better")
 def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
@@ -244,6 +266,16 @@ def test_it_ends_in_time_while_zookeeper_is_not_to_be_had(
 # --- Cut off ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("TestReplicationWorker.testRWZKConnectionLost", verdict="same")
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWZKConnectionLostOnNonRecoverableZkError",
+    verdict="better",
+)
+@pytest.mark.compat(
+    "AutoRecoveryMainTest.testAutoRecoverySessionLoss",
+    verdict="better",
+    why="each half goes on under a new session, in the same process",
+)
 @pytest.mark.parametrize(
     ("session_timeout_s", "is_long"),
     [
@@ -326,6 +358,10 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
 # --- Read-only, and there without a znode ----------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "BookieAutoRecoveryTest.testLedgerMetadataContainsIpAddressAsBookieID",
+    verdict="same",
+)
 def test_a_read_only_bookie_is_no_target_and_its_copies_count(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

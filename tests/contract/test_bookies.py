@@ -117,6 +117,7 @@ def test_high_priority_changes_nothing_but_the_priority(subject: Subject) -> Non
 # --- Batch reads ---------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("G25", verdict="better")
 def test_a_batch_ends_where_an_entry_is_missing(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         for entry_id in (0, 1, 2, 4):
@@ -224,6 +225,7 @@ def test_a_fence_does_not_keep_lac_records_out(subject: Subject) -> None:
 # --- Lists of entries --------------------------------------------------------------------------
 
 
+@pytest.mark.compat("BookKeeperAdminTest.testGetListOfEntriesOfClosedLedger", verdict="same")
 def test_a_list_of_entries_has_its_gaps(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         for entry_id in (8, 0, 1, 2, 5, 7):
@@ -236,6 +238,7 @@ def test_a_list_of_entries_has_its_gaps(subject: Subject) -> None:
     check(subject, scenario)
 
 
+@pytest.mark.compat("BookKeeperAdminTest.testGetListOfEntriesOfNonExistingLedger", verdict="same")
 def test_the_entries_of_an_unknown_ledger_are_an_explicit_no(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         with pytest.raises(NoSuchEntryError):
@@ -267,6 +270,10 @@ def transfer(ledger: Ledger, *entry_ids: int, target: BookieId | None) -> Awaita
     )
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplicationWithMock.testRecoverLedgerFragmentEntrySendRightRequestWithFlag",
+    verdict="same",
+)
 def test_a_transfer_stores_the_same_bytes_on_the_target_fenced_or_not(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         for entry_id in range(10):
@@ -284,6 +291,7 @@ def test_a_transfer_stores_the_same_bytes_on_the_target_fenced_or_not(subject: S
     check(subject, scenario)
 
 
+@pytest.mark.compat("G12", verdict="better")
 def test_a_transfer_without_a_target_tells_what_is_good(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
@@ -327,6 +335,7 @@ def test_a_bookie_that_nobody_knows_cannot_be_asked(subject: Subject) -> None:
     check(subject, scenario)
 
 
+@pytest.mark.compat("BookKeeperCloseTest.testBookKeeperAdmin", verdict="same")
 def test_after_closing_nobody_is_asked(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)

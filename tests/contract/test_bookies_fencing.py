@@ -100,6 +100,7 @@ def test_fencing_twice_is_fencing(subject: Subject) -> None:
 # --- Master keys ---------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithWrongPassword", verdict="same")
 def test_the_first_key_is_the_one_that_counts(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)

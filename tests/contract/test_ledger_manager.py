@@ -140,6 +140,7 @@ async def test_metadata_that_cannot_be_read_is_named(world: World) -> None:
         await manager.read(7)
 
 
+@pytest.mark.compat("MetadataUpdateLoopTest.testBasicUpdate", verdict="same")
 @on_loop
 async def test_a_write_stands_on_the_version_that_was_read(world: World) -> None:
     manager = await new_manager(world, await world.open())

@@ -409,6 +409,7 @@ async def test_ephemeral_znodes_go_with_the_session_that_is_closed(world: World)
     assert await other.children(world.root) == ["persistent"]
 
 
+@pytest.mark.compat("BookKeeperCloseTest.testBookKeeperAdmin", verdict="same")
 @on_loop
 async def test_a_closed_store_refuses_every_call_and_may_be_closed_again(world: World) -> None:
     store = await world.open()
@@ -551,6 +552,16 @@ async def test_a_watch_begins_with_a_reset_once_it_stands(world: World) -> None:
     assert second == event(EventKind.CHILDREN, world.root)
 
 
+@pytest.mark.compat(
+    "SubTreeCacheTest.testNoUpdate",
+    verdict="other",
+    why="no listings are kept: the tree has one lasting watch, and what is looked at is read",
+)
+@pytest.mark.compat(
+    "SubTreeCacheTest.testNoNode",
+    verdict="other",
+    why="a watch may stand before its tree does, and an empty queue is no error",
+)
 @on_loop
 async def test_a_watch_tells_of_its_znode_and_its_children_and_of_nothing_else(
     world: World,
@@ -582,6 +593,13 @@ async def test_a_watch_tells_of_its_znode_and_its_children_and_of_nothing_else(
     ]
 
 
+@pytest.mark.compat(
+    "SubTreeCacheTest.testSingleCreate",
+    "SubTreeCacheTest.testSingleRemoval",
+    "SubTreeCacheTest.testRemoveEmptyNode",
+    verdict="better",
+    why="the event says which znode, and the watch goes on",
+)
 @on_loop
 async def test_a_recursive_watch_tells_of_every_znode_below(world: World) -> None:
     store, other = await world.open(), await world.open()
@@ -644,6 +662,12 @@ async def test_the_end_of_an_ephemeral_znode_is_told(world: World) -> None:
         assert await anext(events) == event(EventKind.DELETED, f"{world.root}/a")
 
 
+@pytest.mark.compat(
+    "SubTreeCacheTest.testCancelation",
+    "SubTreeCacheTest.testGuardCancelation",
+    "SubTreeCacheTest.testGuardCancelationExceptional",
+    verdict="same",
+)
 @on_loop
 async def test_two_watches_of_one_path_end_apart(world: World) -> None:
     store = await world.open()
@@ -657,6 +681,7 @@ async def test_two_watches_of_one_path_end_apart(world: World) -> None:
         assert await anext(stays) == event(EventKind.CHILDREN, world.root)
 
 
+@pytest.mark.compat("SubTreeCacheTest.doubleWatch", verdict="same")
 @on_loop
 async def test_a_watch_inside_another_costs_the_other_nothing(world: World) -> None:
     store = await world.open()
@@ -673,6 +698,11 @@ async def test_a_watch_inside_another_costs_the_other_nothing(world: World) -> N
         assert await take(outer, 2) == [event(EventKind.CHANGED, f"{world.root}/a")] * 2
 
 
+@pytest.mark.compat(
+    "SubTreeCacheTest.testDuplicateWatch",
+    "SubTreeCacheTest.sequentialWatch",
+    verdict="same",
+)
 @on_loop
 async def test_a_closed_watch_may_be_opened_again(world: World) -> None:
     store = await world.open()

@@ -55,6 +55,7 @@ class Cluster:
         return f"{self.root}/available/{'readonly/' if is_read_only else ''}{bookie}"
 
 
+@pytest.mark.compat("BookKeeperAdminTest.testGetBookies", verdict="same")
 @on_loop
 async def test_writable_and_read_only_bookies_are_told_apart(world: World) -> None:
     cluster = await Cluster.format(world)

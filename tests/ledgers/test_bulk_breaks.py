@@ -94,6 +94,7 @@ def test_a_bookie_without_address_is_unknown(bookie_id: str) -> None:
     play(act)
 
 
+@pytest.mark.compat("G22", verdict="better")
 def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(200))

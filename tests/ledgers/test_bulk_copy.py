@@ -26,6 +26,10 @@ def test_entries_of_several_sources_arrive_at_the_target() -> None:
     play(act)
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplicationWithMock.testRecoverLedgerFragmentEntrySendRightRequestWithFlag",
+    verdict="same",
+)
 def test_adds_carry_the_recovery_flag_alone_and_the_ledgers_key() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(3))

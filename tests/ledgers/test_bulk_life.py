@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError
@@ -185,6 +187,11 @@ def test_closing_ends_a_connection_attempt() -> None:
     play(act)
 
 
+@pytest.mark.compat(
+    "BookKeeperCloseTest.testLedgerCheck",
+    verdict="other",
+    why="it proves nothing about any entry: unknown, which shortens and unmarks nothing",
+)
 def test_after_closing_nothing_is_known_of_any_entry() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))

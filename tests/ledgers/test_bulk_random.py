@@ -47,6 +47,12 @@ def _strike(bookie: FakeBookie, chance: random.Random) -> None:
             bookie.split_bytes_max = chance.choice([0, 1, 10, 1_000])
 
 
+@pytest.mark.compat(
+    "G22",
+    verdict="better",
+    why="every answer has a deadline, and each entry asked for one end",
+)
+@pytest.mark.compat("G23", verdict="better", why="one event loop owns all answers")
 @pytest.mark.parametrize("is_stormy", [False, True], ids=["calm", "stormy"])
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_happens_each_entry_has_one_true_end(seed: int, is_stormy: bool) -> None:

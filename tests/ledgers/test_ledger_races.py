@@ -124,6 +124,22 @@ class Race:
             bookie.flush()
 
 
+@pytest.mark.compat(
+    "LedgerRecoveryTest.testLedgerRecoveryWithRollingRestart",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery1",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery2",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery3",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery4",
+    "ParallelLedgerRecoveryTest.testRecoverBeforeWriteMetadata1",
+    "ParallelLedgerRecoveryTest.testRecoverBeforeWriteMetadata2",
+    "ParallelLedgerRecoveryTest.testRecoverBeforeWriteMetadata3",
+    "ParallelLedgerRecoveryTest.testRecoverBeforeWriteMetadata4",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery1",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery2",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery3",
+    "ParallelLedgerRecoveryTest.testConcurrentRecovery4",
+    verdict="same",
+)
 @pytest.mark.parametrize("seed", range(150))
 def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(seed: int) -> None:
     async def scenario() -> None:
@@ -146,6 +162,7 @@ def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(
     run(scenario())
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testBookieFailureDuringRecovery", verdict="same")
 @pytest.mark.parametrize("step", range(40))
 def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> None:
     """Entries 0 to 5 are acknowledged by A and B alone; B then fails, so that it is replaced."""

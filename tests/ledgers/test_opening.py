@@ -39,6 +39,7 @@ def ledger(
     )
 
 
+@pytest.mark.compat("ParallelLedgerRecoveryTest.testRecoveryWithUnavailableBookie", verdict="same")
 @pytest.mark.parametrize(
     ("replies", "metadata", "lac"),
     [
@@ -114,6 +115,7 @@ def test_one_bookie_that_refuses_the_key_ends_it() -> None:
         tail_verdict(replies, ledger())
 
 
+@pytest.mark.compat("BookieRecoveryTest.recoverWithoutPasswordInConf", verdict="same")
 def test_the_key_is_the_metadatas_where_it_holds_one() -> None:
     metadata = ledger()
     fallback = EntryDigest(DigestType.CRC32, b"configured")

@@ -36,6 +36,7 @@ ERROR: Reply[bytes] = Reply(error=UnavailableError("EIO"))
 NO_KEY: Reply[bytes] = Reply(error=UnauthorizedError("EUA"))
 
 
+@pytest.mark.compat("ParallelLedgerRecoveryTest.testRecoveryWithUnavailableBookie", verdict="same")
 @pytest.mark.parametrize(
     ("replies", "quorums", "verdict"),
     [
@@ -66,6 +67,7 @@ def test_the_no_of_a_distrusted_bookie_does_not_count() -> None:
     assert verdict is None
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testLedgerRecovery", verdict="same")
 def test_an_abandoned_ledger_is_closed_after_its_last_entry() -> None:
     async def scenario() -> None:
         world = World()
@@ -82,6 +84,7 @@ def test_an_abandoned_ledger_is_closed_after_its_last_entry() -> None:
     run(scenario())
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testEmptyLedgerRecovery", verdict="same")
 def test_an_empty_ledger_is_closed_empty() -> None:
     async def scenario() -> None:
         world = World()
@@ -118,6 +121,10 @@ def test_a_deleted_ledger_is_an_error() -> None:
 # --- The defects that model checking and the field have found ------------------------------------
 
 
+@pytest.mark.compat(
+    "LedgerRecovery2Test.testFirstWriterCannotCommitWriteAfter2ndWriterCloses",
+    verdict="same",
+)
 def test_a_bookie_that_said_no_acknowledges_nothing_any_more() -> None:
     """P1: with reads that do not fence, A already has the entry, and C would make it two."""
 
@@ -145,6 +152,10 @@ def test_a_bookie_that_said_no_acknowledges_nothing_any_more() -> None:
     run(scenario())
 
 
+@pytest.mark.compat(
+    "LedgerRecovery2Test.testRecoveryWhenSecondEnsembleReturnsLacMinusOne",
+    verdict="same",
+)
 def test_segments_before_the_last_are_complete_and_left_alone() -> None:
     """P2: an empty last ensemble tells LAC -1, which must not start recovery at entry 0."""
 
@@ -167,6 +178,7 @@ def test_segments_before_the_last_are_complete_and_left_alone() -> None:
     run(scenario())
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithSlowBookie", verdict="same")
 def test_a_bookie_that_hangs_delays_nothing() -> None:
     """P3."""
 
@@ -243,6 +255,7 @@ def test_what_is_no_explicit_no_never_ends_a_ledger(fault: str) -> None:
     run(scenario())
 
 
+@pytest.mark.compat("BookieRecoveryTest.testBookieRecoveryOnInRecoveryLedger", verdict="same")
 def test_without_a_fence_on_every_ack_quorum_nothing_is_decided() -> None:
     """P5: the two that are down could still acknowledge entries to the writer."""
 
@@ -301,6 +314,7 @@ def test_what_a_distrusted_bookie_has_is_believed() -> None:
 # --- Writing back ---------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithSlowBookie", verdict="same")
 def test_what_was_found_is_written_back_to_its_whole_write_set() -> None:
     async def scenario() -> None:
         world = World()
@@ -355,6 +369,11 @@ def test_reads_for_the_end_have_high_priority() -> None:
     run(scenario())
 
 
+@pytest.mark.compat(
+    "LedgerRecoveryTest.testEnsembleChangeDuringRecovery",
+    "LedgerRecovery2Test.testRecoveryOneBookieFailsDuring",
+    verdict="same",
+)
 @pytest.mark.parametrize(
     "error", [UnavailableError, FencedError], ids=["it failed", "it once deleted its copy"]
 )
@@ -381,6 +400,7 @@ def test_a_bookie_that_refuses_what_is_written_back_is_replaced(
     run(scenario())
 
 
+@pytest.mark.compat("LedgerRecovery2Test.testRecoveryBookieFailedAtStart", verdict="same")
 def test_a_bookie_replaced_at_the_start_of_the_segment_leaves_no_trace_of_itself() -> None:
     async def scenario() -> None:
         world = World()
@@ -440,6 +460,11 @@ def test_without_a_replacement_a_copies_suffice() -> None:
     run(scenario())
 
 
+@pytest.mark.compat(
+    "LedgerRecoveryTest.testLedgerRecoveryWithNotEnoughBookies",
+    "LedgerRecovery2Test.testCanReadLacButCantWrite",
+    verdict="same",
+)
 def test_without_a_replacement_fewer_than_a_copies_do_not_suffice() -> None:
     async def scenario() -> None:
         world = World()
@@ -455,6 +480,7 @@ def test_without_a_replacement_fewer_than_a_copies_do_not_suffice() -> None:
     run(scenario())
 
 
+@pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithWrongPassword", verdict="same")
 def test_a_refused_key_ends_recovery() -> None:
     async def scenario() -> None:
         world = World()
@@ -605,6 +631,11 @@ def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int
     run(scenario())
 
 
+@pytest.mark.compat(
+    "LedgerRecovery2Test.testMetadataClosedDuringRecovery",
+    "ParallelLedgerRecoveryTest.testRecoveryWhenClosingLedgerHandle",
+    verdict="same",
+)
 @pytest.mark.parametrize(
     ("state", "last_entry_id"),
     [
@@ -642,6 +673,13 @@ def test_whoever_closes_first_is_right(state: LedgerState, last_entry_id: int) -
     run(scenario())
 
 
+@pytest.mark.compat(
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery1",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery2",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery3",
+    "ParallelLedgerRecoveryTest.testRereadDuringRecovery4",
+    verdict="same",
+)
 def test_a_repair_of_an_earlier_segment_meanwhile_is_kept() -> None:
     async def scenario() -> None:
         world = World()
@@ -670,6 +708,11 @@ def test_a_repair_of_an_earlier_segment_meanwhile_is_kept() -> None:
     run(scenario())
 
 
+@pytest.mark.compat(
+    "LedgerRecovery2Test.testNewEnsembleAddedDuringRecovery",
+    "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack",
+    verdict="same",
+)
 def test_an_ensemble_that_changes_under_a_recovery_voids_it() -> None:
     async def scenario() -> None:
         world = World()

@@ -53,6 +53,10 @@ async def cluster_with_ledger(*, write_quorum: int = 2) -> Cluster:
     return cluster
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplication.testReplicateLFShouldCopyFailedBookieFragmentsToTargetBookie",
+    verdict="better",
+)
 @in_virtual_time
 async def test_rule_s12_just_the_entries_of_the_index_are_copied_and_byte_for_byte() -> None:
     cluster = await cluster_with_ledger()
@@ -130,6 +134,7 @@ async def test_what_one_replica_does_not_give_is_asked_of_the_next(answer: Answe
     assert all(cluster.holds(B4, LEDGER, entry_id) for entry_id in range(10))
 
 
+@pytest.mark.compat("G12", verdict="better")
 @in_virtual_time
 async def test_rule_s7_nothing_of_a_damaged_copy_is_written() -> None:
     cluster = await cluster_with_ledger()
@@ -207,6 +212,11 @@ async def test_former_members_are_left_alone_while_replicas_give_everything() ->
     assert cluster.bookies.asked(B5) == cluster.bookies.asked(B6) == []
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplication.testReplicateLFShouldReturnFalseIfTheReplicationFails",
+    verdict="better",
+    why="another target is taken first",
+)
 @pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
 @in_virtual_time
 async def test_rule_s11_a_target_that_fails_ends_the_copy(error: type[Exception]) -> None:
@@ -272,6 +282,11 @@ async def test_rule_s15_in_place_the_ends_come_last_and_only_when_all_else_is_th
     ]
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplication.testSplitIntoSubFragmentsWithDifferentFragmentBoundaries",
+    verdict="other",
+    why="parts are as long as a transfer may be, with a window in bytes, and follow one another without a pause",
+)
 @in_virtual_time
 async def test_entries_beyond_what_a_transfer_may_hold_come_in_several(
     monkeypatch: pytest.MonkeyPatch,

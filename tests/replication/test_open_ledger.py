@@ -88,6 +88,7 @@ def metadata(state: LedgerState = LedgerState.OPEN) -> LedgerMetadata:
     )
 
 
+@pytest.mark.compat("G10", verdict="better", why="a read-only bookie is there")
 @pytest.mark.parametrize(
     ("ledger", "available", "lac", "absent"),
     [

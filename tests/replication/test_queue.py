@@ -32,6 +32,7 @@ async def look(queue: Queue, *, limit: int = 100, passed_over: Sequence[int] = (
 # --- Looking --------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
 @in_virtual_time
 async def test_the_most_endangered_come_first_then_the_oldest() -> None:
     cluster = await Cluster.start()
@@ -97,6 +98,7 @@ async def test_nodes_that_look_at_a_part_of_the_queue_look_at_different_parts() 
     assert {ledger_id & 0xFFFF for ledger_id in seen} == {0, 1, 2, 3}
 
 
+@pytest.mark.compat("SubTreeCacheTest.testNoNode", verdict="other")
 @in_virtual_time
 async def test_an_empty_queue_and_one_without_its_znodes_have_nothing() -> None:
     cluster = await Cluster.start()
@@ -121,6 +123,7 @@ async def test_directories_left_over_without_a_mark_hide_none_that_has_one() -> 
             assert [queued.ledger_id for queued in found] == [50], seed
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testHierarchyCleanup", verdict="same")
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @in_virtual_time
 async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else(
@@ -139,6 +142,10 @@ async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else
     assert cluster.tree.snapshot() == before
 
 
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
+    verdict="same",
+)
 @in_virtual_time
 async def test_a_directory_that_has_got_a_mark_since_it_was_looked_at_stays() -> None:
     cluster = await Cluster.start()
@@ -167,6 +174,7 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
 # --- Taking ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
 @in_virtual_time
 async def test_rule_s3_a_lock_of_ours_is_ephemeral_says_who_we_are_and_stands_at_version_1() -> (
     None
@@ -183,6 +191,7 @@ async def test_rule_s3_a_lock_of_ours_is_ephemeral_says_who_we_are_and_stands_at
     assert await cluster.locked() == []
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
 @in_virtual_time
 async def test_a_lock_of_javas_is_respected_and_never_deleted() -> None:
     cluster = await Cluster.start()
@@ -209,6 +218,7 @@ async def test_a_ledger_that_was_marked_again_is_not_taken_at_the_version_seen()
         assert await cluster.locked() == []
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testMarkingAsReplicated", verdict="same")
 @in_virtual_time
 async def test_a_ledger_that_is_done_already_is_not_taken() -> None:
     cluster = await Cluster.start()
@@ -309,6 +319,11 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
             await node.queue.give_back(take)
 
 
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testBasicInteraction",
+    verdict="better",
+    why="the most endangered come first, and a race for one costs one request",
+)
 @in_virtual_time
 async def test_two_nodes_after_the_same_ledgers_take_each_of_them_once() -> None:
     cluster = await Cluster.start()

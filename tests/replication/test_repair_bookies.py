@@ -18,6 +18,10 @@ from tests.replication.repairs import lost_b2, once_copied, once_while_copying, 
 # --- Targets --------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplication.testReplicateLFShouldReturnFalseIfTheReplicationFails",
+    verdict="better",
+)
 @pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
 @in_virtual_time
 async def test_rule_s11_another_target_is_taken_when_one_refuses(
@@ -50,6 +54,10 @@ async def test_rule_s11_a_bookie_that_collected_the_ledger_as_garbage_is_no_targ
     await cluster.assert_whole()
 
 
+@pytest.mark.compat(
+    "TestLedgerFragmentReplication.testReplicateLFShouldReturnFalseIfTheReplicationFails",
+    verdict="better",
+)
 @in_virtual_time
 async def test_when_everybody_refuses_the_ledger_waits_for_a_target() -> None:
     cluster = await lost_b2(B1, B2, B3, B4, B5)

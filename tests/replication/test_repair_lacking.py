@@ -21,6 +21,11 @@ from tests.replication.repairs import VERSION_1, assert_still_marked, repair
 # --- What a bookie that is there lacks ------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "G11",
+    verdict="better",
+    why="a live bookie gets back just what it explicitly lacks, in place",
+)
 @in_virtual_time
 async def test_rule_s15_a_live_bookie_gets_back_just_what_it_lacks() -> None:
     cluster = await Cluster.start()
@@ -36,6 +41,7 @@ async def test_rule_s15_a_live_bookie_gets_back_just_what_it_lacks() -> None:
     await cluster.assert_queue_empty()
 
 
+@pytest.mark.compat("G11", verdict="better")
 @in_virtual_time
 async def test_rule_s15_what_was_written_in_place_is_read_back_before_the_mark_goes() -> None:
     cluster = await Cluster.start()
@@ -71,6 +77,11 @@ async def test_a_bookie_that_acknowledges_and_keeps_nothing_is_replaced() -> Non
     await cluster.assert_whole()
 
 
+@pytest.mark.compat(
+    "G12",
+    verdict="better",
+    why="every entry that is read is checked, and a damaged copy counts as missing",
+)
 @in_virtual_time
 async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied_on() -> None:
     cluster = await Cluster.start()
@@ -186,6 +197,11 @@ async def test_what_is_known_is_repaired_though_another_bookie_does_not_answer()
     await cluster.assert_whole()
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker",
+    verdict="better",
+    why="a bookie that comes back ends the pause at once, and notes say which entries are missing",
+)
 @pytest.mark.parametrize(
     ("gone", "said"),
     [
@@ -236,6 +252,11 @@ async def test_rule_s15_an_entry_is_found_on_a_former_member() -> None:
 # --- Targets --------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "BookieRecoveryTest.testAsyncBookieRecoveryToRandomBookiesNotEnoughBookies",
+    verdict="better",
+    why="it waits, with the reason for all to read",
+)
 @in_virtual_time
 async def test_with_no_bookie_left_to_take_over_the_ledger_waits() -> None:
     cluster = await Cluster.start(B1, B2, B3)
@@ -261,6 +282,12 @@ async def test_among_equals_the_local_bookie_is_the_target(local: BookieId) -> N
     assert await cluster.ensembles() == [(B1, local, B3)]
 
 
+@pytest.mark.compat(
+    "BookieRecoveryTest.testAsyncBookieRecoveryToSpecificBookie",
+    "BookieRecoveryTest.testSyncBookieRecoveryToSpecificBookie",
+    verdict="other",
+    why='where to is decided by the placement, or by target = "local"; no command names a target (Java ignores the one it is given)',
+)
 @pytest.mark.parametrize(
     ("local", "reason"),
     [

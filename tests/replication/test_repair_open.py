@@ -88,6 +88,16 @@ async def test_a_ledger_whose_open_fragment_misses_a_bookie_is_left_to_its_write
     assert await cluster.marked() == [LEDGER]
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldReplicateTheLedgersAfterTimeoutIfLastFragmentIsUR",
+    verdict="better",
+    why="no other ledger waits for the grace",
+)
+@pytest.mark.compat(
+    "TestReplicationWorker.testReplicateEmptyOpenStateLedger",
+    "BookieAutoRecoveryTest.testOpenLedgers",
+    verdict="same",
+)
 @pytest.mark.parametrize("last", [-1, 0, 9], ids=["empty", "one entry", "ten entries"])
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @in_virtual_time
@@ -133,6 +143,11 @@ async def test_a_writer_that_replaced_the_bookie_meanwhile_is_not_fenced() -> No
     assert not cluster.violations
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldReplicateTheLedgersAfterTimeoutIfLastFragmentIsNotUR",
+    "TestLedgerFragmentReplication.testReplicateLFFailsOnlyOnLastUnClosedFragments",
+    verdict="same",
+)
 @in_virtual_time
 async def test_rule_s12_closed_fragments_of_an_open_ledger_are_repaired_without_fencing() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B4, B5), starts=(0, 10), last=14)
@@ -226,6 +241,11 @@ async def test_a_ledger_that_was_deleted_during_the_grace_is_unmarked() -> None:
 # --- Recovery -------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "BookieRecoveryTest.testBookieRecoveryOnInRecoveryLedger",
+    "LedgerRecoveryTest.testLedgerRecoveryWithNotEnoughBookies",
+    verdict="same",
+)
 @in_virtual_time
 async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None:
     cluster = await open_ledger()
@@ -327,6 +347,10 @@ async def test_rule_s6_a_wiped_member_of_the_open_fragment_keeps_the_mark_and_is
     await cluster.assert_whole()
 
 
+@pytest.mark.compat(
+    "LedgerCloseTest.testLedgerCheckerShouldnotSelectInvalidLastFragments",
+    verdict="same",
+)
 @in_virtual_time
 async def test_an_open_ledger_that_misses_nothing_is_unmarked_and_left_open() -> None:
     cluster = await open_ledger()

@@ -22,6 +22,7 @@ from tests.replication.repairs import lost_b2, once_copied, once_while_copying, 
 # --- Other writers of the metadata ----------------------------------------------------------------
 
 
+@pytest.mark.compat("MetadataUpdateLoopTest.testConflictOnWrite", verdict="same")
 @in_virtual_time
 async def test_rule_s3_after_a_conflict_nothing_is_copied_a_second_time() -> None:
     cluster = await lost_b2()
@@ -59,6 +60,16 @@ async def test_rule_s3_a_target_that_lived_through_a_restart_is_sent_everything_
     await cluster.assert_whole()
 
 
+@pytest.mark.compat(
+    "BookieRecoveryTest.testMetadataConflictWithRecovery",
+    "MetadataUpdateLoopTest.testConflictOnWriteBothWritingSame",
+    verdict="same",
+)
+@pytest.mark.compat(
+    "G17",
+    verdict="better",
+    why="by its index, and after any conflict the metadata is read and decided on anew",
+)
 @in_virtual_time
 async def test_rule_s2_what_another_repair_did_meanwhile_is_not_undone() -> None:
     cluster = await lost_b2()
@@ -96,6 +107,10 @@ async def test_metadata_that_never_rests_is_given_up_for_now() -> None:
     assert await cluster.marked() == [LEDGER]
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldCleanTheLedgerFromUnderReplicationIfLedgerAlreadyDeleted",
+    verdict="better",
+)
 @pytest.mark.parametrize("other_blocked", [False, True], ids=["alone", "beside what cannot be"])
 @in_virtual_time
 async def test_a_ledger_that_is_deleted_while_it_is_copied_is_unmarked(
@@ -122,6 +137,7 @@ async def test_a_ledger_that_is_deleted_while_it_is_copied_is_unmarked(
 # --- The queue ------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testManyFailures", verdict="same")
 @in_virtual_time
 async def test_rule_s6_what_is_marked_again_meanwhile_is_repaired_and_stays_marked() -> None:
     cluster = await lost_b2()
@@ -139,6 +155,11 @@ async def test_rule_s6_what_is_marked_again_meanwhile_is_repaired_and_stays_mark
     await cluster.assert_whole()
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures",
+    verdict="other",
+    why="a write whose outcome is unknown is looked up, and a ledger that went wrong is given back; only the end of the session ends the worker's run",
+)
 @pytest.mark.parametrize("fault", StoreFault)
 @in_virtual_time
 async def test_a_repair_whose_last_reply_was_lost_is_done_once(fault: StoreFault) -> None:

@@ -32,6 +32,16 @@ THREE = (B1, B2, B3)
 # --- Many at once ---------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker",
+    verdict="better",
+    why="many at once",
+)
+@pytest.mark.compat(
+    "TestReplicationWorker.testReplicationStats",
+    verdict="other",
+    why="metrics of our own names, which count ledgers, entries and bytes",
+)
 @in_virtual_time
 async def test_every_marked_ledger_is_repaired_and_what_that_took_is_counted() -> None:
     cluster = await with_lost_b2(30)
@@ -45,6 +55,10 @@ async def test_every_marked_ledger_is_repaired_and_what_that_took_is_counted() -
     assert REPAIRED_BYTES._value.get() - entry_bytes == 30 * 7 * ENTRY_BYTES
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker",
+    verdict="better",
+)
 @in_virtual_time
 async def test_as_many_are_repaired_at_once_as_is_set_and_no_more() -> None:
     cluster = await with_lost_b2(20)
@@ -68,6 +82,7 @@ async def test_as_many_are_repaired_at_once_as_is_set_and_no_more() -> None:
     assert 4 <= took_s < 5
 
 
+@pytest.mark.compat("G28", verdict="better")
 @in_virtual_time
 async def test_copies_under_way_are_spread_evenly_over_the_bookies() -> None:
     cluster = await with_lost_b2(20)
@@ -85,6 +100,10 @@ async def test_copies_under_way_are_spread_evenly_over_the_bookies() -> None:
     assert set(targets.values()) == {5}
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
+    verdict="same",
+)
 @in_virtual_time
 async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
     cluster = await with_lost_b2(40)
@@ -101,6 +120,7 @@ async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
     await cluster.assert_whole(*range(40))
 
 
+@pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
 @in_virtual_time
 async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> None:
     cluster = await with_lost_b2(2)
@@ -133,6 +153,15 @@ async def test_a_ledger_marked_again_during_its_repair_is_taken_again_at_once() 
 # --- The grace ------------------------------------------------------------------------------------
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldReplicateTheLedgersAfterTimeoutIfLastFragmentIsUR",
+    verdict="better",
+)
+@pytest.mark.compat(
+    "G14",
+    verdict="better",
+    why="put-aside ledgers have pauses of their own, and a deleted one none",
+)
 @in_virtual_time
 async def test_a_ledger_in_its_grace_keeps_its_lock_and_holds_up_nobody() -> None:
     cluster = await with_lost_b2(4)
@@ -214,6 +243,11 @@ async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_a
         assert await cluster.marked() == [LEDGER]
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
+    verdict="other",
+    why="the lock is given back for the pause, which is 10 s to 5 min with jitter, by settings; one note for each ledger says why",
+)
 @in_virtual_time
 async def test_it_is_tried_again_after_waits_that_double_up_to_their_bound() -> None:
     cluster = await without_target()
@@ -229,6 +263,10 @@ async def test_it_is_tried_again_after_waits_that_double_up_to_their_bound() -> 
         assert 0.8 * nominal_s <= wait_s <= 1.2 * nominal_s + settings.idle_wait_s
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
+    verdict="other",
+)
 @in_virtual_time
 async def test_the_same_reason_is_noted_once() -> None:
     cluster = await without_target()
@@ -241,6 +279,12 @@ async def test_the_same_reason_is_noted_once() -> None:
         assert stat.version == 0
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldRetryUntilThereAreEnoughBksAvailableForReplication",
+    verdict="better",
+    why="a bookie that joins is tried at once, and the reason can be read until then",
+)
+@pytest.mark.compat("G13", verdict="better")
 @in_virtual_time
 async def test_a_bookie_that_comes_makes_it_worth_a_try_at_once() -> None:
     cluster = await without_target()
