@@ -3,8 +3,8 @@
 import asyncio
 import copy
 import logging
+import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import structlog
@@ -38,8 +38,9 @@ EVENT_KINDS = {
 }
 """By the number that ZooKeeper sends (Watcher.Event.EventType)."""
 
-OnReply = Callable[[Any, BaseException | None], None]
-"""Takes a reply, or an error. Must not raise."""
+OnReply = Callable[[Any, BaseException | None, float], None]
+"""Takes a reply, or an error, and the seconds from when the request was handed over to when that was
+known on kazoo's thread: however busy the loop is, it is not ZooKeeper that is slow. Must not raise."""
 
 # What kazoo says at lower levels reaches us as states and errors.
 _kazoo_log = logging.getLogger("ledgers.kazoo")
@@ -114,7 +115,7 @@ class KazooSession(Session):
         Raises the latter when the session is lost already.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
-        self.send(request, partial(resolve, future))
+        self.send(request, lambda value, error, latency_s: resolve(future, value, error))
         return future
 
     def send(self, request: Any, on_reply: OnReply) -> None:
@@ -132,7 +133,7 @@ class KazooSession(Session):
     def tell(self, request: Any) -> None:
         """Send a request whose reply does not matter."""
         if self.state is SessionState.CONNECTED:
-            self.send(request, lambda value, error: None)
+            self.send(request, lambda value, error, latency_s: None)
 
     async def close(self) -> None:
         """End the session if a server can still be told so, and the thread in any case."""
@@ -206,32 +207,39 @@ class KazooSession(Session):
             self._opened.set_exception(why())
         in_flight, self._in_flight = self._in_flight, set()
         for reply in in_flight:
-            reply.on_reply(None, why())
+            reply.on_reply(None, why(), reply.latency_s())
 
     def _stop_timer(self) -> None:
         if self._suspended_timer is not None:
             self._suspended_timer.cancel()
 
-    def _settle(self, reply: "_Reply", value: Any, error: BaseException | None) -> None:
+    def _settle(
+        self, reply: "_Reply", value: Any, error: BaseException | None, latency_s: float
+    ) -> None:
         if reply in self._in_flight:  # else the session was lost before it came
             self._in_flight.discard(reply)
-            reply.on_reply(value, error)
+            reply.on_reply(value, error, latency_s)
 
 
 class _Reply:
     """What kazoo's thread reports to. Carries it over to the loop."""
 
-    __slots__ = ("_session", "on_reply")
+    __slots__ = ("_sent_s", "_session", "on_reply")
 
     def __init__(self, session: KazooSession, on_reply: OnReply) -> None:
         self._session = session
+        self._sent_s = time.monotonic()
         self.on_reply = on_reply
 
+    def latency_s(self) -> float:
+        """So far."""
+        return time.monotonic() - self._sent_s
+
     def set(self, value: Any = None) -> None:
-        self._session._inbox.post(self._session._settle, self, value, None)
+        self._session._inbox.post(self._session._settle, self, value, None, self.latency_s())
 
     def set_exception(self, error: BaseException) -> None:
-        self._session._inbox.post(self._session._settle, self, None, error)
+        self._session._inbox.post(self._session._settle, self, None, error, self.latency_s())
 
 
 def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:

@@ -5,7 +5,7 @@ All of it belongs to the store's loop.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ledgers.errors import RejectedError, SessionLostError
@@ -29,6 +29,8 @@ class Session:
         self._disconnected = asyncio.Event()
         self._lost = asyncio.Event()
         self._subscriptions: dict[Subscription, None] = {}
+        self.on_not_suspended: Callable[[], None] = lambda: None
+        """Called when it has been resumed, and when it was lost."""
 
     def suspend(self) -> None:
         if self.state is SessionState.CONNECTED:
@@ -44,6 +46,7 @@ class Session:
             self._disconnected.clear()
             for subscription in self._subscriptions:
                 subscription.reset()
+            self.on_not_suspended()
 
     def lose(self) -> None:
         self.break_count += 1
@@ -53,6 +56,7 @@ class Session:
         self._lost.set()
         for subscription in self._subscriptions:
             subscription.fail(session_lost())
+        self.on_not_suspended()
 
     def raise_if_lost(self) -> None:
         if self.state is SessionState.LOST:

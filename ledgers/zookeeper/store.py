@@ -29,15 +29,12 @@ from ledgers.store import (
     SetData,
     Stat,
 )
-from ledgers.zookeeper.joined_reads import JoinedReads
 from ledgers.zookeeper.kazoo_session import KazooSession
 from ledgers.zookeeper.kazoo_watch import AddWatch, RemoveWatches, WatchMode
+from ledgers.zookeeper.outbox import Outbox
 from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.requests import REPLY_ERRORS, error_of, request_of, results_of, stat_of
 from ledgers.zookeeper.session import READ_ATTEMPTS_MAX, check_size
-from ledgers.zookeeper.slots import Slots
-
-REQUESTS_AT_ONCE_MAX = 1_000
 
 
 class ZooKeeperStore:
@@ -46,8 +43,7 @@ class ZooKeeperStore:
     def __init__(self, session: KazooSession, *, is_secured: bool) -> None:
         self._session = session
         self._is_secured = is_secured
-        self._requests = JoinedReads(session)
-        self._slots = Slots(REQUESTS_AT_ONCE_MAX)
+        self._outbox = Outbox(session)
 
     @classmethod
     async def open(
@@ -80,6 +76,23 @@ class ZooKeeperStore:
     @property
     def request_count(self) -> int:
         return self._session.request_count
+
+    @property
+    def requests_per_s(self) -> int:
+        """That may be sent at most; 0: as many as ZooKeeper's latency allows. To be set at any time.
+
+        A transaction counts as one, and so do reads that went together.
+        """
+        return self._outbox.requests_per_s
+
+    @requests_per_s.setter
+    def requests_per_s(self, per_s: int) -> None:
+        self._outbox.requests_per_s = per_s
+
+    @property
+    def requests_in_flight_max(self) -> int:
+        """How many may be under way, by ZooKeeper's latency: fewer while it answers slowly."""
+        return self._outbox.requests_in_flight_max
 
     async def wait_lost(self) -> None:
         await self._session.wait_lost()
@@ -177,6 +190,4 @@ class ZooKeeperStore:
             raise error_of(error, path=path, is_write=True) from error
 
     async def _ask(self, request: Any) -> Any:
-        async with self._slots:
-            await self._session.wait_connected()
-            return await self._requests.ask(request)
+        return await self._outbox.ask(request)

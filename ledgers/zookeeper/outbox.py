@@ -1,0 +1,177 @@
+"""Requests on their way to ZooKeeper: in order, no more than it bears, reads together in one.
+
+Ledgers are repaired many at a time, and each reads its mark and its metadata: as single requests
+these reads would be nearly all that ZooKeeper has to do for a repair. What keeps the session alive
+does not come this way: kazoo's pings overtake all that waits here.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from kazoo.exceptions import (
+    ConnectionLoss,
+    SessionExpiredError,
+    ThrottledOpError,
+    UnimplementedError,
+)
+from kazoo.protocol.serialization import GetData
+
+from ledgers.errors import BookmenderError
+from ledgers.store import SessionState
+from ledgers.zookeeper.kazoo_multi_read import MultiRead
+from ledgers.zookeeper.kazoo_session import OnReply, resolve
+from ledgers.zookeeper.pace import Pace
+from ledgers.zookeeper.window import RequestWindow
+
+READS_MAX = 50
+"""Joined into one request: its reply is that many times a ledger's metadata."""
+
+Waiting = tuple[Any, "asyncio.Future[Any]"]
+"""A request, and who waits for its reply."""
+
+
+class Sender(Protocol):
+    """What is needed of a ``KazooSession``."""
+
+    on_not_suspended: Callable[[], None]
+
+    @property
+    def state(self) -> SessionState: ...
+
+    def send(self, request: Any, on_reply: OnReply) -> None: ...
+
+
+class Outbox:
+    """Sends requests on a session in the order in which they come, as window and pace allow.
+
+    Reads that wait side by side are joined: those of one turn of the loop, and more the longer they
+    have to wait. A server that cannot do that (before 3.6) gets them one by one. While the session is
+    suspended everything waits. Who asks bounds what waits here: each call is somebody's who awaits it.
+    """
+
+    def __init__(self, session: Sender) -> None:
+        self._session = session
+        session.on_not_suspended = self._send_all
+        self._window = RequestWindow()
+        self._pace = Pace()
+        self._waiting: deque[Waiting] = deque()
+        self._alarm: asyncio.Handle | None = None
+        """Goes off when more is to be sent; None: something else will tell."""
+        self._can_join = True
+
+    @property
+    def requests_per_s(self) -> int:
+        """At most; 0: no limit. May be changed at any time."""
+        return self._pace.per_s
+
+    @requests_per_s.setter
+    def requests_per_s(self, per_s: int) -> None:
+        self._pace.per_s = per_s
+        self._send_all()
+
+    @property
+    def requests_in_flight_max(self) -> int:
+        """As ZooKeeper's latency has it now."""
+        return self._window.size
+
+    def ask(self, request: Any) -> "asyncio.Future[Any]":
+        """As ``KazooSession.ask``, but that a lost session, too, is told by the future."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        self._send_in(0)
+        return future
+
+    def _send_in(self, delay_s: float) -> None:
+        if self._alarm is None:
+            loop = asyncio.get_running_loop()
+            self._alarm = (
+                loop.call_later(delay_s, self._send_all)
+                if delay_s
+                else loop.call_soon(self._send_all)
+            )
+
+    def _send_all(self) -> None:
+        """All that may go now."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        while self._waiting and self._may_send():
+            if group := self._next_group():
+                self._send(group)
+
+    def _may_send(self) -> bool:
+        if self._session.state is not SessionState.CONNECTED:
+            return self._session.state is SessionState.LOST  # then sending gives the error
+        if self._window.is_full:
+            return False
+        wait_s = self._pace.wait_s(asyncio.get_running_loop().time())
+        if wait_s:
+            self._send_in(wait_s)
+        return not wait_s
+
+    def _next_group(self) -> list[Waiting]:
+        """The first that waits, with the reads beside it if it is one; empty when nobody waits."""
+        group: list[Waiting] = []
+        while self._waiting and len(group) < READS_MAX:
+            request, future = self._waiting[0]
+            if not future.done():  # else whoever asked has given up
+                if group and not (self._can_join and _are_reads(group[0][0], request)):
+                    break
+                group.append((request, future))
+            self._waiting.popleft()
+        return group
+
+    def _send(self, group: Sequence[Waiting]) -> None:
+        request, on_reply = group[0][0], partial(resolve, group[0][1])
+        if len(group) > 1:
+            request = MultiRead([read.path for read, _ in group])
+            on_reply = partial(self._hand_out, group)
+        try:
+            self._session.send(request, partial(self._answered, on_reply))
+        except BookmenderError as error:  # lost since it was asked for
+            on_reply(None, error)
+        else:
+            self._window.sent()
+            self._pace.took(asyncio.get_running_loop().time())
+
+    def _answered(
+        self,
+        on_reply: Callable[[Any, BaseException | None], None],
+        value: Any,
+        error: BaseException | None,
+        latency_s: float,
+    ) -> None:
+        if isinstance(error, _NO_ANSWER):
+            self._window.unanswered()
+        else:
+            if isinstance(error, ThrottledOpError):
+                latency_s = math.inf
+            self._window.answered(latency_s, now_s=asyncio.get_running_loop().time())
+        on_reply(value, error)
+        if self._waiting:
+            self._send_in(0)
+
+    def _hand_out(
+        self, reads: Sequence[Waiting], parts: Sequence[Any], error: BaseException | None
+    ) -> None:
+        if isinstance(error, UnimplementedError):
+            self._can_join = False
+            self._waiting.extendleft(reversed(reads))
+        elif error is not None:
+            for _, future in reads:
+                resolve(future, None, error)
+        else:
+            for (_, future), part in zip(reads, parts, strict=True):
+                resolve(future, part, part if isinstance(part, Exception) else None)
+
+
+_NO_ANSWER = (ConnectionLoss, SessionExpiredError, BookmenderError)
+"""What is said of a request in place of the server's answer."""
+
+
+def _are_reads(*requests: Any) -> bool:
+    return all(isinstance(request, GetData) for request in requests)

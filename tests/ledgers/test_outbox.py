@@ -1,0 +1,371 @@
+"""What is sent, together with what, and when, without a server. With one: the contract of the store."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kazoo.exceptions import (
+    ConnectionLoss,
+    NoNodeError,
+    ThrottledOpError,
+    UnimplementedError,
+)
+from kazoo.protocol.serialization import Exists, GetData
+
+from ledgers.errors import SessionLostError
+from ledgers.store import SessionState
+from ledgers.zookeeper.kazoo_multi_read import MultiRead
+from ledgers.zookeeper.kazoo_session import OnReply
+from ledgers.zookeeper.outbox import READS_MAX, Outbox
+from ledgers.zookeeper.session import session_lost
+from ledgers.zookeeper.window import REQUESTS_FIRST, REQUESTS_MIN, SLOW_TIMES
+from tests import virtual_time
+
+SOON_S = 0.001
+"""A latency that is nothing special."""
+
+
+class ScriptedSession:
+    """Keeps what is sent, and answers when told."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.replies: list[OnReply] = []
+        self.sent_at_s: list[float] = []
+        self.state = SessionState.CONNECTED
+        self.on_not_suspended: Callable[[], None] = lambda: None
+
+    def send(self, request: Any, on_reply: OnReply) -> None:
+        if self.state is SessionState.LOST:
+            raise session_lost()
+        self.sent.append(request)
+        self.replies.append(on_reply)
+        self.sent_at_s.append(asyncio.get_running_loop().time())
+
+    def reply(self, index: int, value: Any = None, error: BaseException | None = None) -> None:
+        self.replies[index](value, error, SOON_S)
+
+    def become(self, state: SessionState) -> None:
+        self.state = state
+        if state is not SessionState.SUSPENDED:
+            self.on_not_suspended()
+
+    def sent_paths(self) -> list[Any]:
+        """A path for a single request, a list for joined reads."""
+        return [
+            list(request.paths) if isinstance(request, MultiRead) else request.path
+            for request in self.sent
+        ]
+
+
+def read(path: str) -> GetData:
+    return GetData(path, None)
+
+
+def exists(path: str) -> Exists:
+    """A request that is joined with no other."""
+    return Exists(path, None)
+
+
+async def turn() -> None:
+    """Let the loop turn once."""
+    await asyncio.sleep(0)
+
+
+def test_reads_of_one_turn_go_together_and_are_answered_in_order() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b", "/c")]
+        await turn()
+        assert session.sent_paths() == [["/a", "/b", "/c"]]
+
+        session.reply(0, ["A", NoNodeError(), "C"])
+
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert outcomes[0] == "A"
+        assert isinstance(outcomes[1], NoNodeError)
+        assert outcomes[2] == "C"
+
+    asyncio.run(scenario())
+
+
+def test_a_read_alone_is_a_plain_one() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for path in ("/a", "/b"):
+            outbox.ask(read(path))
+            await turn()
+
+        assert session.sent_paths() == ["/a", "/b"]
+
+    asyncio.run(scenario())
+
+
+def test_nothing_overtakes_what_came_before_it() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for request in (read("/a"), read("/b"), exists("/x"), read("/c"), read("/d")):
+            outbox.ask(request)
+        await turn()
+
+        assert session.sent_paths() == [["/a", "/b"], "/x", ["/c", "/d"]]
+
+    asyncio.run(scenario())
+
+
+def test_so_many_reads_are_joined_and_no_more() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for number in range(2 * READS_MAX + 1):
+            outbox.ask(read(f"/{number}"))
+        await turn()
+
+        *joined, last = session.sent_paths()
+        assert [len(paths) for paths in joined] == [READS_MAX, READS_MAX]
+        assert last == f"/{2 * READS_MAX}"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_cannot_join_gets_the_reads_one_by_one_from_then_on() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+        await turn()
+
+        session.reply(0, error=UnimplementedError())
+        outbox.ask(read("/c"))
+        outbox.ask(read("/d"))
+        await turn()
+
+        assert session.sent_paths() == [["/a", "/b"], "/a", "/b", "/c", "/d"]
+        for value, index in (("A", 1), ("B", 2)):
+            session.reply(index, value)
+        assert await asyncio.gather(*futures) == ["A", "B"]
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_that_breaks_fails_each_read_with_an_error_of_its_own() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+        await turn()
+
+        session.reply(0, error=ConnectionLoss())
+
+        first, second = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(first, ConnectionLoss)
+        assert isinstance(second, ConnectionLoss)
+        assert first is not second
+
+    asyncio.run(scenario())
+
+
+def test_a_session_lost_before_the_reads_went_out_fails_them() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+        session.state = SessionState.LOST
+        await turn()
+
+        for future in futures:
+            with pytest.raises(SessionLostError):
+                await future
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_who_has_gone_disturbs_nobody() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        gone, stays = (outbox.ask(read(path)) for path in ("/a", "/b"))
+        await turn()
+        gone.cancel()
+
+        session.reply(0, ["A", "B"])
+
+        assert await stays == "B"
+
+    asyncio.run(scenario())
+
+
+# --- What ZooKeeper bears ------------------------------------------------------------------------
+
+
+def test_what_is_past_the_window_waits_and_goes_in_order_as_answers_come() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        paths = [f"/{number}" for number in range(REQUESTS_FIRST + 3)]
+        for path in paths:
+            outbox.ask(exists(path))
+        await turn()
+        assert session.sent_paths() == paths[:REQUESTS_FIRST]
+
+        session.reply(0)
+        session.reply(1)
+        await turn()
+
+        assert session.sent_paths() == paths[: REQUESTS_FIRST + 2]
+
+    asyncio.run(scenario())
+
+
+def test_reads_that_have_to_wait_go_together() -> None:
+    """The busier ZooKeeper is, the fewer requests it gets for the same work."""
+
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for number in range(REQUESTS_FIRST):
+            outbox.ask(exists(f"/{number}"))
+        for path in ("/a", "/b", "/c"):
+            outbox.ask(read(path))
+            await turn()
+        assert len(session.sent) == REQUESTS_FIRST
+
+        session.reply(0)
+        await turn()
+
+        assert session.sent_paths()[-1] == ["/a", "/b", "/c"]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_given_up_while_it_waits_is_not_sent() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for number in range(REQUESTS_FIRST):
+            outbox.ask(exists(f"/{number}"))
+        outbox.ask(exists("/given-up")).cancel()
+        outbox.ask(exists("/wanted"))
+        await turn()
+
+        session.reply(0)
+        await turn()
+
+        assert session.sent_paths()[REQUESTS_FIRST:] == ["/wanted"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "latency_s", "shrinks"),
+    [
+        pytest.param("reply", None, SOON_S, False, id="quick"),
+        pytest.param("reply", None, 1.0, True, id="slow"),
+        pytest.param(None, NoNodeError(), 1.0, True, id="an error of the server's is an answer"),
+        pytest.param(
+            None, ThrottledOpError(), SOON_S, True, id="the server says that it is too much"
+        ),
+        pytest.param(None, ConnectionLoss(), 1.0, False, id="a broken connection says nothing"),
+    ],
+)
+def test_the_window_follows_what_is_answered_and_how_soon(
+    value: str | None, error: Exception | None, latency_s: float, shrinks: bool
+) -> None:
+    assert latency_s == SOON_S or latency_s > SLOW_TIMES * SOON_S
+
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        asked = outbox.ask(exists("/quick"))
+        await turn()
+        session.reply(0, "reply")
+        for number in range(10 * REQUESTS_FIRST):
+            asked = outbox.ask(exists(f"/{number}"))
+            await turn()
+            session.replies[-1](value, error, latency_s)
+            await asyncio.wait([asked])
+            asked.exception()
+
+        assert (outbox.requests_in_flight_max < REQUESTS_FIRST) is shrinks
+        assert outbox.requests_in_flight_max >= REQUESTS_MIN
+
+    asyncio.run(scenario())
+
+
+def test_requests_go_at_the_pace_that_is_set_joined_reads_as_one() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.requests_per_s = 2
+        for number in range(3):
+            outbox.ask(exists(f"/{number}"))
+        for path in ("/a", "/b"):
+            outbox.ask(read(path))
+
+        await asyncio.sleep(10)
+
+        assert session.sent_paths() == ["/0", "/1", "/2", ["/a", "/b"]]
+        gaps_s = [
+            after - before
+            for before, after in zip(session.sent_at_s, session.sent_at_s[1:], strict=False)
+        ]
+        assert gaps_s[1:] == pytest.approx([0.5, 0.5])
+
+    virtual_time.run(scenario())
+
+
+def test_a_pace_that_is_taken_off_holds_back_nobody_any_more() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.requests_per_s = 1
+        for number in range(20):
+            outbox.ask(exists(f"/{number}"))
+        await turn()
+        assert len(session.sent) == 1
+
+        outbox.requests_per_s = 0
+
+        assert len(session.sent) == 20
+
+    virtual_time.run(scenario())
+
+
+# --- The session's state ---------------------------------------------------------------------------
+
+
+def test_nothing_is_sent_while_the_session_is_suspended_and_all_of_it_afterwards() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        session.become(SessionState.SUSPENDED)
+        for path in ("/a", "/b"):
+            outbox.ask(exists(path))
+        await turn()
+        assert session.sent == []
+
+        session.become(SessionState.CONNECTED)
+
+        assert session.sent_paths() == ["/a", "/b"]
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_when_the_session_is_lost_fails_at_once() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.requests_per_s = 1
+        futures = [outbox.ask(exists(f"/{number}")) for number in range(2 * REQUESTS_FIRST)]
+        await turn()
+
+        session.become(SessionState.LOST)
+
+        for future in futures[1:]:
+            assert isinstance(future.exception(), SessionLostError)
+
+    asyncio.run(scenario())
