@@ -132,14 +132,16 @@ async def open_session(
         connect_timeout_s=settings.zookeeper.connect_timeout_s,
     )
     try:
+        store.requests_per_s = settings.zookeeper.requests_per_s
         session = await _join(store, settings, half, journal)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(session.views.run())
+                limiter = tasks.create_task(_keep_to_requests_per_s(settings, session))
                 ender = tasks.create_task(_end_with_session(store))
                 yield session
-                watcher.cancel()
-                ender.cancel()
+                for task in (watcher, limiter, ender):
+                    task.cancel()
         finally:
             log.info("session.closed", half=half.value, request_count=store.request_count)
     finally:
@@ -235,6 +237,16 @@ async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budg
             settings.replication.reads_in_flight_per_bookie, reader_count=len(workers)
         )
         await session.clock.sleep(SHARES_INTERVAL_S)
+
+
+async def _keep_to_requests_per_s(settings: Settings, session: Session) -> None:
+    """As the settings say, unless an order says otherwise."""
+    views = session.views
+    while True:
+        seen, ordered = views.change_count, views.current.orders.limits.requests_per_s
+        ours = settings.zookeeper.requests_per_s
+        session.store.requests_per_s = ours if ordered is None else ordered
+        await views.wait_change(seen)
 
 
 async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:

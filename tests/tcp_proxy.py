@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks connections on demand, on the test's own loop."""
+"""A TCP proxy that breaks, holds up and slows connections on demand, on the test's own loop."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -20,6 +20,8 @@ class TcpProxy:
         self._replies_pass = asyncio.Event()
         self._replies_pass.set()
         self._has_reply = asyncio.Event()
+        self.reply_delay_s = 0.0
+        """For how long replies are held up, and with them those behind them."""
 
     async def start(self) -> str:
         """Return the address that it listens on, ``host:port``."""
@@ -94,6 +96,7 @@ class TcpProxy:
             while chunk := await source.read(65_536):
                 self._has_reply.set()
                 await self._replies_pass.wait()
+                await asyncio.sleep(self.reply_delay_s)
                 target.write(chunk)
                 await target.drain()
         target.transport.abort()

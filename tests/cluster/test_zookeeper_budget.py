@@ -1,0 +1,99 @@
+"""What a node costs ZooKeeper: requests in flight by its latency, requests a second by setting and order."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from daemon.halves import open_session
+from daemon.local.cluster import LocalCluster
+from daemon.settings import Settings, ZooKeeperSettings
+from ledgers.zookeeper.store import ZooKeeperStore
+from ledgers.zookeeper.window import REQUESTS_FIRST, REQUESTS_MIN, SLOW_MIN_S
+from replication.journal import MetadataJournal
+from replication.membership import Half
+from replication.order_book import OrderBook, limits_place
+from replication.orders import LimitsOrder
+from tests.cluster.steps import wait_for
+from tests.contract.metadata_stores import on_loop
+from tests.tcp_proxy import TcpProxy
+from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
+
+CALLERS = 4 * REQUESTS_FIRST
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@on_loop
+async def test_fewer_requests_are_in_flight_while_zookeeper_is_slow(
+    server: ZooKeeperServer,
+) -> None:
+    proxy = TcpProxy(server.port)
+    store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=10)
+
+    async def ask_on_and_on() -> None:
+        while True:
+            await store.exists("/")  # never joined with another
+
+    async with asyncio.TaskGroup() as tasks:
+        callers = [tasks.create_task(ask_on_and_on()) for _ in range(CALLERS)]
+        await wait_for(lambda: in_flight(store) > REQUESTS_FIRST, "more for a quick server")
+
+        proxy.reply_delay_s = 2 * SLOW_MIN_S
+        await wait_for(lambda: in_flight(store) <= REQUESTS_MIN, "no more than the least")
+
+        proxy.reply_delay_s = 0.0
+        await wait_for(lambda: in_flight(store) > REQUESTS_FIRST, "more again")
+        for caller in callers:
+            caller.cancel()
+    await store.close()
+    await proxy.close()
+
+
+def in_flight(store: ZooKeeperStore) -> int:
+    return len(store._session._in_flight)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[MetadataJournal]:
+    with closing(MetadataJournal(tmp_path, process="test")) as journal:
+        yield journal
+
+
+@on_loop
+async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
+    cluster: LocalCluster, journal: MetadataJournal
+) -> None:
+    settings = replace(
+        Settings(metadata_service_uri=cluster.metadata_service_uri),
+        zookeeper=ZooKeeperSettings(requests_per_s=500),
+    )
+    async with (
+        open_session(settings, Half.WORKER, journal) as worker,
+        open_session(settings, Half.AUDITOR, journal) as auditor,
+    ):
+        stores = (worker.store, auditor.store)
+        orders, place = OrderBook(worker.store, worker.ur), limits_place(worker.ur)
+
+        async def wait_paced(requests_per_s: int) -> None:
+            await wait_for(
+                lambda: all(store.requests_per_s == requests_per_s for store in stores),
+                f"pace of {requests_per_s} in both halves",
+            )
+
+        await wait_paced(500)
+        await orders.give(place, LimitsOrder(requests_per_s=300), over=None)
+        await wait_paced(300)
+        standing = await orders.standing(place)
+        assert standing is not None
+        await orders.withdraw(place, over=standing)
+        await wait_paced(500)
