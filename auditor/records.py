@@ -1,12 +1,13 @@
-"""What the leader leaves behind for the next leader, and for people: two znodes of ours.
+"""What the leader leaves behind for the next leader, and for people: three znodes of ours.
 
 ``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
-one which comes back empty is noticed, and once only. ``audit``: what the last audit found.
+one which comes back empty is noticed, and once only. ``audit``: what the last audit found. ``drains``: how
+far the draining of bookies is.
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
@@ -25,6 +26,28 @@ class AuditRecord:
     mark_count: int
     unreadable_count: int = 0
     unreadable: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainProgress:
+    """Of one bookie. ``since_ms``: of the order that it is about. ``ledgers_most``: that were ever left.
+
+    ``is_drained``: the last scan found no ledger that names it.
+    """
+
+    since_ms: int
+    ledgers_left: int
+    ledgers_most: int
+    is_drained: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainRecord:
+    """Of all draining bookies. ``unreadable_count``: ledgers of which the scan cannot say anything."""
+
+    scanned_ms: int
+    unreadable_count: int = 0
+    bookies: Mapping[BookieId, DrainProgress] = field(default_factory=dict)
 
 
 class Records:
@@ -55,6 +78,10 @@ class Records:
             "unreadable": list(audit.unreadable[:UNREADABLE_KEPT_MAX]),
         }
         await self._write(_audit_path(self._ur), json.dumps(record).encode())
+
+    async def write_drains(self, drains: DrainRecord) -> None:
+        record = {"version": 1, **asdict(drains)}
+        await self._write(_drains_path(self._ur), json.dumps(record).encode())
 
     async def _write(self, path: str, data: bytes) -> None:
         """Create it, or overwrite what an earlier leader left."""
@@ -87,9 +114,36 @@ async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
         return None
 
 
+async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
+    """None when nothing was drained yet, or a later release tells of it in another way."""
+    record = await read_json(store, _drains_path(ur))
+    if record is None:
+        return None
+    try:
+        return DrainRecord(
+            scanned_ms=int(record["scanned_ms"]),
+            unreadable_count=int(record["unreadable_count"]),
+            bookies={
+                BookieId(bookie): DrainProgress(
+                    since_ms=int(progress["since_ms"]),
+                    ledgers_left=int(progress["ledgers_left"]),
+                    ledgers_most=int(progress["ledgers_most"]),
+                    is_drained=bool(progress["is_drained"]),
+                )
+                for bookie, progress in record["bookies"].items()
+            },
+        )
+    except (AttributeError, KeyError, ValueError, TypeError):
+        return None
+
+
 def _identities_path(ur: str) -> str:
     return f"{own_path(ur)}/identities"
 
 
 def _audit_path(ur: str) -> str:
     return f"{own_path(ur)}/audit"
+
+
+def _drains_path(ur: str) -> str:
+    return f"{own_path(ur)}/drains"

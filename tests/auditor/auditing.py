@@ -1,11 +1,12 @@
 """A node's auditor half, put together as the daemon does, on a cluster in memory."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from auditor.auditor import Auditor
+from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.marking import Marker
 from auditor.records import Records
@@ -18,6 +19,7 @@ from replication.batching import Batcher
 from replication.cluster_view import ViewSource
 from replication.membership import Half, Membership
 from replication.order_book import OrderBook
+from replication.own_state import own_path
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT, UR, node_info
 
@@ -32,6 +34,7 @@ class Leader:
     marker: Marker
     views: ViewSource
     auditor: Auditor
+    drainer: Drainer
     task: "asyncio.Task[None] | None" = None
 
 
@@ -49,6 +52,8 @@ async def leading(
         leadership = await Election(store, UR, membership, candidate=name).win()
         batcher = Batcher(store, leadership.guards)
         marker = Marker(store, batcher, UR, cluster.clock)
+        manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
+        records = Records(store, batcher, UR)
         beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
         yield Leader(
             store=store,
@@ -59,11 +64,20 @@ async def leading(
             auditor=Auditor(
                 store=store,
                 ur=UR,
-                manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
+                manager=manager,
                 views=views,
                 marker=marker,
-                records=Records(store, batcher, UR),
+                records=records,
                 settings=settings or AuditorSettings(),
+                clock=cluster.clock,
+            ),
+            drainer=Drainer(
+                store=store,
+                ur=UR,
+                manager=manager,
+                views=views,
+                marker=Marker(store, batcher, own_path(UR), cluster.clock),
+                records=records,
                 clock=cluster.clock,
             ),
         )
@@ -79,12 +93,25 @@ async def auditing(
     cluster: Cluster, name: str = "node-1", settings: AuditorSettings | None = None
 ) -> AsyncIterator[Leader]:
     """The leader audits; what ends its auditor ends the test."""
-    async with leading(cluster, name, settings) as leader:
-        leader.task = auditor = asyncio.create_task(leader.auditor.run())
-        try:
-            yield leader
-        finally:
-            auditor.cancel()
-            await asyncio.gather(auditor, return_exceptions=True)
-        if not auditor.cancelled() and (error := auditor.exception()) is not None:
-            raise error
+    async with leading(cluster, name, settings) as leader, _running(leader.auditor.run()) as task:
+        leader.task = task
+        yield leader
+
+
+@asynccontextmanager
+async def draining(cluster: Cluster, name: str = "node-1") -> AsyncIterator[Leader]:
+    """The leader drains; what ends its drainer ends the test."""
+    async with leading(cluster, name) as leader, _running(leader.drainer.run()):
+        yield leader
+
+
+@asynccontextmanager
+async def _running(work: Coroutine[None, None, None]) -> AsyncIterator["asyncio.Task[None]"]:
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error

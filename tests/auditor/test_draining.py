@@ -1,0 +1,338 @@
+"""What the leader does about bookies that are to be drained. The workers' part is done by hand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.draining import POLL_S, RESCAN_MAX_S, RESCAN_MIN_S
+from auditor.records import DrainProgress, DrainRecord, last_drains
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.store import Operation
+from replication import payloads
+from replication.listing import marked_ledger_ids
+from replication.order_book import OrderBook, drain_place
+from replication.orders import DrainOrder
+from replication.own_state import own_path
+from tests.auditor.auditing import Leader, draining
+from tests.auditor.scenes import SOON_S, count_scans, with_ledgers
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import UR
+
+OWN = own_path(UR)
+
+
+async def order_drain(cluster: Cluster, bookie: BookieId, *, since_ms: int = 1) -> None:
+    order = DrainOrder(since_ms=since_ms)
+    await OrderBook(cluster.store, UR).give(drain_place(UR, bookie), order, over=None)
+
+
+async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
+    await cluster.store.delete(drain_place(UR, bookie).path)
+
+
+async def own_marks(cluster: Cluster) -> list[int]:
+    return await marked_ledger_ids(cluster.store, OWN)
+
+
+async def unmark(cluster: Cluster, ledger_id: int) -> None:
+    path = payloads.mark_path(OWN, ledger_id)
+    await cluster.store.delete(path)
+    await cluster.store.delete(path.rpartition("/")[0])
+
+
+async def move(cluster: Cluster, ledger_id: int, *, away: BookieId, to: BookieId) -> None:
+    """As a worker would, copies left out: in the metadata, then the mark goes."""
+    cluster.tree.watcher = lambda *_: None
+    versioned = await cluster.manager.read(ledger_id)
+    segments = tuple(
+        segment.with_bookies({i: to for i, b in enumerate(segment.ensemble) if b == away})
+        for segment in versioned.metadata.segments
+    )
+    await cluster.manager.write(
+        ledger_id, replace(versioned.metadata, segments=segments), read_as=versioned
+    )
+    await unmark(cluster, ledger_id)
+
+
+async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
+    record = await last_drains(cluster.store, UR)
+    assert record is not None
+    return {b: (p.ledgers_left, p.ledgers_most, p.is_drained) for b, p in record.bookies.items()}
+
+
+@asynccontextmanager
+async def drained_soon(cluster: Cluster, *bookies: BookieId) -> AsyncIterator[Leader]:
+    """The orders are given, and the leader has had the time to see to them."""
+    for bookie in bookies:
+        await order_drain(cluster, bookie)
+    async with draining(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        yield leader
+
+
+# --- Finding and marking ---------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s16_ledgers_of_a_draining_bookie_are_marked_in_our_own_queue_alone() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
+    async with draining(cluster):
+        await asyncio.sleep(SOON_S)
+        assert await own_marks(cluster) == []
+
+        await order_drain(cluster, B2)
+        await asyncio.sleep(SOON_S)
+
+        assert await own_marks(cluster) == [0, 1]
+        data, _ = await cluster.store.get(payloads.mark_path(OWN, 0))
+        assert payloads.parse_mark(data).replicas == (B2,)
+        assert await cluster.marked() == [], "Java would unmark them"
+
+
+@in_virtual_time
+async def test_several_bookies_are_looked_for_in_one_scan() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4), (B4, B5))
+    for bookie in (B1, B4):
+        await order_drain(cluster, bookie)
+    async with draining(cluster) as leader:
+        scans = count_scans(leader)
+        await asyncio.sleep(SOON_S)
+
+        assert await own_marks(cluster) == [0, 2, 3]
+        assert len(scans) == 1
+        assert await progress(cluster) == {B1: (1, 1, False), B4: (2, 2, False)}
+
+
+@in_virtual_time
+async def test_marks_come_in_the_order_of_danger() -> None:
+    cluster = await with_ledgers((B3, B1), (B1, B2))
+    marked: list[int] = []
+
+    def note(_: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        marks = {payloads.mark_path(OWN, i): i for i in (0, 1)}
+        marked.extend(marks[each.path] for each in operations if each.path in marks)
+        return None
+
+    cluster.tree.faults = note
+    async with drained_soon(cluster, B1, B2):
+        assert await own_marks(cluster) == [0, 1]
+
+    assert marked == [1, 0], "the one with both copies on draining bookies comes first"
+
+
+@in_virtual_time
+async def test_a_further_order_is_looked_for_at_once() -> None:
+    cluster = await with_ledgers((B1, B2), (B3, B4))
+    async with drained_soon(cluster, B1):
+        await order_drain(cluster, B3)
+        await asyncio.sleep(SOON_S)
+
+        assert await own_marks(cluster) == [0, 1]
+
+
+@in_virtual_time
+async def test_while_auto_recovery_is_disabled_nothing_is_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(payloads.disable_path(UR))
+    async with drained_soon(cluster, B1):
+        await asyncio.sleep(30)
+        assert await own_marks(cluster) == []
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        await asyncio.sleep(10)
+        assert await own_marks(cluster) == [0]
+
+
+# --- Until none names it ---------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_drain_is_finished_when_a_scan_after_the_last_mark_finds_no_ledger() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with drained_soon(cluster, B1) as leader:
+        scans = count_scans(leader)
+        await move(cluster, 0, away=B1, to=B4)
+        await asyncio.sleep(POLL_S + SOON_S)
+        assert await progress(cluster) == {B1: (1, 2, False)}
+        assert scans == [], "how far it is, the marks say"
+
+        with capture_logs() as logs:
+            await move(cluster, 1, away=B1, to=B4)
+            await asyncio.sleep(2 * POLL_S + SOON_S)
+
+        assert await progress(cluster) == {B1: (0, 2, True)}
+        assert len(scans) == 1
+        assert [line["bookie"] for line in logs if line["event"] == "drain.finished"] == [B1]
+
+
+@in_virtual_time
+async def test_ledgers_that_are_put_on_a_bookie_while_it_drains_are_found_as_well() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with drained_soon(cluster, B1):
+        await cluster.write_ledger((B1, B3), ledger_id=1, state=LedgerState.OPEN)
+        await asyncio.sleep(RESCAN_MIN_S + POLL_S)
+        assert await own_marks(cluster) == [0, 1]
+
+        await move(cluster, 0, away=B1, to=B4)
+        await cluster.write_ledger((B1, B3), ledger_id=2)
+        await move(cluster, 1, away=B1, to=B4)
+        await asyncio.sleep(10 * POLL_S)
+
+        assert await own_marks(cluster) == [2]
+        assert await progress(cluster) == {B1: (1, 2, False)}
+
+
+@in_virtual_time
+async def test_marks_that_are_taken_away_while_the_ledger_names_the_bookie_are_made_again() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with drained_soon(cluster, B1) as leader:
+        scans = count_scans(leader)
+        for _ in range(3):
+            await unmark(cluster, 0)
+            await asyncio.sleep(RESCAN_MIN_S)
+            assert await own_marks(cluster) == [0]
+        assert len(scans) < 10, "but not in a hot loop"
+
+
+@in_virtual_time
+async def test_a_cluster_that_does_not_change_is_scanned_ever_more_rarely() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with drained_soon(cluster, B3) as leader:
+        scans = count_scans(leader)
+        await asyncio.sleep(24 * RESCAN_MAX_S)
+
+        assert len(scans) <= 24 + 12
+        assert scans[-1] - scans[-2] == pytest.approx(RESCAN_MAX_S, abs=1)
+
+
+@in_virtual_time
+async def test_a_drained_bookie_that_takes_writes_again_is_looked_for_at_once() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.unregister(B1)
+    await cluster.register(B1, is_read_only=True)
+    async with drained_soon(cluster, B1):
+        await asyncio.sleep(10 * RESCAN_MAX_S)
+        assert await progress(cluster) == {B1: (0, 0, True)}
+
+        await cluster.write_ledger((B1, B3), ledger_id=7)
+        await cluster.unregister(B1)
+        await cluster.register(B1)
+        await asyncio.sleep(SOON_S)
+
+        assert await own_marks(cluster) == [7]
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_read_is_counted_and_stops_nothing() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
+    async with drained_soon(cluster, B1):
+        assert await own_marks(cluster) == [0]
+        record = await last_drains(cluster.store, UR)
+
+    assert record is not None
+    assert record.unreadable_count == 1
+
+
+# --- Orders and leaders come and go ----------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_cancelled_drain_is_forgotten_and_its_marks_stay_to_be_worked_off() -> None:
+    cluster = await with_ledgers((B1, B2), (B3, B4))
+    async with drained_soon(cluster, B1, B3):
+        await cancel_drain(cluster, B1)
+        await asyncio.sleep(SOON_S)
+        assert await progress(cluster) == {B3: (1, 1, False)}
+
+        await cancel_drain(cluster, B3)
+        await asyncio.sleep(SOON_S)
+        assert await progress(cluster) == {}
+        assert await own_marks(cluster) == [0, 1]
+
+
+@in_virtual_time
+async def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
+    async with drained_soon(cluster, B1):
+        await move(cluster, 0, away=B1, to=B5)
+        await asyncio.sleep(POLL_S + SOON_S)
+
+    async with draining(cluster, "node-2"):
+        await asyncio.sleep(SOON_S)
+
+        assert await progress(cluster) == {B1: (2, 3, False)}
+        assert await own_marks(cluster) == [1, 2]
+
+
+@in_virtual_time
+async def test_a_drain_that_is_ordered_anew_begins_anew() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with drained_soon(cluster, B1):
+        await move(cluster, 0, away=B1, to=B5)
+        await cancel_drain(cluster, B1)
+        await order_drain(cluster, B1, since_ms=2)
+        await asyncio.sleep(SOON_S)
+
+        assert await progress(cluster) == {B1: (1, 1, False)}
+
+
+@in_virtual_time
+async def test_a_scan_that_fails_is_tried_again() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await order_drain(cluster, B1)
+    async with draining(cluster) as leader:
+        cluster.tree.faults = lambda store, operations: (
+            Fault.LOST_REQUEST if store is leader.store and not operations else None
+        )
+        await asyncio.sleep(30)
+        cluster.tree.faults = None
+        await asyncio.sleep(30)
+
+        assert await own_marks(cluster) == [0]
+
+
+# --- The record ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(
+            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0}', id="without bookies"
+        ),
+        pytest.param(
+            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0, "bookies": []}', id="a list"
+        ),
+        pytest.param(
+            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0, "bookies": {"b": {}}}',
+            id="a bookie without figures",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_a_record_that_this_release_cannot_read_is_none(data: bytes) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(f"{OWN}/drains", data)
+
+    assert await last_drains(cluster.store, UR) is None
+
+
+@in_virtual_time
+async def test_the_record_says_when_it_was_scanned() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with drained_soon(cluster, B1):
+        record = await last_drains(cluster.store, UR)
+
+    assert record == DrainRecord(
+        scanned_ms=record.scanned_ms if record else 0,
+        bookies={B1: DrainProgress(since_ms=1, ledgers_left=1, ledgers_most=1, is_drained=False)},
+    )
+    assert 0 <= cluster.clock.wall_ms() - record.scanned_ms < 10_000
