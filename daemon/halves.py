@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import structlog
 
 from auditor.auditor import Auditor
+from auditor.draining import Drainer
 from auditor.election import Election
 from auditor.marking import Marker
 from auditor.records import Records
@@ -39,6 +40,7 @@ from replication.journal import MetadataJournal
 from replication.membership import Half, Membership, NodeInfo
 from replication.open_ledger import OpenLedgers
 from replication.order_book import OrderBook
+from replication.own_state import own_path
 from replication.payloads import underreplication_path
 from replication.queue import Queue
 from replication.repair import Repairer
@@ -87,9 +89,19 @@ async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> N
             settings=settings.auditor,
             clock=session.clock,
         )
+        drainer = Drainer(
+            store=session.store,
+            ur=session.ur,
+            manager=session.manager,
+            views=session.views,
+            marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
+            records=Records(session.store, batcher, session.ur),
+            clock=session.clock,
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(batcher.run())
             tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
+            tasks.create_task(drainer.run())
             await auditor.run()
 
 
