@@ -19,7 +19,7 @@ JAVA = $(or $(and $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java)),java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Looked for before anything is installed, so that the answer comes in the first second.
-ifneq ($(filter demo test compat judge bench,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test test-matrix compat judge bench,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
 $(error Java 17 or newer is needed: install a JRE (Debian: openjdk-17-jre-headless), or set JAVA_HOME)
 endif
@@ -30,10 +30,10 @@ $(error The cluster to judge is needed: make judge URI=zk+hierarchical://127.0.0
 endif
 endif
 
-.PHONY: help demo test compat judge bench lint proto lock venv clean
+.PHONY: help demo test test-matrix compat judge bench lint proto lock venv clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: venv ## a cluster here, a bookie killed, and its ledgers made whole again
 	@$(BIN)/python -m tests.prepare --default-only
@@ -46,6 +46,10 @@ test: venv ## the whole suite, with real ZooKeeper and real bookies
 compat: venv ## Java's tests and known gaps beside ours: docs/compatibility.md
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m tests.compat $(ARGS)
+
+test-matrix: venv ## a repair on every storage class, version and layout: about ten minutes
+	@$(BIN)/python -m tests.prepare
+	@TEST_MATRIX=full $(BIN)/python -m pytest tests/cluster/test_matrix.py $(ARGS)
 
 judge: venv ## BookKeeper's own checker reads every copy: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
