@@ -69,7 +69,10 @@ async def _metadata(
     options: LedgerOptions, *, targets: Targets, clock: Clock, random: Random
 ) -> LedgerMetadata:
     ensemble = targets.placement.choose_ensemble(
-        await targets.writable(), options.ensemble_size, write_quorum=options.write_quorum
+        await targets.writable(),
+        options.ensemble_size,
+        write_quorum=options.write_quorum,
+        ack_quorum=options.ack_quorum,
     )
     return LedgerMetadata(
         metadata_version=options.metadata_version,

@@ -88,6 +88,7 @@ class CurrentEnsemble:
                     ensemble=chosen,
                     index=index,
                     write_quorum=self._metadata.write_quorum,
+                    ack_quorum=self._metadata.ack_quorum,
                     excluded=excluded,
                 )
             except NotEnoughBookiesError:

@@ -1,18 +1,29 @@
 """Which bookies are to hold a ledger's entries: pure choices among the writable ones.
 
 ``policy`` is the interface: candidates, what a policy is asked, what it may say of an ensemble that
-stands. ``plain`` takes any bookie (BookKeeper's DefaultEnsemblePlacementPolicy).
+stands. ``rules`` are what parts the policies (racks, regions, zones, or none); ``ruled`` is the policy that
+follows one; ``layouts`` holds a rule against an ensemble, ``drawing`` chooses among equals.
 """
 
-from ledgers.placement.plain import RandomPlacement, choose_ensemble, choose_replacement
+from ledgers.placement.drawing import Weighting
+from ledgers.placement.plain import choose_replacement
 from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, PlacementPolicy
+from ledgers.placement.ruled import Locate, RandomPlacement, RuledPlacement
+from ledgers.placement.rules import NoRule, RackRule, RegionRule, Rule, ZoneRule
 
 __all__ = [
     "DEFAULT_RACK",
     "Adherence",
     "Candidate",
+    "Locate",
+    "NoRule",
     "PlacementPolicy",
+    "RackRule",
     "RandomPlacement",
-    "choose_ensemble",
+    "RegionRule",
+    "Rule",
+    "RuledPlacement",
+    "Weighting",
+    "ZoneRule",
     "choose_replacement",
 ]

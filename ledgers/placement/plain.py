@@ -1,69 +1,10 @@
-"""Any bookie is as good as any other: BookKeeper's DefaultEnsemblePlacementPolicy, weighted by load."""
+"""The choice of a replacement by load alone."""
 
 from collections.abc import Collection, Mapping, Sequence
 from random import Random
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId
-from ledgers.placement.policy import Adherence, Candidate
-
-
-class RandomPlacement:
-    """Any bookie is as good as any other of the same load. ``local``: preferred among equals."""
-
-    def __init__(self, random: Random, *, local: BookieId | None = None) -> None:
-        self._random, self._local = random, local
-
-    def choose_ensemble(
-        self,
-        candidates: Collection[Candidate],
-        size: int,
-        *,
-        write_quorum: int,
-        ack_quorum: int | None = None,
-        excluded: Collection[BookieId] = (),
-    ) -> tuple[BookieId, ...]:
-        bookies = [candidate.bookie for candidate in candidates]
-        return choose_ensemble(bookies, size, random=self._random, excluded=excluded)
-
-    def choose_replacement(
-        self,
-        candidates: Collection[Candidate],
-        *,
-        ensemble: Sequence[BookieId],
-        index: int,
-        write_quorum: int,
-        ack_quorum: int | None = None,
-        excluded: Collection[BookieId] = (),
-    ) -> BookieId:
-        return choose_replacement(
-            candidates={candidate.bookie: candidate.load_bytes for candidate in candidates},
-            ensemble=ensemble,
-            excluded=excluded,
-            local=self._local,
-            random=self._random,
-        )
-
-    def adherence(
-        self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
-    ) -> Adherence:
-        return Adherence.STRICT
-
-
-def choose_ensemble(
-    candidates: Collection[BookieId],
-    size: int,
-    *,
-    random: Random,
-    excluded: Collection[BookieId] = (),
-) -> tuple[BookieId, ...]:
-    """``size`` different bookies in random order. Raises NotEnoughBookiesError."""
-    allowed = sorted(set(candidates) - set(excluded))
-    if len(allowed) < size:
-        raise NotEnoughBookiesError(
-            "too few writable bookies for an ensemble", wanted=size, allowed=len(allowed)
-        )
-    return tuple(random.sample(allowed, size))
 
 
 def choose_replacement(

@@ -1,3 +1,5 @@
+from collections import Counter
+from collections.abc import Collection, Mapping
 from random import Random
 
 import pytest
@@ -5,33 +7,44 @@ import pytest
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId
 from ledgers.placement import (
+    Adherence,
     Candidate,
+    NoRule,
     PlacementPolicy,
     RandomPlacement,
-    choose_ensemble,
-    choose_replacement,
+    RuledPlacement,
+    Weighting,
 )
 
 A, B, C, D, E = (BookieId(f"bookie-{name}:3181") for name in "abcde")
+Y, Z = BookieId("bookie-y:3181"), BookieId("bookie-z:3181")
 SEEDS = range(50)
+
+
+def ensemble_of(
+    names: list[BookieId], size: int, *, seed: int, excluded: Collection[BookieId] = ()
+) -> tuple[BookieId, ...]:
+    policy = RandomPlacement(Random(seed))
+    candidates = [Candidate(bookie=bookie) for bookie in names]
+    return policy.choose_ensemble(candidates, size, write_quorum=size, excluded=excluded)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_an_ensemble_holds_no_bookie_twice_and_none_that_was_excluded(seed: int) -> None:
-    chosen = choose_ensemble([A, B, C, D, A, B], 3, random=Random(seed), excluded=[C])
+    chosen = ensemble_of([A, B, C, D, A, B], 3, seed=seed, excluded=[C])
 
     assert sorted(chosen) == [A, B, D]
 
 
 def test_every_place_of_an_ensemble_falls_to_every_bookie_now_and_then() -> None:
-    chosen = [choose_ensemble([A, B, C], 2, random=Random(seed)) for seed in SEEDS]
+    chosen = [ensemble_of([A, B, C], 2, seed=seed) for seed in SEEDS]
 
     assert [{ensemble[index] for ensemble in chosen} for index in (0, 1)] == [{A, B, C}] * 2
 
 
 def test_too_few_bookies_for_an_ensemble_is_an_error() -> None:
     with pytest.raises(NotEnoughBookiesError):
-        choose_ensemble([A, B, C], 3, random=Random(0), excluded=[C])
+        ensemble_of([A, B, C], 3, seed=0, excluded=[C])
 
 
 @pytest.mark.parametrize(
@@ -55,12 +68,12 @@ def test_a_replacement_is_chosen_by_load_then_locality_then_lot(
     possible: set[BookieId],
 ) -> None:
     chosen = {
-        choose_replacement(
-            candidates=load_bytes,
+        RandomPlacement(Random(seed), local=local).choose_replacement(
+            [Candidate(bookie=bookie, load_bytes=load) for bookie, load in load_bytes.items()],
             ensemble=(A, B),
+            index=0,
+            write_quorum=2,
             excluded=excluded,
-            local=local,
-            random=Random(seed),
         )
         for seed in SEEDS
     }
@@ -69,37 +82,97 @@ def test_a_replacement_is_chosen_by_load_then_locality_then_lot(
 
 
 def test_no_bookie_left_to_take_over_is_an_error() -> None:
-    with pytest.raises(NotEnoughBookiesError):
-        choose_replacement(
-            candidates={A: 0, B: 0, C: 0},
+    policy = RandomPlacement(Random(0))
+
+    with pytest.raises(NotEnoughBookiesError, match="no writable bookie is left to take over"):
+        policy.choose_replacement(
+            [Candidate(bookie=bookie) for bookie in (A, B, C)],
             ensemble=(A, B),
+            index=1,
+            write_quorum=2,
             excluded={C},
-            local=None,
-            random=Random(0),
         )
 
 
 def test_the_same_seed_chooses_the_same_whatever_the_order_of_the_candidates() -> None:
     def chosen(names: str) -> BookieId:
-        return choose_replacement(
-            candidates={BookieId(name): 0 for name in names},
-            ensemble=(),
-            excluded=(),
-            local=None,
-            random=Random(7),
+        return RandomPlacement(Random(7)).choose_replacement(
+            [Candidate(bookie=BookieId(name)) for name in names],
+            ensemble=(Y, Z),
+            index=0,
+            write_quorum=2,
         )
 
     assert chosen("abcdefgh") == chosen("hgfedcba")
 
 
-def test_the_random_policy_makes_these_choices_among_candidates() -> None:
-    policy: PlacementPolicy = RandomPlacement(Random(0), local=D)
-    candidates = [Candidate(bookie=bookie) for bookie in (A, B, C, D)]
+def test_without_a_rule_every_ensemble_keeps_it() -> None:
+    policy: PlacementPolicy = RandomPlacement(Random(0))
 
-    ensemble = policy.choose_ensemble(candidates, 3, write_quorum=2, excluded=[D])
-    replacement = policy.choose_replacement(
-        candidates, ensemble=(A, B), index=0, write_quorum=2, excluded=()
+    assert policy.adherence((A, B), write_quorum=2, ack_quorum=1) is Adherence.STRICT
+
+
+# --- Weighted by free room -------------------------------------------------------------------------
+
+DRAWS = 4_000
+
+
+def shares(
+    free_bytes: Mapping[BookieId, int | None], *, multiple_max: float = 3.0, seed: int = 5
+) -> dict[BookieId, float]:
+    """How often each takes over, of all times."""
+    policy = RuledPlacement(NoRule(), Random(seed), weighting=Weighting(multiple_max=multiple_max))
+    candidates = [Candidate(bookie=b, free_bytes=free) for b, free in free_bytes.items()]
+    chosen = Counter(
+        policy.choose_replacement(candidates, ensemble=(Y, Z), index=0, write_quorum=2)
+        for _ in range(DRAWS)
+    )
+    return {bookie: chosen[bookie] / DRAWS for bookie in free_bytes}
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "expected"),
+    [
+        pytest.param({A: 100, B: 200, C: 100}, [0.25, 0.5, 0.25], id="by free room"),
+        pytest.param({A: 10, B: 10, C: 9000}, [0.2, 0.2, 0.6], id="at most 3 times the median"),
+        pytest.param({A: 10, B: 20, C: None}, [0.222, 0.444, 0.333], id="unknown is the median"),
+        pytest.param({A: None, B: None}, [0.5, 0.5], id="nothing is known"),
+        pytest.param({A: 10, B: 30, C: 0}, [0.2, 0.6, 0.2], id="a full one as the next fullest"),
+        pytest.param({A: 0, B: 0}, [0.5, 0.5], id="all are full"),
+        pytest.param({A: 0, B: 0, C: 7}, [0.333, 0.333, 0.333], id="most are full"),
+    ],
+)
+def test_weighted_choices_fall_as_the_free_room_does(
+    free_bytes: dict[BookieId, int | None], expected: list[float]
+) -> None:
+    found = shares(free_bytes)
+
+    assert list(found.values()) == pytest.approx(expected, abs=0.03)
+
+
+def test_without_a_cap_an_empty_bookie_is_given_nearly_all() -> None:
+    assert shares({A: 10, B: 10, C: 980}, multiple_max=0)[C] == pytest.approx(0.98, abs=0.02)
+
+
+def test_of_two_drawn_by_weight_the_less_loaded_is_chosen() -> None:
+    policy = RuledPlacement(NoRule(), Random(3), weighting=Weighting())
+    candidates = [
+        Candidate(bookie=A, free_bytes=100, load_bytes=10),
+        Candidate(bookie=B, free_bytes=100, load_bytes=0),
+    ]
+
+    chosen = Counter(
+        policy.choose_replacement(candidates, ensemble=(Y, Z), index=0, write_quorum=2)
+        for _ in range(DRAWS)
     )
 
-    assert sorted(ensemble) == [A, B, C]
-    assert replacement == D
+    assert chosen[B] / DRAWS == pytest.approx(0.75, abs=0.03)
+
+
+def test_ensembles_are_weighted_too() -> None:
+    policy = RuledPlacement(NoRule(), Random(4), weighting=Weighting())
+    candidates = [Candidate(bookie=b, free_bytes=n) for b, n in ((A, 10), (B, 10), (C, 20))]
+
+    first = Counter(policy.choose_ensemble(candidates, 1, write_quorum=1)[0] for _ in range(DRAWS))
+
+    assert first[C] / DRAWS == pytest.approx(0.5, abs=0.03)

@@ -1,0 +1,201 @@
+"""The placement policies: any rule, and a choice among the bookies that keep it.
+
+A choice never breaks a rule that could be kept. Where it cannot be kept, an enforced rule makes the
+choice fail; any other gives way to the bookie that breaks it for the fewest write sets.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from random import Random
+
+from ledgers.errors import NotEnoughBookiesError
+from ledgers.metadata import BookieId
+from ledgers.placement.drawing import Drawing, Weighting
+from ledgers.placement.layouts import Layout, Layouts, Shape, Stock, replaced
+from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate
+from ledgers.placement.rules import NoRule, Rule
+
+Locate = Callable[[BookieId], str]
+"""Where a bookie is, or was when it was last seen."""
+
+_Pools = dict[str, list[Candidate]]
+"""By rack."""
+
+FAIR_SHARES_MAX = 3
+"""A bookie that spreads copies over more racks than the rule demands is given at most so many times
+what it would be given by lot. Else the last bookie of a rack would take over from all the others."""
+
+
+class RuledPlacement:
+    """A PlacementPolicy of one rule."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        rng: Random,
+        *,
+        locate: Locate = lambda bookie: DEFAULT_RACK,
+        local: BookieId | None = None,
+        weighting: Weighting | None = None,
+    ) -> None:
+        """``local``: the bookie preferred among equals, when one takes over from another."""
+        self._rule, self._rng, self._locate = rule, rng, locate
+        self._drawing = Drawing(rng, local=local, weighting=weighting)
+
+    # --- New ensembles -------------------------------------------------------------------------
+
+    def choose_ensemble(
+        self,
+        candidates: Collection[Candidate],
+        size: int,
+        *,
+        write_quorum: int,
+        ack_quorum: int | None = None,
+        excluded: Collection[BookieId] = (),
+    ) -> tuple[BookieId, ...]:
+        allowed = _allowed(candidates, excluded)
+        if len(allowed) < size:
+            raise NotEnoughBookiesError(
+                "too few writable bookies for an ensemble", wanted=size, allowed=len(allowed)
+            )
+        shape = Shape(size=size, write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum)
+        weights = self._drawing.weights(allowed)
+        pools = _by_rack(allowed)
+        chosen: list[BookieId] = []
+        for rack in self._layout(pools, weights, shape):
+            taken = self._drawing.draw(pools[rack], weights, prefers_local=False)
+            pools[rack].remove(taken)
+            chosen.append(taken.bookie)
+        return tuple(chosen)
+
+    def _layout(
+        self, pools: _Pools, weights: Mapping[BookieId, float], shape: Shape
+    ) -> Sequence[str]:
+        """The rack for each place of a new ensemble. Raises NotEnoughBookiesError."""
+        stocks = {
+            rack: Stock(count=len(pool), weight=sum(weights[each.bookie] for each in pool))
+            for rack, pool in pools.items()
+        }
+        admitted = {rack: stock for rack, stock in stocks.items() if self._rule.admits(rack)}
+        layouts = Layouts(self._rule, shape)
+        can_fit = self._rule.fits(size=shape.size, write_quorum=shape.write_quorum)
+        if can_fit or not self._rule.is_enforced:
+            found = layouts.search(admitted, self._rng)
+            if found is not None:
+                return found
+        if self._rule.is_enforced:
+            raise self._nobody("no ensemble can be made of the writable bookies", pools)
+        return layouts.makeshift(stocks, self._rng)
+
+    # --- Replacements --------------------------------------------------------------------------
+
+    def choose_replacement(
+        self,
+        candidates: Collection[Candidate],
+        *,
+        ensemble: Sequence[BookieId],
+        index: int,
+        write_quorum: int,
+        ack_quorum: int | None = None,
+        excluded: Collection[BookieId] = (),
+    ) -> BookieId:
+        allowed = _allowed(candidates, {*excluded, *ensemble})
+        if not allowed:
+            raise NotEnoughBookiesError(
+                "no writable bookie is left to take over", candidates=len(candidates)
+            )
+        shape = Shape(
+            size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum
+        )
+        layouts = Layouts(self._rule, shape)
+        pools = _by_rack(allowed)
+        others = replaced(self._racks(ensemble, candidates), index, None)
+        keeping = self._keeping(pools, others, index, layouts)
+        crowding = {
+            rack: layouts.crowding(replaced(others, index, rack), index) for rack in keeping
+        }
+        least = min(crowding.values())
+        best = self._preferred(
+            spreading=[each for rack in keeping if crowding[rack] == least for each in pools[rack]],
+            keeping=[each for rack in keeping for each in pools[rack]],
+        )
+        return self._drawing.draw(best, self._drawing.weights(allowed)).bookie
+
+    def _keeping(
+        self, pools: _Pools, others: Layout, index: int, layouts: Layouts
+    ) -> Sequence[str]:
+        """The racks that break the rule for the fewest write sets. Raises NotEnoughBookiesError.
+
+        A write set that breaks it whoever comes speaks neither for nor against anybody.
+        """
+        racks = list(filter(self._rule.admits, pools))
+        if not racks and not self._rule.is_enforced:
+            racks = list(pools)
+        hopeless = layouts.broken(others, index)
+        broken_counts = {
+            rack: len(layouts.broken(replaced(others, index, rack), index) - hopeless)
+            for rack in racks
+        }
+        fewest = min(broken_counts.values(), default=1)
+        if fewest and self._rule.is_enforced:
+            raise self._nobody("none of the writable bookies may take over", pools)
+        return [rack for rack, count in broken_counts.items() if count == fewest]
+
+    def _preferred(
+        self, *, spreading: Sequence[Candidate], keeping: Sequence[Candidate]
+    ) -> Sequence[Candidate]:
+        """Those that spread the copies furthest, unless they are few and given much already."""
+        if self._rng.random() * len(keeping) >= FAIR_SHARES_MAX * len(spreading):
+            return keeping
+        average_bytes = sum(each.load_bytes for each in keeping) / len(keeping)
+        most_bytes = FAIR_SHARES_MAX * average_bytes
+        return [each for each in spreading if each.load_bytes <= most_bytes] or keeping
+
+    def _nobody(self, what: str, pools: _Pools) -> NotEnoughBookiesError:
+        return NotEnoughBookiesError(
+            f"{what} without breaking the rule: {self._rule.words}",
+            allowed=sum(map(len, pools.values())),
+            racks=len(pools),
+        )
+
+    # --- Ensembles that stand ------------------------------------------------------------------
+
+    def adherence(
+        self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
+    ) -> Adherence:
+        shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
+        racks = [self._locate(bookie) for bookie in ensemble]
+        layouts = Layouts(self._rule, shape)
+        is_kept = (
+            self._rule.fits(size=shape.size, write_quorum=write_quorum)
+            and (not self._rule.is_enforced or all(map(self._rule.admits, racks)))
+            and layouts.is_kept(racks)
+        )
+        if not is_kept:
+            return Adherence.FAIL
+        return Adherence.STRICT if layouts.is_ideal(racks) else Adherence.SOFT
+
+    def _racks(self, ensemble: Iterable[BookieId], candidates: Iterable[Candidate]) -> Layout:
+        told = {each.bookie: each.rack for each in candidates}
+        return [told.get(bookie) or self._locate(bookie) for bookie in ensemble]
+
+
+class RandomPlacement(RuledPlacement):
+    """Any bookie is as good as any other: BookKeeper's DefaultEnsemblePlacementPolicy, and load."""
+
+    def __init__(self, rng: Random, *, local: BookieId | None = None) -> None:
+        super().__init__(NoRule(), rng, local=local)
+
+
+def _allowed(
+    candidates: Iterable[Candidate], excluded: Collection[BookieId]
+) -> Sequence[Candidate]:
+    """Each bookie once, in an order of its own: so that a seed decides alone."""
+    by_id = {each.bookie: each for each in candidates if each.bookie not in excluded}
+    return [by_id[bookie] for bookie in sorted(by_id)]
+
+
+def _by_rack(candidates: Iterable[Candidate]) -> _Pools:
+    pools: _Pools = {}
+    for each in candidates:
+        pools.setdefault(each.rack, []).append(each)
+    return pools
