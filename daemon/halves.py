@@ -44,6 +44,8 @@ from replication.own_state import own_path
 from replication.payloads import underreplication_path
 from replication.queue import Queue
 from replication.repair import Repairer
+from replication.survey import Surveyor
+from replication.targets import Receivers
 from replication.tree import prepare_tree
 from replication.waiting import WaitingNotesWriter
 from replication.worker import ReplicationWorker
@@ -200,23 +202,33 @@ def _worker(
         DigestType[ours.default_digest_type], ours.default_password.encode()
     )
     queue = Queue(session.store, batcher, session.ur, holder=socket.gethostname())
+    receivers = Receivers(
+        RandomPlacement(session.rng, local=session.local),
+        local=session.local,
+        is_local_only=ours.target == "local",
+    )
     repairer = Repairer(
         queue=queue,
         manager=session.manager,
-        bookies=bookies,
         views=session.views,
+        surveyor=Surveyor(
+            manager=session.manager,
+            bookies=bookies,
+            clock=session.clock,
+            rng=session.rng,
+            fallback_digest=fallback_digest,
+            checked_share=ours.checked_share,
+            entry_lists=ours.entry_lists,
+        ),
         open_ledgers=OpenLedgers(
             manager=session.manager,
             bookies=bookies,
             views=session.views,
             fallback_digest=fallback_digest,
-            placement=RandomPlacement(session.rng, local=session.local),
+            receivers=receivers,
             clock=session.clock,
         ),
-        fallback_digest=fallback_digest,
-        copier=Copier(bookies, local=session.local, local_only=ours.target == "local"),
-        clock=session.clock,
-        rng=session.rng,
+        copier=Copier(bookies, receivers),
     )
     return ReplicationWorker(
         queue=queue,

@@ -1,24 +1,32 @@
 """Which copies of a ledger are missing: from its metadata, the bookies' states and their answers.
 
 Two pure functions with a reading in between: ``questions`` says what to ask of whom, ``judge`` what
-the answers mean. Answers are three-valued (rule S5): only an explicit no is a missing copy, a
-mismatched digest is one as well (rule S7), and whatever was not answered is unknown.
+the answers mean. Answers are three-valued (rule S5): only an explicit no is a missing
+copy, a mismatched digest is one as well (rule S7), and whatever was not answered is unknown.
 
 The ends (first and last entry that an index stores of a fragment) are asked of every bookie that is
-there. Where one of them is missing, or the bookie's identity is younger than the ledger (it may have
-been wiped, rule S6), every entry of that index is asked for.
+there, and as large a share of the entries between them as is set. Where one of them is missing, or
+the bookie's identity is younger than the ledger (it may have been wiped, rule S6), every entry of
+that index is asked for.
 """
 
 import enum
+import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
+from math import ceil
+from typing import overload
 
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer, Bookies, Transfer
 from ledgers.entry import EntryDigest
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
 from ledgers.striping import StripedEntries
+from replication.entry_runs import NO_ENTRIES, EntryRuns
+
+SILENT_ENTRIES_MAX = 1_000
+"""A bookie that left so many reads unanswered is asked no more: it is unknown in any case."""
 
 
 class Verdict(enum.Enum):
@@ -27,6 +35,10 @@ class Verdict(enum.Enum):
     GOOD = "good"
     LOST = "lost"
     """Its bookie is neither writable nor read-only: every entry of the index misses a copy."""
+    AWAY = "away"
+    """Its bookie is gone or silent on purpose: within a maintenance window it is not missed."""
+    DRAINING = "draining"
+    """Its bookie is to be emptied: it counts as missing although it serves (rule S16)."""
     MISSING = "missing"
     """Its bookie is there, and explicitly lacks entries, or holds them damaged."""
     UNKNOWN = "unknown"
@@ -40,8 +52,8 @@ class Finding:
     fragment: Fragment
     index: int
     verdict: Verdict
-    absent: tuple[int, ...] = ()
-    mismatched: tuple[int, ...] = ()
+    absent: EntryRuns = NO_ENTRIES
+    mismatched: EntryRuns = NO_ENTRIES
 
     @property
     def bookie(self) -> BookieId:
@@ -53,8 +65,33 @@ class Finding:
         return self.fragment.entries_of(self.index)
 
 
-Refusals = Mapping[BookieId, Mapping[int, Answer]]
-"""Per bookie that was asked, the entries that it did not give, and why; empty when it gave all."""
+@dataclass(slots=True, kw_only=True)
+class Refused:
+    """The entries that one bookie did not give of those it was asked for, and why."""
+
+    absent: EntryRuns = field(default_factory=EntryRuns)
+    mismatched: EntryRuns = field(default_factory=EntryRuns)
+    unknown: EntryRuns = field(default_factory=EntryRuns)
+    is_silent: bool = False
+    """It answered so little that it was not asked for the rest."""
+
+    def add(self, answers: Mapping[int, Answer]) -> None:
+        """Of entries greater than those before."""
+        kinds = {
+            Answer.ABSENT: self.absent,
+            Answer.MISMATCH: self.mismatched,
+            Answer.UNKNOWN: self.unknown,
+        }
+        for entry_id in sorted(answers):
+            kinds[answers[entry_id]].append(entry_id)
+
+    @property
+    def is_nothing(self) -> bool:
+        return not (self.absent or self.mismatched or self.unknown or self.is_silent)
+
+
+GAVE_ALL = Refused()
+"""Nearly every answer there is: nothing is ever added to it."""
 
 
 def questions(
@@ -62,22 +99,76 @@ def questions(
     *,
     available: Collection[BookieId],
     distrusted: Collection[BookieId],
+    share: float = 0.0,
+    rng: random.Random | None = None,
 ) -> dict[BookieId, Sequence[Sequence[int]]]:
-    """Entry ids to ask of each available bookie: the ends, or all of a distrusted one's."""
+    """Runs of entry ids to ask of each available bookie: ends and a sample, or all of a distrusted one's.
+
+    ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng`` says
+    which, and is needed only for a share between.
+    """
     asked: dict[BookieId, list[Sequence[int]]] = {}
     for fragment in fragments:
         for index, bookie in enumerate(fragment.ensemble):
             entries = fragment.entries_of(index)
             if bookie in available and entries:
-                ends = sorted({entries[0], entries[-1]})
-                asked.setdefault(bookie, []).append(entries if bookie in distrusted else ends)
+                is_all = bookie in distrusted or share >= 1
+                runs = [entries] if is_all else _ends_and_sample(entries, share, rng)
+                asked.setdefault(bookie, []).extend(runs)
     return {bookie: tuple(runs) for bookie, runs in asked.items()}
 
 
+def _ends_and_sample(
+    entries: StripedEntries, share: float, rng: random.Random | None
+) -> list[Sequence[int]]:
+    first, last = entries[0], entries[-1]
+    if first == last:
+        return [[first]]
+    inner = entries[1:-1]
+    if share <= 0 or not inner:
+        return [[first, last]]
+    assert rng is not None, "a sample is drawn"
+    count = min(ceil(share * len(entries)), len(inner))
+    return [[first], Sample(inner, size=count, phase=rng.randrange(len(inner))), [last]]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample(Sequence[int]):
+    """``size`` of ``entries``, evenly spread over them; which, ``phase`` decides.
+
+    ``1 <= size <= len(entries)``, ``0 <= phase < len(entries)``: so no entry comes twice. Nothing is
+    listed: of ten million entries half may be asked for.
+    """
+
+    entries: Sequence[int]
+    size: int
+    phase: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
+        if isinstance(position, slice):
+            return [self[rank] for rank in range(*position.indices(self.size))]
+        if not 0 <= position < self.size:
+            raise IndexError(position)
+        return self.entries[(position * len(self.entries) + self.phase) // self.size]
+
+
 def judge(
-    fragments: Sequence[Fragment], refusals: Refusals, *, available: Collection[BookieId]
+    fragments: Sequence[Fragment],
+    refusals: Mapping[BookieId, Refused],
+    *,
+    available: Collection[BookieId],
 ) -> tuple[Finding, ...]:
-    """One finding for every bookie index of every fragment, in their order."""
+    """One finding for every bookie index of every fragment, in their order.
+
+    ``refusals``: of every bookie that was asked.
+    """
     return tuple(
         _judge_index(fragment, index, refusals.get(bookie), is_available=bookie in available)
         for fragment in fragments
@@ -86,39 +177,37 @@ def judge(
 
 
 def _judge_index(
-    fragment: Fragment,
-    index: int,
-    refusals: Mapping[int, Answer] | None,
-    *,
-    is_available: bool,
+    fragment: Fragment, index: int, refused: Refused | None, *, is_available: bool
 ) -> Finding:
-    def finding(verdict: Verdict, *missing: tuple[int, ...]) -> Finding:
-        absent, mismatched = missing or ((), ())
-        return Finding(
-            fragment=fragment,
-            index=index,
-            verdict=verdict,
-            absent=absent,
-            mismatched=mismatched,
-        )
+    def finding(verdict: Verdict) -> Finding:
+        return Finding(fragment=fragment, index=index, verdict=verdict)
 
     if not is_available:
         return finding(Verdict.LOST)
     entries = fragment.entries_of(index)
     if not entries:
         return finding(Verdict.GOOD)
-    if refusals is None:
+    if refused is None or refused.is_silent:
         return finding(Verdict.UNKNOWN)
-    said = {entry_id: answer for entry_id, answer in refusals.items() if entry_id in entries}
-    if not said:
+    if refused.is_nothing:
         return finding(Verdict.GOOD)
-    if Answer.UNKNOWN in said.values():
+    # Whatever was asked of the bookie between the fragment's ends is this index's: a bookie stands
+    # in an ensemble once.
+    first, last = entries[0], entries[-1]
+    if refused.unknown.between(first, last):
         return finding(Verdict.UNKNOWN)
-    return finding(Verdict.MISSING, _which(said, Answer.ABSENT), _which(said, Answer.MISMATCH))
-
-
-def _which(said: Mapping[int, Answer], wanted: Answer) -> tuple[int, ...]:
-    return tuple(sorted(entry_id for entry_id, answer in said.items() if answer is wanted))
+    absent, mismatched = (
+        runs.between(first, last) for runs in (refused.absent, refused.mismatched)
+    )
+    if not absent and not mismatched:
+        return finding(Verdict.GOOD)
+    return Finding(
+        fragment=fragment,
+        index=index,
+        verdict=Verdict.MISSING,
+        absent=absent,
+        mismatched=mismatched,
+    )
 
 
 async def check(
@@ -128,16 +217,21 @@ async def check(
     digest: EntryDigest,
     available: Collection[BookieId],
     distrusted: Collection[BookieId],
+    share: float = 0.0,
+    rng: random.Random | None = None,
 ) -> tuple[Finding, ...]:
-    """Ask the bookies and judge. What one does not answer is a finding, never an error."""
-    asked = questions(fragments, available=available, distrusted=distrusted)
+    """Ask the bookies and judge. What one does not answer is a finding, never an error.
+
+    The rest as in ``questions``.
+    """
+    asked = questions(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
     refusals = await _ask(fragments, asked, bookies=bookies, digest=digest)
     findings = judge(fragments, refusals, available=available)
     suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
     suspects -= frozenset(distrusted)
-    if not suspects:
+    if not suspects or share >= 1:
         return findings
-    # An end is missing: only reading the whole index tells which others are.
+    # Something is missing: only reading the whole index tells what else is.
     asked = questions(fragments, available=suspects, distrusted=suspects)
     refusals |= await _ask(fragments, asked, bookies=bookies, digest=digest)
     return judge(fragments, refusals, available=available)
@@ -149,17 +243,27 @@ async def _ask(
     *,
     bookies: Bookies,
     digest: EntryDigest,
-) -> dict[BookieId, dict[int, Answer]]:
+) -> dict[BookieId, Refused]:
     """All bookies at once: in a single transfer, unless there is very much to ask."""
-    refusals: dict[BookieId, dict[int, Answer]] = {bookie: {} for bookie in asked}
+    refusals = dict.fromkeys(asked, GAVE_ALL)
     slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())
     for parts in zip_longest(*slices, fillvalue=()):
-        reads = {bookie: part for bookie, part in zip(asked, parts, strict=True) if part}
+        reads = {
+            bookie: part
+            for bookie, part in zip(asked, parts, strict=True)
+            if part and not refusals[bookie].is_silent
+        }
+        if not reads:
+            continue
         result = await bookies.transfer(
             Transfer(ledger_id=fragments[0].ledger_id, digest=digest, reads=reads)
         )
         for bookie, answers in result.failures.items():
-            refusals[bookie].update(answers)
+            if refusals[bookie] is GAVE_ALL:
+                refusals[bookie] = Refused()
+            refusals[bookie].add(answers)
+            if len(refusals[bookie].unknown) >= SILENT_ENTRIES_MAX:
+                refusals[bookie].is_silent = True
     return refusals
 
 

@@ -1,20 +1,20 @@
-"""Carrying out the copies of a plan, and what a repair remembers of them from round to round.
-
-Knows how many bytes this process has under way to each bookie, so that the next plan spreads them.
-"""
+"""Carrying out the copies of a plan, and what a repair remembers of them from round to round."""
 
 import asyncio
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from ledgers.bookies import Bookies
-from ledgers.entry import HEADER_BYTES, EntryDigest
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.errors import RejectedError
+from ledgers.metadata import BookieId
 from replication.cluster_view import ClusterView
 from replication.copying import CopyJob, CopyOutcome, copy_index
-from replication.plan import CopyKey, Plan, Repair, Targets
+from replication.plan import Plan, Repair
+from replication.refusals import Refusals
+from replication.survey import Survey
+from replication.targets import CopyKey, Receivers, Targets
 
 log = structlog.get_logger()
 
@@ -23,8 +23,8 @@ log = structlog.get_logger()
 class Memory:
     """What a repair remembers from round to round."""
 
-    refused: set[BookieId] = field(default_factory=set)
-    """Bookies that refused a copy of this ledger (rule S11)."""
+    failed: set[BookieId] = field(default_factory=set)
+    """Bookies to which a copy of this ledger failed: not tried again in this repair."""
     refilled: set[BookieId] = field(default_factory=set)
     """Members that were given what they lacked: to be read back (rule S15)."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
@@ -32,90 +32,64 @@ class Memory:
     entry_count: int = 0
     entry_bytes: int = 0
 
+    def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
+        """The complete copies on bookies that are the same as when they were made."""
+        return {
+            key: target
+            for key, (target, czxid) in self.copied.items()
+            if view.czxid(target) == czxid
+        }
+
 
 class Copier:
     """Copies for many ledgers at once. One for a worker."""
 
-    def __init__(self, bookies: Bookies, *, local: BookieId | None, local_only: bool) -> None:
-        """``local``: this host's bookie. ``local_only``: it is the only target (``target = "local"``)."""
+    def __init__(self, bookies: Bookies, receivers: Receivers) -> None:
         self._bookies = bookies
-        self._local = local
-        self._local_only = local_only
-        self._load_bytes: Counter[BookieId] = Counter()
+        self._receivers = receivers
+        self._refusals = Refusals()
 
-    def targets(self, view: ClusterView, memory: Memory) -> Targets:
-        writable = view.writable
-        candidates = [self._local] if self._local_only else writable
-        return Targets(
-            load_bytes={
-                b: self._load_bytes[b] for b in candidates if b is not None and b in writable
-            },
-            refused=frozenset(memory.refused),
-            refilled=frozenset(memory.refilled),
-            local=self._local,
-            copied={
-                key: target
-                for key, (target, czxid) in memory.copied.items()
-                if view.czxid(target) == czxid
-            },
+    def targets(self, ledger_id: int, view: ClusterView, memory: Memory) -> Targets:
+        return self._receivers.targets(
+            view,
+            refused=memory.failed | self._refusals.of(ledger_id, view),
+            refilled=memory.refilled,
+            copied=memory.copied_in(view),
         )
 
-    async def copy_all(
-        self,
-        plan: Plan,
-        metadata: LedgerMetadata,
-        digest: EntryDigest,
-        view: ClusterView,
-        memory: Memory,
-    ) -> list[CopyOutcome]:
-        copies = [self._copy(repair, metadata, digest, view, memory) for repair in plan.repairs]
+    async def copy_all(self, plan: Plan, survey: Survey, memory: Memory) -> list[CopyOutcome]:
+        copies = [self._copy(repair, survey, memory) for repair in plan.repairs]
         if len(copies) == 1:  # nearly always, and worth a task saved
             return [await copies[0]]
         return await asyncio.gather(*copies)
 
-    async def _copy(
-        self,
-        repair: Repair,
-        metadata: LedgerMetadata,
-        digest: EntryDigest,
-        view: ClusterView,
-        memory: Memory,
-    ) -> CopyOutcome:
+    async def _copy(self, repair: Repair, survey: Survey, memory: Memory) -> CopyOutcome:
+        view = survey.view
         job = CopyJob(
             fragment=repair.fragment,
             index=repair.index,
             target=repair.target,
             entry_ids=repair.entry_ids,
             available=view.available,
-            former=tuple(sorted(metadata.bookies - set(repair.fragment.ensemble))),
-            entry_bytes_hint=_entry_bytes(metadata, digest),
+            former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
+            entry_bytes_hint=survey.entry_bytes,
         )
-        load_bytes = len(repair.entry_ids) * job.entry_bytes_hint
-        self._load_bytes[repair.target] += load_bytes
-        try:
-            outcome = await copy_index(job, bookies=self._bookies, digest=digest)
-        finally:
-            self._load_bytes[repair.target] -= load_bytes
+        with self._receivers.under_way(repair.target, repair.byte_count):
+            outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest)
         memory.entry_count += outcome.entry_count
         memory.entry_bytes += outcome.entry_bytes
         if outcome.target_error is not None:
-            memory.refused.add(repair.target)
+            memory.failed.add(repair.target)
+            if isinstance(outcome.target_error, RejectedError):  # it will say the same again
+                self._refusals.note(survey.ledger_id, repair.target, view)
             log.warning(
                 "copy.refused",
-                ledger_id=repair.fragment.ledger_id,
+                ledger_id=survey.ledger_id,
                 bookie=repair.target,
                 error=str(outcome.target_error),
             )
-        elif repair.is_in_place:
+        elif outcome.is_complete and repair.is_in_place:
             memory.refilled.add(repair.target)
         elif outcome.is_complete:
             memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
         return outcome
-
-
-def _entry_bytes(metadata: LedgerMetadata, digest: EntryDigest) -> int:
-    """A guess at the stored size of an entry, from what the metadata says."""
-    overhead = HEADER_BYTES + digest.size
-    if not metadata.is_closed or metadata.last_entry_id < 0:
-        return 1024
-    return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)

@@ -5,10 +5,12 @@ ensemble, and a fresh bookie was never fenced. A living writer replaces a lost b
 it gets the open-ledger grace. Then the absent bookie is asked directly (rule S13): ZooKeeper may
 have dropped its znode while the writer goes on writing to it. If its last entry moved during the
 grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed.
+A bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
+is there, and its writer may well write to it until he is stopped.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -17,13 +19,15 @@ from ledgers.clock import Clock
 from ledgers.entry import EntryDigest, EntryHeader
 from ledgers.errors import BookmenderError, CorruptionError, NoSuchEntryError
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.metadata import BookieId, Segment
 from ledgers.operations.ensembles import Targets
 from ledgers.operations.recovery import recover_ledger
-from ledgers.placement import Candidate, PlacementPolicy
+from ledgers.placement import Candidate
 from ledgers.store import Operation
 from replication.cluster_view import ClusterView, ViewSource
-from replication.plan import Reason
+from replication.reasons import Reason
+from replication.survey import OpenEnd
+from replication.targets import Receivers
 
 log = structlog.get_logger()
 
@@ -36,11 +40,12 @@ class WriterSighting:
     """What was seen of an open last fragment when its grace began.
 
     ``last_entries``: per absent bookie the last entry id it said it has, -1 for none, None when it
-    did not answer.
+    did not answer. ``draining``: members that are there, and are to be emptied.
     """
 
     segment: Segment
     last_entries: Mapping[BookieId, int | None]
+    draining: tuple[BookieId, ...] = ()
     grace_count: int = 1
 
     @property
@@ -51,27 +56,29 @@ class WriterSighting:
     def detail(self) -> str:
         absent = ", ".join(sorted(self.last_entries))
         if self.grace_count == 1:
-            return f"its open last fragment misses {absent}: left to its writer for the grace"
+            misses = (
+                f"misses {absent}" if absent else f"is on {', '.join(self.draining)}, which drains"
+            )
+            return f"its open last fragment {misses}: left to its writer for the grace"
         return (
             f"its writer still writes to {absent}, which ZooKeeper does not show: "
             f"grace {self.grace_count} of {GRACES_MAX}"
         )
 
 
-def next_sighting(
-    before: WriterSighting | None, segment: Segment, last_entries: Mapping[BookieId, int | None]
-) -> WriterSighting | None:
-    """Another grace, or None: it is time to recover. A changed segment begins anew."""
-    if before is None or before.segment != segment:
-        return WriterSighting(segment=segment, last_entries=last_entries)
+def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterSighting | None:
+    """Another grace, or None: it is time to recover. A changed segment begins anew.
+
+    ``now``: what is seen now, as if for the first time.
+    """
+    if before is None or before.segment != now.segment:
+        return now
     has_moved = any(
         last is not None and last != before.last_entries.get(bookie)
-        for bookie, last in last_entries.items()
+        for bookie, last in now.last_entries.items()
     )
     if has_moved and before.grace_count < GRACES_MAX:
-        return WriterSighting(
-            segment=segment, last_entries=last_entries, grace_count=before.grace_count + 1
-        )
+        return replace(now, grace_count=before.grace_count + 1)
     return None
 
 
@@ -85,25 +92,27 @@ class OpenLedgers:
         bookies: Bookies,
         views: ViewSource,
         fallback_digest: EntryDigest,
-        placement: PlacementPolicy,
+        receivers: Receivers,
         clock: Clock,
     ) -> None:
         self._manager = manager
         self._bookies = bookies
         self._views = views
         self._fallback_digest = fallback_digest
-        self._placement = placement
+        self._receivers = receivers
         self._clock = clock
 
-    async def judge(
-        self,
-        versioned: VersionedMetadata,
-        absent: Sequence[BookieId],
-        before: WriterSighting | None,
-    ) -> WriterSighting | None:
+    async def judge(self, found: OpenEnd, before: WriterSighting | None) -> WriterSighting | None:
         """A grace to wait out, or None: recover now."""
-        last_entries = {b: await self._last_entry(b, versioned.ledger_id) for b in absent}
-        return next_sighting(before, versioned.metadata.last_segment, last_entries)
+        ledger_id, there = found.versioned.ledger_id, found.view.available
+        now = WriterSighting(
+            segment=found.versioned.metadata.last_segment,
+            last_entries={
+                b: await self._last_entry(b, ledger_id) for b in found.leaving if b not in there
+            },
+            draining=tuple(b for b in found.leaving if b in there),
+        )
+        return next_sighting(before, now)
 
     async def _last_entry(self, bookie: BookieId, ledger_id: int) -> int | None:
         try:
@@ -125,7 +134,7 @@ class OpenLedgers:
             versioned.ledger_id,
             manager=self._manager,
             bookies=self._bookies,
-            targets=Targets(writable=self._writable, placement=self._placement),
+            targets=Targets(writable=self._writable, placement=self._receivers.placement),
             clock=self._clock,
             fallback=self._fallback_digest,
             distrusted=view.initialised_after(versioned.stat.czxid),
@@ -139,21 +148,4 @@ class OpenLedgers:
         return closed
 
     async def _writable(self) -> list[Candidate]:
-        return [Candidate(bookie=bookie) for bookie in self._views.current.writable]
-
-
-def absent_members(
-    metadata: LedgerMetadata, view: ClusterView, *, lac: int | None = None
-) -> tuple[BookieId, ...]:
-    """Bookies that an open fragment misses; none for a closed ledger.
-
-    The fragment before the last counts as open too while ``lac`` is short of its end
-    (BookKeeper's ReplicationWorker, pull request 3917).
-    """
-    if metadata.is_closed:
-        return ()
-    members = set(metadata.last_segment.ensemble)
-    is_short = lac is not None and lac < metadata.last_segment.first_entry_id - 1
-    if is_short and len(metadata.segments) > 1:
-        members.update(metadata.segments[-2].ensemble)
-    return tuple(sorted(members - view.available))
+        return self._receivers.candidates(self._views.current)

@@ -4,7 +4,7 @@ import enum
 from dataclasses import dataclass
 
 from replication.open_ledger import WriterSighting
-from replication.plan import Reason
+from replication.reasons import Blocked, Reason
 
 
 class OutcomeKind(enum.Enum):
@@ -37,5 +37,11 @@ DONE = Outcome(kind=OutcomeKind.DONE)
 MARKED_AGAIN = Outcome(kind=OutcomeKind.MARKED_AGAIN)
 
 
-def waiting(reason: Reason, detail: str, sighting: WriterSighting | None = None) -> Outcome:
-    return Outcome(kind=OutcomeKind.WAITING, reason=reason, detail=detail, sighting=sighting)
+def waiting(blocked: Blocked, sighting: WriterSighting | None = None) -> Outcome:
+    return Outcome(
+        kind=OutcomeKind.WAITING,
+        reason=blocked.reason,
+        detail=blocked.detail,
+        sighting=sighting,
+        retry_at_ms=blocked.until_ms,
+    )

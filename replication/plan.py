@@ -1,67 +1,37 @@
-"""What is to be copied where: a pure function of findings and bookies (rules S1, S4, S11, S12, S15).
+"""What is to be copied where: a pure function of a survey and of who may receive.
 
-A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason; the
-worker executes it as it stands, and a command can print it.
+A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason (rules S1,
+S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it.
 """
 
-import enum
-import random
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.fragments import Fragment
-from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.placement import choose_replacement
+from ledgers.metadata import BookieId
 from replication.check import Finding, Verdict
+from replication.entry_runs import merged
+from replication.reasons import Blocked, Reason
+from replication.survey import Survey
+from replication.targets import CopyKey, Targets, why_nobody, with_load
 
-
-class Reason(enum.Enum):
-    """Why a marked ledger is not being repaired now. Shown by commands; never change a value."""
-
-    OPEN_LEDGER_GRACE = "open-ledger-grace"
-    OPEN_FRAGMENT = "open-fragment"
-    WRITER_ALIVE = "writer-alive"
-    NO_COPY = "no-copy"
-    NO_TARGET = "no-target"
-    NO_ANSWER = "no-answer"
-    RECOVERY_FAILED = "recovery-failed"
-    CORRUPT_METADATA = "corrupt-metadata"
-    DIGEST_SUSPECT = "digest-suspect"
-    CONFLICTS = "conflicts"
-    MAINTENANCE = "maintenance"
-    LEFT_TO_OTHERS = "left-to-others"
-
-    @property
-    def is_of_this_node(self) -> bool:
-        """Whether another node may well succeed now: nothing about the ledger stands in the way."""
-        return self is Reason.LEFT_TO_OTHERS
-
-    @property
-    def needs_help(self) -> bool:
-        """Whether time alone will not help: a bookie must come (back), or a person."""
-        return self in _NEEDS_HELP
-
-
-_NEEDS_HELP = frozenset(
-    {Reason.NO_COPY, Reason.NO_TARGET, Reason.CORRUPT_METADATA, Reason.DIGEST_SUSPECT}
-)
-
-CopyKey = tuple[Fragment, int]
-"""What was copied: a bookie index of a fragment. Other bounds or members make it another one."""
+__all__ = ["Blocked", "Plan", "Reason", "Repair", "plan_repair"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
     """Give bookie index ``index`` of ``fragment`` the entries it misses, on ``target``.
 
-    ``entry_ids`` ascend. Where ``target`` is the bookie at that index already, the metadata stays.
+    ``entry_ids`` ascend; ``byte_count`` is a guess at their stored size. Where ``target`` is the
+    bookie at that index already, the metadata stays.
     """
 
     fragment: Fragment
     index: int
     target: BookieId
     entry_ids: Sequence[int]
+    byte_count: int = 0
 
     @property
     def replaced(self) -> BookieId:
@@ -77,14 +47,6 @@ class Repair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocked:
-    """What stands in the way of a repair. ``detail`` is a sentence for an operator."""
-
-    reason: Reason
-    detail: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     repairs: tuple[Repair, ...] = ()
     blocked: tuple[Blocked, ...] = ()
@@ -95,147 +57,162 @@ class Plan:
         return not self.repairs and not self.blocked
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """The bookies that may receive copies, with the bytes already under way to each."""
-
-    load_bytes: Mapping[BookieId, int]
-    refused: frozenset[BookieId] = frozenset()
-    """Those that refused a recovery add of this ledger (rule S11)."""
-    refilled: frozenset[BookieId] = frozenset()
-    """Members that an earlier round gave what they lacked: what they lack still, they do not keep."""
-    local: BookieId | None = None
-    copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
-    """Copies made in earlier rounds, with the bookie that holds them whole."""
+WHOLE = Plan()
+SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest type another one?"
 
 
-def plan_repair(
-    metadata: LedgerMetadata,
-    findings: Sequence[Finding],
-    targets: Targets,
-    *,
-    rng: random.Random,
-) -> Plan:
-    """Only closed fragments are repaired (rule S4)."""
-    if detail := _suspect_key(findings):
-        return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT, detail=detail),))
-    repairs: list[Repair] = []
-    blocked: list[Blocked] = []
-    for finding in findings:
+def plan_repair(survey: Survey, targets: Targets) -> Plan:
+    """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws."""
+    if all(finding.verdict is Verdict.GOOD for finding in survey.findings):
+        return WHOLE
+    if _is_key_suspect(survey):
+        return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT, detail=SUSPECT_KEY),))
+    planning = _Planning(survey, targets)
+    for finding in survey.findings:
+        planning.see_to(finding)
+    return Plan(repairs=tuple(planning.repairs), blocked=tuple(planning.blocked))
+
+
+def _is_key_suspect(survey: Survey) -> bool:
+    """Copies that all fail their digest alike say more about our key than about them (rule S7)."""
+    return any(f.mismatched for f in survey.findings) and not survey.has_good_entry
+
+
+class _Planning:
+    """One plan in the making: each step sees what the steps before it will send where."""
+
+    def __init__(self, survey: Survey, targets: Targets) -> None:
+        self._survey = survey
+        self._metadata = survey.metadata
+        self._targets = targets
+        self._loads: dict[BookieId, int] = {}
+        """Bytes that the steps so far will send."""
+        self._ensembles: dict[int, list[BookieId]] = {}
+        """By first entry: as they will be after the steps so far."""
+        self.repairs: list[Repair] = []
+        self.blocked: list[Blocked] = []
+
+    def see_to(self, finding: Finding) -> None:
         if finding.verdict is Verdict.GOOD:
-            continue
-        step = _step(metadata, finding, targets, repairs, rng=rng)
+            return
+        step = self._step(finding)
         if isinstance(step, Repair):
-            repairs.append(step)
+            self._note(step)
         else:
-            blocked.append(step)
-    return Plan(repairs=tuple(repairs), blocked=tuple(blocked))
+            self.blocked.append(step)
 
+    def _step(self, finding: Finding) -> Repair | Blocked:
+        if finding.verdict is Verdict.AWAY:
+            return self._wait_for(finding)
+        if finding.verdict is Verdict.UNKNOWN:
+            return Blocked(reason=Reason.NO_ANSWER, detail=f"{finding.bookie} does not answer")
+        if not finding.fragment.is_closed:
+            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=_open_detail(finding))
+        may_refill = self._may_refill(finding)
+        if may_refill and not finding.mismatched:
+            return self._repair(finding, finding.bookie, finding.absent)
+        return self._move(finding, may_refill=may_refill)
 
-def _suspect_key(findings: Sequence[Finding]) -> str | None:
-    """Copies that all fail their digest alike say more about our key than about them (rule S7).
-
-    One entry that is good, wherever it is, proves the key.
-    """
-    if not any(f.mismatched for f in findings):
-        return None
-    read = [f for f in findings if f.verdict in (Verdict.GOOD, Verdict.MISSING)]
-    if not any(len(f.absent) + len(f.mismatched) < len(f.entries) for f in read):
-        return "every copy fails its digest: is the ledger's password or digest type another one?"
-    return None
-
-
-def _step(
-    metadata: LedgerMetadata,
-    finding: Finding,
-    targets: Targets,
-    planned: Sequence[Repair],
-    *,
-    rng: random.Random,
-) -> Repair | Blocked:
-    """What to do about a finding that is not good."""
-    if finding.verdict is Verdict.UNKNOWN:
-        return Blocked(reason=Reason.NO_ANSWER, detail=f"{finding.bookie} does not answer")
-    if not finding.fragment.is_closed:
-        detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet"
-        return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
-    may_refill = _may_refill(metadata, finding, targets)
-    if may_refill and not finding.mismatched:
-        return _of(finding, finding.bookie, finding.absent)
-    taken = _taken(metadata, finding, targets, planned)
-    return _move(finding, targets, taken, may_refill=may_refill, rng=rng)
-
-
-def _may_refill(metadata: LedgerMetadata, finding: Finding, targets: Targets) -> bool:
-    """Whether a member that is there may be given what it lacks (rule S15).
-
-    Of a ledger that is not closed, a member of the last ensemble may not (rule S12, see ``_taken``).
-    """
-    is_last = not metadata.is_closed and finding.bookie in metadata.last_segment.ensemble
-    has_failed = finding.bookie in targets.refused or finding.bookie in targets.refilled
-    return finding.verdict is Verdict.MISSING and not is_last and not has_failed
-
-
-def _taken(
-    metadata: LedgerMetadata, finding: Finding, targets: Targets, planned: Sequence[Repair]
-) -> frozenset[BookieId]:
-    """Bookies that must not come into this ensemble: its members, and other targets of the fragment.
-
-    Of a ledger that is not closed, the members of the last ensemble neither: a copy's LAC field is
-    the reader's clue there, and ours would be an old one (rule S12).
-    """
-    taken = set(finding.fragment.ensemble)
-    first_entry_id = finding.fragment.first_entry_id
-    taken.update(r.target for r in planned if r.fragment.first_entry_id == first_entry_id)
-    taken.update(
-        target
-        for (fragment, index), target in targets.copied.items()
-        if fragment == finding.fragment and index != finding.index
-    )
-    if not metadata.is_closed:
-        taken.update(metadata.last_segment.ensemble)
-    return frozenset(taken)
-
-
-def _move(
-    finding: Finding,
-    targets: Targets,
-    taken: Collection[BookieId],
-    *,
-    may_refill: bool,
-    rng: random.Random,
-) -> Repair | Blocked:
-    """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
-    copied = targets.copied.get((finding.fragment, finding.index))
-    if copied is not None and copied not in taken and copied in targets.load_bytes:
-        return _of(finding, copied, ())
-    try:
-        target = choose_replacement(
-            candidates=targets.load_bytes,
-            ensemble=finding.fragment.ensemble,
-            excluded=targets.refused | frozenset(taken),
-            local=targets.local,
-            random=rng,
+    def _wait_for(self, finding: Finding) -> Blocked:
+        """A maintenance window: all else of the ledger is repaired meanwhile."""
+        window = self._survey.view.orders.maintenance[finding.bookie]
+        why = f" ({window.reason})" if window.reason else ""
+        return Blocked(
+            reason=Reason.MAINTENANCE,
+            detail=f"{finding.bookie} is away for maintenance{why}",
+            until_ms=window.until_ms,
         )
-    except NotEnoughBookiesError:
-        if may_refill:
-            missing = sorted((*finding.absent, *finding.mismatched))
-            return _of(finding, finding.bookie, missing)
-        return Blocked(reason=Reason.NO_TARGET, detail=_no_target(finding, targets, taken))
-    return _of(finding, target, finding.entries)
+
+    def _may_refill(self, finding: Finding) -> bool:
+        """Whether a member that is there may be given what it lacks (rule S15).
+
+        Of a ledger that is not closed, a member of the last ensemble may not (rule S12, see ``_taken``).
+        """
+        is_last = (
+            not self._metadata.is_closed and finding.bookie in self._metadata.last_segment.ensemble
+        )
+        return (
+            finding.verdict is Verdict.MISSING
+            and not is_last
+            and self._targets.may_refill(finding.bookie)
+        )
+
+    def _move(self, finding: Finding, *, may_refill: bool) -> Repair | Blocked:
+        """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
+        taken = self._taken(finding)
+        copied = self._targets.copied.get((finding.fragment, finding.index))
+        if copied is not None and copied not in taken and copied in self._targets.candidates:
+            return self._repair(finding, copied, ())
+        try:
+            target = self._choose(finding, taken)
+        except NotEnoughBookiesError as error:
+            if may_refill:
+                missing = merged(finding.absent, finding.mismatched)
+                return self._repair(finding, finding.bookie, missing)
+            return self._nobody_for(finding, taken, error)
+        return self._repair(finding, target, finding.entries)
+
+    def _choose(self, finding: Finding, taken: frozenset[BookieId]) -> BookieId:
+        return self._targets.placement.choose_replacement(
+            with_load(self._targets.candidates, self._loads),
+            ensemble=self._ensemble(finding.fragment),
+            index=finding.index,
+            write_quorum=finding.fragment.write_quorum,
+            ack_quorum=self._metadata.ack_quorum,
+            excluded=taken,
+        )
+
+    def _ensemble(self, fragment: Fragment) -> list[BookieId]:
+        """As it will be, so that two who come into it keep the placement rule together."""
+        return self._ensembles.setdefault(fragment.first_entry_id, list(fragment.ensemble))
+
+    def _note(self, repair: Repair) -> None:
+        self.repairs.append(repair)
+        self._loads[repair.target] = self._loads.get(repair.target, 0) + repair.byte_count
+        self._ensemble(repair.fragment)[repair.index] = repair.target
+
+    def _taken(self, finding: Finding) -> frozenset[BookieId]:
+        """Bookies that must not come into this ensemble: its members, and other targets of the fragment.
+
+        Of a ledger that is not closed, the members of the last ensemble neither: a copy's LAC field is
+        the reader's clue there, and ours would be an old one (rule S12).
+        """
+        taken = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
+        taken.update(
+            target
+            for (fragment, index), target in self._targets.copied.items()
+            if fragment == finding.fragment and index != finding.index
+        )
+        if not self._metadata.is_closed:
+            taken.update(self._metadata.last_segment.ensemble)
+        return frozenset(taken)
+
+    def _repair(self, finding: Finding, target: BookieId, entry_ids: Sequence[int]) -> Repair:
+        return Repair(
+            fragment=finding.fragment,
+            index=finding.index,
+            target=target,
+            entry_ids=entry_ids,
+            byte_count=len(entry_ids) * self._survey.entry_bytes,
+        )
+
+    def _nobody_for(
+        self, finding: Finding, taken: frozenset[BookieId], error: NotEnoughBookiesError
+    ) -> Blocked:
+        local = self._targets.only_local
+        if local is not None and local in taken:
+            return Blocked(
+                reason=Reason.LEFT_TO_OTHERS,
+                detail=f"this node's bookie {local} holds a part of it already, and replication.target is local",
+            )
+        rules = why_nobody(self._targets, taken) or f"the placement policy allows none: {error}"
+        return Blocked(
+            reason=Reason.NO_TARGET,
+            detail=f"no bookie can take over from {finding.bookie}: {rules}; add a bookie",
+        )
 
 
-def _of(finding: Finding, target: BookieId, entry_ids: Sequence[int]) -> Repair:
-    return Repair(
-        fragment=finding.fragment, index=finding.index, target=target, entry_ids=entry_ids
-    )
-
-
-def _no_target(finding: Finding, targets: Targets, taken: Collection[BookieId]) -> str:
-    writable = len(targets.load_bytes)
-    members = len(targets.load_bytes.keys() & set(taken))
-    refused = len(targets.load_bytes.keys() & targets.refused)
-    return (
-        f"no bookie can take over from {finding.bookie}: of {writable} writable ones {members} "
-        f"already hold this part of the ledger or its open end and {refused} refused it; add a bookie"
-    )
+def _open_detail(finding: Finding) -> str:
+    if finding.verdict is Verdict.DRAINING:
+        return f"{finding.bookie} drains, and holds a fragment that is not closed yet"
+    return f"{finding.bookie} lacks entries of a fragment that is not closed yet"

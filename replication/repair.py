@@ -1,46 +1,38 @@
-"""The repair of one taken ledger: read, decide, copy, write, until it is whole or something is in the way.
+"""The repair of one taken ledger: look, decide, copy, write, until it is whole or something is in the way.
 
-A round reads the metadata afresh, judges every copy (``check``), plans (``plan``), copies
-(``copying``) and writes all changed ensembles in one compare-and-set (rule S2) under the lock (rule
-S3). A conflict begins another round, and so does a bookie of the ledger that comes or goes
-meanwhile; what was copied is remembered as long as the target's registration is the same. A ledger
-whose open last fragment misses a bookie is not touched: the outcome says so, and the worker comes
-back after the open-ledger grace (``open_ledger``).
+A round surveys the ledger afresh, plans, copies and writes all changed ensembles in one
+compare-and-set (rule S2) under the lock (rule S3). A conflict begins another round, and so does a
+bookie of the ledger that comes or goes meanwhile; what was copied is remembered as long as the
+target's registration is the same. A ledger whose open last fragment misses a bookie is not touched:
+the outcome says so, and the worker comes back after the open-ledger grace (``open_ledger``).
 """
 
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import structlog
 
-from ledgers.bookies import Bookies
-from ledgers.clock import Clock
-from ledgers.entry import EntryDigest
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
-    CorruptionError,
     LockLostError,
     NoNodeError,
     NoSuchLedgerError,
     SessionLostError,
-    UnauthorizedError,
-    UnavailableError,
     UnknownOutcomeError,
 )
-from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.opening import find_end, ledger_digest
-from replication.check import check
+from ledgers.metadata import BookieId
 from replication.cluster_view import ClusterView, ViewSource
 from replication.copier import Copier, Memory
 from replication.copying import CopyOutcome
-from replication.open_ledger import OpenLedgers, WriterSighting, absent_members
+from replication.open_ledger import OpenLedgers, WriterSighting
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
-from replication.plan import Blocked, Plan, Reason, Repair, plan_repair
+from replication.plan import Plan, plan_repair
 from replication.queue import Queue, Take
+from replication.reasons import Blocked, Reason, gravest
+from replication.results import Results
+from replication.survey import OpenEnd, Survey, Surveyor
 
 log = structlog.get_logger()
 
@@ -58,23 +50,17 @@ class Repairer:
         *,
         queue: Queue,
         manager: LedgerManager,
-        bookies: Bookies,
         views: ViewSource,
+        surveyor: Surveyor,
         open_ledgers: OpenLedgers,
-        fallback_digest: EntryDigest,
         copier: Copier,
-        clock: Clock,
-        rng: random.Random,
     ) -> None:
         self._queue = queue
         self._manager = manager
-        self._bookies = bookies
         self._views = views
+        self._surveyor = surveyor
         self._open_ledgers = open_ledgers
-        self._fallback_digest = fallback_digest
         self._copier = copier
-        self._clock = clock
-        self._rng = rng
 
     async def repair(self, take: Take, sighting: WriterSighting | None = None) -> Outcome:
         """Until the ledger is done or something stands in the way.
@@ -99,73 +85,61 @@ class Repairer:
                     outcome, entry_count=memory.entry_count, entry_bytes=memory.entry_bytes
                 )
         detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
-        return waiting(Reason.CONFLICTS, detail)
+        return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
 
     async def _round(
         self, take: Take, sighting: WriterSighting | None, memory: Memory
     ) -> Outcome | None:
         """One round; None asks for another."""
         view = self._views.current
-        try:
-            versioned = await self._read(take.ledger_id)
-        except CorruptionError as error:
-            return waiting(Reason.CORRUPT_METADATA, str(error))
-        if versioned is None:
-            return DONE if await self._queue.finish(take) else MARKED_AGAIN
-        if absent := absent_members(versioned.metadata, view):
-            return await self._settle(take, versioned, sighting, absent, view)
-        try:
-            lac = await self._lac(versioned)
-        except UnauthorizedError as error:
-            return waiting(Reason.DIGEST_SUSPECT, str(error))
-        except UnavailableError as error:
-            return waiting(Reason.NO_ANSWER, str(error))
-        if absent := absent_members(versioned.metadata, view, lac=lac):
-            return await self._settle(take, versioned, sighting, absent, view)
-        digest = ledger_digest(versioned.metadata, self._fallback_digest)
-        plan = await self._plan(versioned, lac, digest, view, memory)
-        if _is_abandoned(versioned.metadata, plan):
-            return await self._recover(take, versioned, view)
+        match await self._surveyor.survey(take.ledger_id, view, distrusted=memory.refilled):
+            case None:
+                return await self._finish(take)
+            case Blocked() as blocked:
+                return waiting(blocked)
+            case OpenEnd() as found:
+                return await self._settle(take, found, sighting)
+            case Survey() as survey:
+                return await self._mend(take, survey, memory)
+
+    async def _mend(self, take: Take, survey: Survey, memory: Memory) -> Outcome | None:
+        """Plan, copy, write; None: to be looked at again."""
+        if survey.is_abandoned:
+            return await self._recover(take, survey.versioned, survey.view)
+        plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))
         if plan.is_whole:
-            if not self._is_unchanged(versioned.metadata.bookies, view):
+            if not self._is_unchanged(survey.metadata.bookies, survey.view):
                 return None
-            return DONE if await self._queue.finish(take) else MARKED_AGAIN
-        outcomes = await self._copier.copy_all(plan, versioned.metadata, digest, view, memory)
-        return await self._write(take, versioned, plan, outcomes, view)
+            return await self._finish(take)
+        outcomes = await self._copier.copy_all(plan, survey, memory)
+        return await self._write(take, survey, plan, outcomes)
+
+    async def _finish(self, take: Take) -> Outcome:
+        return DONE if await self._queue.finish(take) else MARKED_AGAIN
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
-        """Whether none of them has come, gone, or begun another life since the view was taken.
+        """Whether none of them has come, gone, begun another life or to drain since the view was taken.
 
-        The auditor may have handled such a loss already, and found no reason for another mark: the
-        ledger was marked, or did not name the target yet.
+        The leader may have handled that already, and found no reason for another mark: the ledger was
+        marked, or did not name the target yet.
         """
         now = self._views.current
-        return all(now.czxid(bookie) == view.czxid(bookie) for bookie in bookies)
-
-    async def _read(self, ledger_id: int) -> VersionedMetadata | None:
-        """None for a ledger that is gone: believed only after a sync and a second read (rule S8)."""
-        try:
-            return await self._manager.read(ledger_id)
-        except NoSuchLedgerError:
-            await self._manager.sync(ledger_id)
-        try:
-            return await self._manager.read(ledger_id)
-        except NoSuchLedgerError:
-            return None
+        if now is view:
+            return True
+        then, draining = view.orders.draining, now.orders.draining
+        return all(
+            now.czxid(bookie) == view.czxid(bookie) and (bookie in then or bookie not in draining)
+            for bookie in bookies
+        )
 
     async def _settle(
-        self,
-        take: Take,
-        versioned: VersionedMetadata,
-        sighting: WriterSighting | None,
-        absent: Sequence[BookieId],
-        view: ClusterView,
+        self, take: Take, found: OpenEnd, sighting: WriterSighting | None
     ) -> Outcome | None:
-        """An open fragment misses a bookie: leave it to its writer, or recover the ledger."""
-        grace = await self._open_ledgers.judge(versioned, absent, sighting)
+        """An open fragment is to be rid of a bookie: leave it to its writer, or recover the ledger."""
+        grace = await self._open_ledgers.judge(found, sighting)
         if grace is not None:
-            return waiting(grace.reason, grace.detail, grace)
-        return await self._recover(take, versioned, view)
+            return waiting(Blocked(reason=grace.reason, detail=grace.detail), grace)
+        return await self._recover(take, found.versioned, found.view)
 
     async def _recover(
         self, take: Take, versioned: VersionedMetadata, view: ClusterView
@@ -178,68 +152,35 @@ class Repairer:
         except NoSuchLedgerError:
             return None
         except BookmenderError as error:
-            return waiting(Reason.RECOVERY_FAILED, f"{error}{_distrust(versioned, view)}")
+            detail = f"{error}{_distrust(versioned, view)}"
+            return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         return None
 
-    async def _lac(self, versioned: VersionedMetadata) -> int:
-        """The last entry known to be acknowledged. Errors are those of ``find_end``."""
-        opened = await find_end(
-            versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback_digest
-        )
-        return opened.lac
-
-    async def _plan(
-        self,
-        versioned: VersionedMetadata,
-        lac: int,
-        digest: EntryDigest,
-        view: ClusterView,
-        memory: Memory,
-    ) -> Plan:
-        findings = await check(
-            _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac),
-            bookies=self._bookies,
-            digest=digest,
-            available=view.available,
-            distrusted=view.initialised_after(versioned.stat.czxid) | memory.refilled,
-        )
-        return plan_repair(
-            versioned.metadata, findings, self._copier.targets(view, memory), rng=self._rng
-        )
-
     async def _write(
-        self,
-        take: Take,
-        versioned: VersionedMetadata,
-        plan: Plan,
-        outcomes: Sequence[CopyOutcome],
-        view: ClusterView,
+        self, take: Take, survey: Survey, plan: Plan, outcomes: Sequence[CopyOutcome]
     ) -> Outcome | None:
-        """Write what was copied whole, and say what was not. None: to be checked again."""
-        pairs = list(zip(plan.repairs, outcomes, strict=True))
-        moved = [
-            repair
-            for repair, outcome in pairs
-            if outcome.is_complete
-            and not repair.is_in_place
-            and self._is_unchanged([repair.target], view)  # else it may have lost them again (S3)
-        ]
-        repaired = _repaired(versioned.metadata, moved)
-        in_the_way = [*plan.blocked, *(b for r, o in pairs if (b := _blocked(r, o)) is not None)]
-        may_unmark = (
-            len(moved) == len(pairs)
-            and not plan.blocked
-            and sum(o.entry_count for o in outcomes) <= SECOND_CHECK_ENTRIES
-            and self._is_unchanged(repaired.bookies, view)
+        """Write what was copied whole, and say what was not. None: to be looked at again."""
+        results = Results(
+            survey=survey,
+            plan=plan,
+            outcomes=outcomes,
+            # A target that is another one by now may have lost what it acknowledged (rule S3).
+            is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
         )
-        if moved:
-            write = self._manager.write_operation(take.ledger_id, repaired, read_as=versioned)
+        after = results.metadata
+        may_unmark = (
+            results.is_complete
+            and results.entry_count <= SECOND_CHECK_ENTRIES
+            and self._is_unchanged(after.bookies, survey.view)
+        )
+        if after != survey.metadata:
+            write = self._manager.write_operation(take.ledger_id, after, read_as=survey.versioned)
             if may_unmark:
                 return DONE if await self._queue.finish(take, [write]) else MARKED_AGAIN
             await self._queue.write(take, [write])
-        if in_the_way:
-            return waiting(in_the_way[0].reason, "; ".join(b.detail for b in in_the_way))
-        return None
+        if results.is_split or not results.in_the_way:
+            return None
+        return waiting(gravest(results.in_the_way))
 
 
 def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
@@ -248,52 +189,3 @@ def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
     if not named:
         return ""
     return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
-
-
-def _judged(found: Sequence[Fragment], lac: int) -> tuple[Fragment, ...]:
-    """The fragments as far as they are known: of one whose end nobody knows, what is acknowledged."""
-    return tuple(
-        replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
-        if fragment.last_entry_id is None
-        else fragment
-        for fragment in found
-    )
-
-
-def _is_abandoned(metadata: LedgerMetadata, plan: Plan) -> bool:
-    """Whether an open fragment lacks copies that no writer will add: a recovery has locked him out."""
-    return metadata.state is LedgerState.IN_RECOVERY and any(
-        blocked.reason is Reason.OPEN_FRAGMENT for blocked in plan.blocked
-    )
-
-
-def _repaired(metadata: LedgerMetadata, moved: Sequence[Repair]) -> LedgerMetadata:
-    """All changed ensembles at once."""
-    changes: dict[int, dict[int, BookieId]] = {}
-    for repair in moved:
-        changes.setdefault(repair.fragment.first_entry_id, {})[repair.index] = repair.target
-    segments = tuple(
-        segment.with_bookies(changes.get(segment.first_entry_id, {}))
-        for segment in metadata.segments
-    )
-    return replace(metadata, segments=segments)
-
-
-def _blocked(repair: Repair, outcome: CopyOutcome) -> Blocked | None:
-    """Why a copy is not complete; None also when its target failed: another round takes another."""
-    if outcome.without_copy:
-        detail = (
-            f"no good copy of {_listed(outcome.without_copy)} besides the one on {repair.replaced}"
-        )
-        return Blocked(reason=Reason.NO_COPY, detail=detail)
-    if outcome.unknown:
-        detail = f"no replica answered for {_listed(outcome.unknown)}"
-        return Blocked(reason=Reason.NO_ANSWER, detail=detail)
-    return None
-
-
-def _listed(entry_ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, entry_ids[:5]))
-    if len(entry_ids) == 1:
-        return f"entry {shown}"
-    return f"{len(entry_ids)} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"

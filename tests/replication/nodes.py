@@ -25,6 +25,8 @@ from replication.order_book import OrderBook
 from replication.queue import Queue, QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
+from replication.survey import Surveyor
+from replication.targets import Receivers
 from replication.waiting import WaitingNotesWriter
 from replication.worker import ReplicationWorker
 
@@ -122,23 +124,31 @@ async def _node(
     membership = await Membership.join(store, UR, node_info(name))
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, UR, holder=name)
+    receivers = Receivers(
+        RandomPlacement(rng, local=local), local=local, is_local_only=settings.target == "local"
+    )
     repairer = Repairer(
         queue=queue,
         manager=manager,
-        bookies=bookies,
         views=views,
+        surveyor=Surveyor(
+            manager=manager,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+            fallback_digest=fallback,
+            checked_share=settings.checked_share,
+            entry_lists=settings.entry_lists,
+        ),
         open_ledgers=OpenLedgers(
             manager=manager,
             bookies=bookies,
             views=views,
             fallback_digest=fallback,
-            placement=RandomPlacement(rng),
+            receivers=receivers,
             clock=clock,
         ),
-        fallback_digest=fallback,
-        copier=Copier(bookies, local=local, local_only=settings.target == "local"),
-        clock=clock,
-        rng=rng,
+        copier=Copier(bookies, receivers),
     )
     notes = WaitingNotesWriter(store, batcher, UR)
     worker = ReplicationWorker(

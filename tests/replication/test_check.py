@@ -4,10 +4,17 @@ import pytest
 
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer
 from ledgers.metadata import BookieId
-from replication.check import Verdict, judge, questions, transfer_slices
+from replication.check import Refused, Verdict, judge, questions, transfer_slices
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
 ALL = frozenset({B1, B2, B3, B4})
+
+
+def refused(answers: Mapping[BookieId, Mapping[int, Answer]]) -> dict[BookieId, Refused]:
+    found = {bookie: Refused() for bookie in answers}
+    for bookie, refusals in answers.items():
+        found[bookie].add(refusals)
+    return found
 
 
 @pytest.mark.compat(
@@ -65,13 +72,13 @@ def test_a_bookie_of_two_fragments_is_asked_for_the_ends_of_both() -> None:
             id="half an answer proves nothing of the other half",
         ),
         pytest.param({}, Verdict.UNKNOWN, id="never asked"),
-        pytest.param({B1: {1: Answer.ABSENT}}, Verdict.GOOD, id="an entry of another index"),
+        pytest.param({B1: {10: Answer.ABSENT}}, Verdict.GOOD, id="an entry of another fragment"),
     ],
 )
 def test_what_the_answers_mean_for_an_index(
     refusals: Mapping[BookieId, Mapping[int, Answer]], verdict: Verdict
 ) -> None:
-    findings = judge([fragment()], {B2: {}, B3: {}, **refusals}, available=ALL)
+    findings = judge([fragment()], refused({B2: {}, B3: {}, **refusals}), available=ALL)
 
     assert [f.verdict for f in findings] == [verdict, Verdict.GOOD, Verdict.GOOD]
 
@@ -86,12 +93,12 @@ def test_a_bookie_that_is_not_there_has_lost_its_index_even_where_it_stores_noth
 
 
 def test_the_missing_entries_are_named() -> None:
-    refusals = {B1: {0: Answer.ABSENT, 2: Answer.MISMATCH, 9: Answer.ABSENT}, B2: {}, B3: {}}
+    answers = {B1: {0: Answer.ABSENT, 2: Answer.MISMATCH, 9: Answer.ABSENT}, B2: {}, B3: {}}
 
-    finding = judge([fragment()], refusals, available=ALL)[0]
+    finding = judge([fragment()], refused(answers), available=ALL)[0]
 
-    assert finding.absent == (0, 9)
-    assert finding.mismatched == (2,)
+    assert list(finding.absent) == [0, 9]
+    assert list(finding.mismatched) == [2]
 
 
 @pytest.mark.compat(

@@ -8,8 +8,9 @@ from ledgers.fragments import fragments
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster_view import ClusterView
-from replication.open_ledger import GRACES_MAX, WriterSighting, absent_members, next_sighting
-from replication.plan import Reason
+from replication.open_ledger import GRACES_MAX, WriterSighting, next_sighting
+from replication.reasons import Reason
+from replication.survey import leaving_members
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 
 SEGMENT = Segment(first_entry_id=10, ensemble=(B1, B2, B3))
@@ -40,7 +41,7 @@ def test_rule_s13_a_writer_earns_another_grace_by_writing(
     last_entries: Mapping[BookieId, int | None],
     grace_count: int | None,
 ) -> None:
-    after = next_sighting(before, SEGMENT, last_entries)
+    after = next_sighting(before, WriterSighting(segment=SEGMENT, last_entries=last_entries))
 
     assert (after.grace_count if after else None) == grace_count
     if after is not None:
@@ -50,9 +51,9 @@ def test_rule_s13_a_writer_earns_another_grace_by_writing(
 def test_a_writer_that_changed_its_ensemble_begins_a_grace_anew() -> None:
     changed = Segment(first_entry_id=20, ensemble=(B1, B2, B4))
 
-    after = next_sighting(sighting(12, grace_count=5), changed, {B2: 12})
+    now = WriterSighting(segment=changed, last_entries={B2: 12})
 
-    assert after == WriterSighting(segment=changed, last_entries={B2: 12})
+    assert next_sighting(sighting(12, grace_count=5), now) == now
 
 
 def test_what_is_said_of_a_grace_names_the_bookie_and_counts() -> None:
@@ -110,7 +111,7 @@ def metadata(state: LedgerState = LedgerState.OPEN) -> LedgerMetadata:
 def test_the_bookies_that_an_open_fragment_misses(
     ledger: LedgerMetadata, available: ClusterView, lac: int | None, absent: tuple[BookieId, ...]
 ) -> None:
-    assert absent_members(ledger, available, lac=lac) == absent
+    assert leaving_members(ledger, available, lac=lac) == absent
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,23 @@
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import pytest
 
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.entry import EntryDigest
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.placement import Candidate, RandomPlacement
+from ledgers.registration import BookieView
+from ledgers.store import Stat
 from replication.check import Finding, Verdict
-from replication.plan import Plan, Reason, Targets, plan_repair
+from replication.cluster_view import ClusterView
+from replication.entry_runs import EntryRuns
+from replication.orders import Orders
+from replication.plan import Plan, plan_repair
+from replication.reasons import Reason
+from replication.survey import Survey
+from replication.targets import Bar, Targets
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledger, fragment
 
 SEED = 3
@@ -20,7 +32,28 @@ OPEN = LedgerMetadata(
         Segment(first_entry_id=10, ensemble=(B4, B5, B3)),
     ),
 )
-EVERYBODY = dict.fromkeys((B1, B2, B3, B4, B5, B6), 0)
+EVERYBODY = (B1, B2, B3, B4, B5, B6)
+
+
+def targets_of(
+    bookies: Iterable[BookieId] = EVERYBODY,
+    *,
+    loads: Mapping[BookieId, int] | None = None,
+    local: BookieId | None = None,
+    refused: Collection[BookieId] = (),
+    seed: int = SEED,
+    **fields: Any,
+) -> Targets:
+    return Targets(
+        candidates={
+            b: Candidate(bookie=b, load_bytes=(loads or {}).get(b, 0))
+            for b in bookies
+            if b not in refused
+        },
+        barred=dict.fromkeys(refused, Bar.REFUSED),
+        placement=RandomPlacement(random.Random(seed), local=local),
+        **fields,
+    )
 
 
 def finding(
@@ -35,8 +68,21 @@ def finding(
         fragment=fragment(is_closed=is_closed),
         index=index,
         verdict=verdict,
-        absent=absent,
-        mismatched=mismatched,
+        absent=EntryRuns(absent),
+        mismatched=EntryRuns(mismatched),
+    )
+
+
+def survey_of(
+    findings: Sequence[Finding],
+    metadata: LedgerMetadata = CLOSED,
+    orders: Orders = Orders(),  # noqa: B008 - a value that never changes
+) -> Survey:
+    return Survey(
+        versioned=VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=0), data=b""),
+        view=ClusterView(bookies=BookieView(), orders=orders),
+        digest=EntryDigest(DigestType.CRC32C, b""),
+        findings=tuple(findings),
     )
 
 
@@ -44,9 +90,9 @@ def plan(
     findings: Sequence[Finding],
     targets: Targets | None = None,
     metadata: LedgerMetadata = CLOSED,
+    orders: Orders = Orders(),  # noqa: B008 - a value that never changes
 ) -> Plan:
-    targets = targets or Targets(load_bytes=EVERYBODY)
-    return plan_repair(metadata, findings, targets, rng=random.Random(SEED))
+    return plan_repair(survey_of(findings, metadata, orders), targets or targets_of())
 
 
 def test_good_copies_need_nothing() -> None:
@@ -67,12 +113,9 @@ def test_a_lost_index_moves_with_just_the_entries_it_stored() -> None:
 )
 def test_two_lost_indexes_never_get_the_same_target() -> None:
     for seed in range(50):
-        repairs = plan_repair(
-            CLOSED,
-            [finding(0, Verdict.LOST), finding(2, Verdict.LOST)],
-            Targets(load_bytes=EVERYBODY),
-            rng=random.Random(seed),
-        ).repairs
+        lost = [finding(0, Verdict.LOST), finding(2, Verdict.LOST)]
+
+        repairs = plan(lost, targets_of(seed=seed)).repairs
 
         assert len({repair.target for repair in repairs} - {B1, B2, B3}) == 2, seed
 
@@ -82,9 +125,7 @@ def test_two_lost_indexes_never_get_the_same_target() -> None:
     verdict="same",
 )
 def test_a_member_of_the_ensemble_is_never_a_target() -> None:
-    [blocked] = plan(
-        [finding(2, Verdict.LOST)], Targets(load_bytes=dict.fromkeys((B1, B2), 0))
-    ).blocked
+    [blocked] = plan([finding(2, Verdict.LOST)], targets_of((B1, B2))).blocked
 
     assert blocked.reason is Reason.NO_TARGET
     assert "of 2 writable ones 2 already hold" in blocked.detail
@@ -92,7 +133,7 @@ def test_a_member_of_the_ensemble_is_never_a_target() -> None:
 
 @pytest.mark.compat("G28", verdict="better")
 def test_rule_s11_a_bookie_that_refused_is_not_asked_again() -> None:
-    targets = Targets(load_bytes=EVERYBODY, refused=frozenset({B4, B5}))
+    targets = targets_of(refused={B4, B5})
 
     [repair] = plan([finding(0, Verdict.LOST)], targets).repairs
 
@@ -101,8 +142,8 @@ def test_rule_s11_a_bookie_that_refused_is_not_asked_again() -> None:
 
 @pytest.mark.compat("G28", verdict="better", why="the least loaded first, and none that refused")
 def test_the_least_loaded_bookie_is_taken_and_the_local_one_among_equals() -> None:
-    loaded = Targets(load_bytes={B4: 500, B5: 10, B6: 500})
-    equal = Targets(load_bytes={B4: 0, B5: 0, B6: 0}, local=B6)
+    loaded = targets_of((B4, B5, B6), loads={B4: 500, B5: 10, B6: 500})
+    equal = targets_of((B4, B5, B6), local=B6)
 
     assert plan([finding(0, Verdict.LOST)], loaded).repairs[0].target == B5
     assert plan([finding(0, Verdict.LOST)], equal).repairs[0].target == B6
@@ -114,7 +155,7 @@ def test_rule_s15_a_live_bookie_gets_back_just_what_it_explicitly_lacks() -> Non
 
     assert repair.is_in_place
     assert repair.target == B2
-    assert repair.entry_ids == (1, 4)
+    assert list(repair.entry_ids) == [1, 4]
 
 
 def test_rule_s15_damaged_entries_move_to_another_bookie() -> None:
@@ -129,7 +170,7 @@ def test_rule_s15_damaged_entries_move_to_another_bookie() -> None:
 def test_rule_s15_damaged_entries_are_rewritten_in_place_only_without_another_target() -> None:
     findings = [finding(0, Verdict.GOOD), finding(1, Verdict.MISSING, absent=(7,), mismatched=(4,))]
 
-    [repair] = plan(findings, Targets(load_bytes=dict.fromkeys((B1, B2, B3), 0))).repairs
+    [repair] = plan(findings, targets_of((B1, B2, B3))).repairs
 
     assert repair.is_in_place
     assert list(repair.entry_ids) == [4, 7]
@@ -176,7 +217,7 @@ def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_a_targ
 @pytest.mark.parametrize("copied_to", [B4, B5])
 def test_rule_s3_a_copy_made_in_an_earlier_round_is_not_made_again(copied_to: BookieId) -> None:
     lost = finding(0, Verdict.LOST)
-    targets = Targets(load_bytes=EVERYBODY, copied={(lost.fragment, lost.index): copied_to})
+    targets = targets_of(copied={(lost.fragment, lost.index): copied_to})
 
     [repair] = plan([lost], targets).repairs
 
@@ -186,7 +227,7 @@ def test_rule_s3_a_copy_made_in_an_earlier_round_is_not_made_again(copied_to: Bo
 
 def test_an_earlier_copy_on_a_bookie_that_has_gone_is_made_anew() -> None:
     lost = finding(0, Verdict.LOST)
-    targets = Targets(load_bytes={B4: 0}, copied={(lost.fragment, lost.index): B5})
+    targets = targets_of((B4,), copied={(lost.fragment, lost.index): B5})
 
     [repair] = plan([lost], targets).repairs
 
@@ -215,7 +256,7 @@ def test_nobody_lacking_everything_puts_the_key_in_doubt() -> None:
 
 def test_rule_s15_a_bookie_that_did_not_keep_what_it_was_given_is_replaced() -> None:
     lacking = finding(1, Verdict.MISSING, absent=(1, 4))
-    targets = Targets(load_bytes=EVERYBODY, refilled=frozenset({B2}))
+    targets = targets_of(refilled=frozenset({B2}))
 
     [repair] = plan([lacking], targets).repairs
 
@@ -238,7 +279,7 @@ def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_refill
 def test_rule_s12_and_waits_where_there_is_no_other_bookie() -> None:
     made = plan(
         [finding(2, Verdict.MISSING, absent=(1,))],
-        Targets(load_bytes=dict.fromkeys((B1, B2, B3, B4, B5), 0)),
+        targets_of((B1, B2, B3, B4, B5)),
         metadata=OPEN,
     )
 
@@ -253,9 +294,7 @@ def test_rule_s5_silence_about_an_open_fragment_is_not_called_a_lack() -> None:
 
 def test_rule_s3_the_target_of_an_earlier_copy_is_kept_for_its_index() -> None:
     first, second = finding(0, Verdict.LOST), finding(2, Verdict.LOST)
-    targets = Targets(
-        load_bytes=dict.fromkeys((B4, B5), 0), copied={(second.fragment, second.index): B4}
-    )
+    targets = targets_of((B4, B5), copied={(second.fragment, second.index): B4})
 
     made = plan([first, second], targets)
 

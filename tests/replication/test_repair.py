@@ -7,7 +7,7 @@ import pytest
 from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
-from replication.plan import Reason
+from replication.reasons import Reason
 from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,

@@ -9,7 +9,7 @@ from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
-from replication.plan import Reason
+from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER

@@ -7,7 +7,7 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
-from replication.plan import Reason
+from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import (
     WRONG_DIGEST,
@@ -292,7 +292,7 @@ async def test_among_equals_the_local_bookie_is_the_target(local: BookieId) -> N
     ("local", "reason"),
     [
         pytest.param(B5, None, id="it can take over"),
-        pytest.param(B1, Reason.NO_TARGET, id="it is a member already"),
+        pytest.param(B1, Reason.LEFT_TO_OTHERS, id="it is a member already"),
         pytest.param(None, Reason.NO_TARGET, id="there is none"),
     ],
 )

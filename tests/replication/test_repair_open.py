@@ -10,7 +10,7 @@ from ledgers.metadata import BookieId, LedgerState, Segment
 from replication import payloads
 from replication.open_ledger import GRACES_MAX
 from replication.outcome import Outcome, OutcomeKind
-from replication.plan import Reason
+from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, UR, Node

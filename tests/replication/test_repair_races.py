@@ -11,8 +11,8 @@ from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
 from replication import payloads
 from replication.outcome import OutcomeKind
-from replication.plan import Reason
 from replication.queue import Take
+from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7

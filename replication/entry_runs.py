@@ -1,0 +1,111 @@
+"""Entry ids, kept as runs: however many of a bookie's entries are missing, they weigh little.
+
+A bookie that came back empty lacks every entry of a ledger, and there may be ten million of them.
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from itertools import chain, islice
+from typing import overload
+
+
+class EntryRuns(Sequence[int]):
+    """Ascending entry ids. ``append`` while it is being filled; then it is but read."""
+
+    __slots__ = ("_ranks", "_starts", "_stops")
+
+    def __init__(self, entry_ids: Iterable[int] = ()) -> None:
+        self._starts = array("q")
+        self._stops = array("q")
+        self._ranks = array("q", [0])
+        """How many ids lie before each run, and in all of them."""
+        for entry_id in entry_ids:
+            self.append(entry_id)
+
+    def append(self, entry_id: int) -> None:
+        """``entry_id`` is greater than all before it."""
+        if self._stops and self._stops[-1] == entry_id:
+            self._stops[-1] += 1
+            self._ranks[-1] += 1
+            return
+        assert not self._stops or self._stops[-1] < entry_id, (self, entry_id)
+        self._append_run(entry_id, entry_id + 1)
+
+    def between(self, first: int, last: int) -> "EntryRuns":
+        """Those from ``first`` to ``last``, both inclusive."""
+        begin = bisect_right(self._stops, first)
+        end = bisect_right(self._starts, last)
+        found = EntryRuns()
+        for start, stop in zip(self._starts[begin:end], self._stops[begin:end], strict=True):
+            found._append_run(max(start, first), min(stop, last + 1))
+        return found
+
+    @property
+    def runs(self) -> list[range]:
+        """Each run of neighbouring ids."""
+        return [range(*bounds) for bounds in zip(self._starts, self._stops, strict=True)]
+
+    def __len__(self) -> int:
+        return self._ranks[-1]
+
+    def __contains__(self, entry_id: object) -> bool:
+        if not isinstance(entry_id, int):
+            return False
+        position = bisect_right(self._starts, entry_id) - 1
+        return position >= 0 and entry_id < self._stops[position]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain.from_iterable(map(range, self._starts, self._stops))
+
+    @overload
+    def __getitem__(self, position: int) -> int: ...
+    @overload
+    def __getitem__(self, position: slice) -> "list[int]": ...
+    def __getitem__(self, position: int | slice) -> "int | list[int]":
+        """A slice is a list: it is as long as what is asked of bookies at once."""
+        if isinstance(position, slice):
+            start, stop, step = position.indices(len(self))
+            if step != 1:
+                raise ValueError("a slice of entry runs has no step")
+            return self._listed(start, stop)
+        rank = position + len(self) if position < 0 else position
+        if not 0 <= rank < len(self):
+            raise IndexError(position)
+        run = bisect_right(self._ranks, rank) - 1
+        return self._starts[run] + rank - self._ranks[run]
+
+    def _listed(self, start: int, stop: int) -> list[int]:
+        """By rank; the end exclusive."""
+        if start >= stop:
+            return []
+        run = bisect_right(self._ranks, start) - 1
+        runs = map(range, islice(self._starts, run, None), islice(self._stops, run, None))
+        skipped = start - self._ranks[run]
+        return list(islice(chain.from_iterable(runs), skipped, skipped + stop - start))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EntryRuns) and (self._starts, self._stops) == (
+            other._starts,
+            other._stops,
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._starts.tobytes(), self._stops.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"EntryRuns({self.runs})"
+
+    def _append_run(self, start: int, stop: int) -> None:
+        self._starts.append(start)
+        self._stops.append(stop)
+        self._ranks.append(self._ranks[-1] + stop - start)
+
+
+def merged(first: EntryRuns, second: EntryRuns) -> EntryRuns:
+    """The ids of both, which share none."""
+    return EntryRuns(merge(first, second)) if first and second else first or second
+
+
+NO_ENTRIES = EntryRuns()

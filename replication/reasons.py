@@ -1,0 +1,63 @@
+"""Why a marked ledger is not being repaired now."""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class Reason(enum.Enum):
+    """Shown by commands, kept in notes of all nodes: never change a value."""
+
+    OPEN_LEDGER_GRACE = "open-ledger-grace"
+    OPEN_FRAGMENT = "open-fragment"
+    WRITER_ALIVE = "writer-alive"
+    NO_COPY = "no-copy"
+    NO_TARGET = "no-target"
+    NO_ANSWER = "no-answer"
+    RECOVERY_FAILED = "recovery-failed"
+    CORRUPT_METADATA = "corrupt-metadata"
+    DIGEST_SUSPECT = "digest-suspect"
+    CONFLICTS = "conflicts"
+    MAINTENANCE = "maintenance"
+    LEFT_TO_OTHERS = "left-to-others"
+
+    @property
+    def is_of_this_node(self) -> bool:
+        """Whether another node may well succeed now: nothing about the ledger stands in the way."""
+        return self is Reason.LEFT_TO_OTHERS
+
+    @property
+    def needs_help(self) -> bool:
+        """Whether time alone will not help: a bookie must come (back), or a person."""
+        return self in _NEEDS_HELP
+
+
+_NEEDS_HELP = frozenset(
+    {Reason.NO_COPY, Reason.NO_TARGET, Reason.CORRUPT_METADATA, Reason.DIGEST_SUSPECT}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocked:
+    """What stands in the way of a repair. ``detail`` is a sentence for an operator.
+
+    ``until_ms``: wall-clock, when it will be over; None where nobody knows.
+    """
+
+    reason: Reason
+    detail: str
+    until_ms: int | None = None
+
+
+def gravest(blocked: Sequence[Blocked]) -> Blocked:
+    """One for all of them, at least one: what needs help comes first, then what came first."""
+    ordered = sorted(blocked, key=lambda each: not each.reason.needs_help)  # stable
+    untils = [each.until_ms for each in ordered]
+    return Blocked(
+        reason=ordered[0].reason,
+        detail="; ".join(dict.fromkeys(each.detail for each in ordered)),
+        # Only if time is all that each of them waits for.
+        until_ms=min((u for u in untils if u is not None), default=None)
+        if None not in untils
+        else None,
+    )
