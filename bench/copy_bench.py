@@ -1,12 +1,13 @@
 """How fast entries are copied between real bookies, and what each costs us: ``python -m bench.copy_bench``.
 
 Starts a local cluster, stores the same entries on two bookies, and copies them to a third, half from
-each: read, digest checked, written as recovery adds. CPU is this process's alone, user and system.
+each: read, digest checked, written as recovery adds; with batch reads, and without. CPU is this process's alone, user and system.
 The bookies share the machine, so rates are theirs as much as ours; the cost per entry is ours. Each figure
 is given as the best and the median pass over the load: the best is nearest to what undisturbed passes cost.
 """
 
 import asyncio
+import itertools
 import os
 import resource
 import statistics
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -31,6 +33,8 @@ from ledgers.metadata import BookieId, DigestType
 DIGEST = EntryDigest(DigestType.CRC32C, b"")
 SMALL_LEDGER_ENTRIES = 10
 SMALL_LEDGERS_AT_ONCE = 200
+STRETCH_ENTRIES = 64
+"""A ledger of fewer entries is read from one source."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +108,14 @@ def main(duration_s: float, only: tuple[str, ...]) -> None:
     """Measure copying and verifying on a local cluster, and print a table."""
     loads = [load for load in LOADS if not only or load.name in only]
     table = Table(
-        "load", "what", "cap", "entries/s", "MB/s", "our CPU us/entry", title="best / median"
+        "load",
+        "what",
+        "cap",
+        "reads",
+        "entries/s",
+        "MB/s",
+        "our CPU us/entry",
+        title="best / median",
     )
     with (
         tempfile.TemporaryDirectory(prefix="copy-bench-") as folder,
@@ -113,19 +124,24 @@ def main(duration_s: float, only: tuple[str, ...]) -> None:
         for load in loads:
             for bookie in cluster.bookies[:2]:
                 store_entries(bookie, load.entries(), master_key=DIGEST.master_key)
-            for target, cap in (
-                (cluster.bookies[2], READS_IN_FLIGHT_DEFAULT),
-                (cluster.bookies[2], READS_IN_FLIGHT_CEILING),
-                (None, READS_IN_FLIGHT_DEFAULT),
-                (None, READS_IN_FLIGHT_CEILING),
+            for target, cap, reads_batches in itertools.product(
+                (cluster.bookies[2], None),
+                (READS_IN_FLIGHT_DEFAULT, READS_IN_FLIGHT_CEILING),
+                (False, True),
             ):
+                bulk = partial(
+                    BulkTransfers,
+                    Budgets(reads_in_flight_max=cap),
+                    reads_batches=reads_batches,
+                )
                 passes = asyncio.run(
-                    _measure(load, cluster.bookies[:2], target, cap=cap, duration_s=duration_s)
+                    _measure(load, cluster.bookies[:2], target, bulk=bulk, duration_s=duration_s)
                 )
                 table.add_row(
                     load.name,
                     "copy" if target is not None else "verify",
                     str(cap),
+                    "batch" if reads_batches else "single",
                     _best_and_median([p.entries_per_s for p in passes], max),
                     _best_and_median([p.megabytes_per_s for p in passes], max),
                     _best_and_median([p.cpu_us_per_entry for p in passes], min, digits=2),
@@ -138,18 +154,18 @@ async def _measure(
     sources: tuple[BookieId, ...],
     target: BookieId | None,
     *,
-    cap: int,
+    bulk: Callable[[], BulkTransfers],
     duration_s: float,
 ) -> list[Pass]:
-    bulk = BulkTransfers(Budgets(reads_in_flight_max=cap))
+    transfers = bulk()
     passes: list[Pass] = []
     try:
-        await _run_all(bulk, load, sources, target)  # connections made, bookies warm
+        await _run_all(transfers, load, sources, target)  # connections made, bookies warm
         started_s = time.monotonic()
         while not passes or time.monotonic() - started_s < duration_s:
-            passes.append(await _pass(bulk, load, sources, target))
+            passes.append(await _pass(transfers, load, sources, target))
     finally:
-        await bulk.close()
+        await transfers.close()
     return passes
 
 
@@ -178,10 +194,7 @@ async def _run_all(
         transfer = Transfer(
             ledger_id=ledger_id,
             digest=DIGEST,
-            reads={
-                source: range(index, load.entry_count, len(sources))
-                for index, source in enumerate(sources)
-            },
+            reads=_halves(load.entry_count, sources, ledger_id),
             target=target,
             entry_bytes_hint=load.payload_bytes,
         )
@@ -197,6 +210,16 @@ async def _run_all(
     async with asyncio.TaskGroup() as group:
         for ledger_id in load.ledger_ids:
             group.create_task(copy(ledger_id))
+
+
+def _halves(
+    entry_count: int, sources: tuple[BookieId, ...], ledger_id: int
+) -> dict[BookieId, range]:
+    """Each source gives one run of entries, as a plan of copying would have it."""
+    middle = entry_count // 2 if entry_count > STRETCH_ENTRIES else entry_count
+    runs = (range(middle), range(middle, entry_count))
+    turn = ledger_id % len(sources)
+    return dict(zip((*sources[turn:], *sources[:turn]), runs, strict=True))
 
 
 def _best_and_median(

@@ -128,7 +128,7 @@ async def run_worker_session(settings: Settings, journal: MetadataJournal) -> No
             tasks.create_task(batcher.run())
             tasks.create_task(_keep_to_our_share(settings, session, budgets))
             tasks.create_task(_pause_while_suspended(session.store, bulk))
-            tasks.create_task(_tell_of_returns(session.views, bookies))
+            tasks.create_task(_tell_of_returns(session.views, bookies, bulk))
             await worker.run()
 
 
@@ -282,7 +282,7 @@ async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> 
         bulk.resume()
 
 
-async def _tell_of_returns(views: ViewSource, bookies: BookieClient) -> None:
+async def _tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
     """A bookie that registered anew is worth a connection at once, whatever was learned of it."""
     while True:
         seen, before = views.change_count, views.current
@@ -290,3 +290,4 @@ async def _tell_of_returns(views: ViewSource, bookies: BookieClient) -> None:
         for bookie in views.current.available:
             if views.current.czxid(bookie) != before.czxid(bookie):
                 bookies.bookie_returned(bookie)
+                bulk.bookie_returned(bookie)

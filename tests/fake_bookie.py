@@ -10,13 +10,17 @@ from types import TracebackType
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId
 
-ADD, READ = 1, 2
+ADD, READ, READ_BATCH = 1, 2, 7
 EOK, ENOLEDGER, ENOENTRY = 0, 1, 2
 EIO, EUA, EFENCED, EREADONLY, ETOOMANYREQUESTS = 101, 102, 104, 105, 106
 
 _HEADER = struct.Struct(">BBH")
 _IDS = struct.Struct(">qq")
 _REPLY = struct.Struct(">iBBHiqq")
+_BATCH = struct.Struct(">qqqiq")
+_BATCH_REPLY = struct.Struct(">iBBHiqqq")
+_SIZE = struct.Struct(">i")
+BATCH_REPLY_OVERHEAD = 36
 
 
 class FakeBookie:
@@ -48,6 +52,10 @@ class FakeBookie:
         """Whether replies that wait together are sent in random order."""
         self.split_bytes_max = 0
         """Above 0 replies are sent in random pieces of at most so many bytes."""
+        self.knows_batches = True
+        """Cleared, it is one before 4.17: a batch read makes it close the connection."""
+        self.batches_seen: list[tuple[int, range, int]] = []
+        """Of each batch read: the ledger, the entries asked for, and the bytes allowed."""
         self.answers_before_reset: int | None = None
         self.forged: deque[bytes] = deque()
         """Raw bytes sent in place of the next replies, one each."""
@@ -168,6 +176,7 @@ class FakeBookie:
                     for reply in replies:
                         await self._send(reply, writer)
             except OSError:
+                writer.transport.abort()
                 return
             finally:
                 for packet in batch:
@@ -190,6 +199,8 @@ class FakeBookie:
 
     def _replies(self, packet: bytes) -> list[bytes]:
         _, operation, flags = _HEADER.unpack_from(packet)
+        if operation == READ_BATCH:
+            return [self._batch_reply(packet)]
         if operation == READ:
             key = _IDS.unpack_from(packet, 4)
             code, entry = (self.stale_codes.popleft(), b"") if self.stale_codes else self._read(key)
@@ -204,6 +215,27 @@ class FakeBookie:
         self.honest_answers = max(0, self.honest_answers - 1)
         reply = _REPLY.pack(24 + len(entry), 2, operation, 0, code, *key) + entry
         return [reply, *self.extra, *([reply] if self.answers_twice else [])]
+
+    def _batch_reply(self, packet: bytes) -> bytes:
+        """As many consecutive entries as are there and allowed; an error only for the first."""
+        if not self.knows_batches:
+            raise ConnectionResetError
+        if self.forged:
+            return self.forged.popleft()
+        ledger_id, first, request_id, count_max, bytes_max = _BATCH.unpack_from(packet, 4)
+        code, entry = self._read((ledger_id, first))
+        body = b""
+        for entry_id in range(first + 1, first + count_max + 1):
+            if code != EOK:
+                break
+            body += _SIZE.pack(len(entry)) + entry
+            next_code, entry = self._read((ledger_id, entry_id))
+            size = BATCH_REPLY_OVERHEAD + len(body) + 4 + len(entry)
+            if next_code != EOK or size > bytes_max:
+                break
+        length = _BATCH_REPLY.size - 4 + len(body)
+        head = _BATCH_REPLY.pack(length, 2, READ_BATCH, 0, code, ledger_id, first, request_id)
+        return head + body
 
     def _read(self, key: tuple[int, int]) -> tuple[int, bytes]:
         code = self.read_codes.get(key, EOK)
@@ -220,19 +252,28 @@ class FakeBookie:
 
     def _note(self, packet: bytes) -> None:
         self.requests_waiting += 1
-        if packet[1] == READ:
-            key = _IDS.unpack_from(packet, 4)
-            self.reads_seen.append(key)
+        if packet[1] == READ_BATCH:
+            ledger_id, first, _, count, bytes_max = _BATCH.unpack_from(packet, 4)
+            self.batches_seen.append((ledger_id, range(first, first + count), bytes_max))
+        if packet[1] != ADD:
+            self.reads_seen.append(_IDS.unpack_from(packet, 4))
             self.reads_in_flight += 1
-            self._bytes_in_flight += len(self.entries.get(key, b""))
+            self._bytes_in_flight += self._weight(packet)
             self.reads_in_flight_peak = max(self.reads_in_flight_peak, self.reads_in_flight)
             self.bytes_in_flight_peak = max(self.bytes_in_flight_peak, self._bytes_in_flight)
 
     def _unnote(self, packet: bytes) -> None:
         self.requests_waiting -= 1
-        if packet[1] == READ:
+        if packet[1] != ADD:
             self.reads_in_flight -= 1
-            self._bytes_in_flight -= len(self.entries.get(_IDS.unpack_from(packet, 4), b""))
+            self._bytes_in_flight -= self._weight(packet)
+
+    def _weight(self, packet: bytes) -> int:
+        """What a read asks for, as stored now."""
+        ledger_id, first = _IDS.unpack_from(packet, 4)
+        count = _BATCH.unpack_from(packet, 4)[3] if packet[1] == READ_BATCH else 1
+        ids = range(first, first + count)
+        return sum(len(self.entries.get((ledger_id, entry_id), b"")) for entry_id in ids)
 
 
 def forged_reply(

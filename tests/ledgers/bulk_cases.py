@@ -68,6 +68,14 @@ class Scene:
         }
         return Transfer(**(transfer | changes))
 
+    def runs(self, count: int, **changes: Any) -> Transfer:
+        """The same, but the first half from ``a`` and the second from ``b``."""
+        reads = {
+            self.a.bookie_id: range(count // 2),
+            self.b.bookie_id: range(count // 2, count),
+        }
+        return self.halves(count, **({"reads": reads} | changes))
+
     async def run(self, transfer: Transfer) -> TransferResult:
         """Carry it out and check what holds of every result."""
         result = await asyncio.wait_for(self.bulk.transfer(transfer), STEP_S)
@@ -128,7 +136,7 @@ class Scene:
 
     def is_at_rest(self) -> bool:
         """Whether no credit is out and nothing is remembered of any transfer."""
-        lanes = [*self.bulk._sources.values(), *self.bulk._targets.values()]
+        lanes = self.bulk._lanes()
         windows = [lane._window for lane in self.bulk._targets.values()]
         windows += [self.budgets.reads(bookie) for bookie in self.bulk._sources]
         return not any(lane.is_busy for lane in lanes) and all(
@@ -142,6 +150,7 @@ async def scene(
     reads_in_flight_max: int = 64,
     other_count: int = 0,
     timeout_s: float = NO_TIMEOUT_S,
+    reads_batches: bool = False,
     **options: Any,
 ) -> AsyncIterator[Scene]:
     """``options``: of BulkTransfers. At the end nothing may be left over."""
@@ -150,7 +159,7 @@ async def scene(
             await stack.enter_async_context(FakeBookie(seed=n)) for n in range(3 + other_count)
         ]
         budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
-        bulk = BulkTransfers(budgets, timeout_s=timeout_s, **options)
+        bulk = BulkTransfers(budgets, timeout_s=timeout_s, reads_batches=reads_batches, **options)
         stack.push_async_callback(bulk.close)
         made = Scene(
             a=fakes[0], b=fakes[1], target=fakes[2], others=fakes[3:], budgets=budgets, bulk=bulk

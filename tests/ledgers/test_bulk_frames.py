@@ -9,6 +9,7 @@ from ledgers.bookie.bulk.frames import (
     REPLY,
     REPLY_BYTES,
     SLACK_BYTES,
+    batch_request,
     digest_check,
     read_requests,
     recovery_add_prefix,
@@ -19,6 +20,7 @@ from tests.vectors import Case, cases
 
 REQUESTS = [case for case in cases("frames_v2") if case["direction"] == "request"]
 READS = [case for case in REQUESTS if case["name"] == "read"]
+BATCH_READS = [case for case in REQUESTS if case["name"] == "batch read"]
 ADDS = {case["name"]: case for case in REQUESTS if "flags 2" in case["name"]}
 
 
@@ -27,6 +29,21 @@ def test_read_requests_are_javas(case: Case) -> None:
     golden, fields = bytes.fromhex(case["frame"]), case["fields"]
 
     assert read_requests(fields["ledger_id"], [fields["entry_id"]] * 2) == golden * 2
+
+
+@pytest.mark.parametrize("case", BATCH_READS, ids=itertools.count())
+def test_batch_requests_are_javas(case: Case) -> None:
+    fields = case["fields"]
+
+    request = batch_request(
+        fields["ledger_id"],
+        fields["entry_id"],
+        request_id=fields["request_id"],
+        count_max=fields["max_count"],
+        bytes_max=fields["max_size"],
+    )
+
+    assert request == bytes.fromhex(case["frame"])
 
 
 @pytest.mark.parametrize("name", ADDS)

@@ -54,8 +54,11 @@ def _strike(bookie: FakeBookie, chance: random.Random) -> None:
 )
 @pytest.mark.compat("G23", verdict="better", why="one event loop owns all answers")
 @pytest.mark.parametrize("is_stormy", [False, True], ids=["calm", "stormy"])
+@pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_each_entry_has_one_true_end(seed: int, is_stormy: bool) -> None:
+def test_whatever_happens_each_entry_has_one_true_end(
+    seed: int, is_stormy: bool, reads_batches: bool
+) -> None:
     """Calm: entries are bad and callers leave. Stormy: connections break, too, and bookies lie."""
     chance = random.Random(seed)
     cap = chance.choice([1, 5, 64])
@@ -76,7 +79,8 @@ def test_whatever_happens_each_entry_has_one_true_end(seed: int, is_stormy: bool
             for _ in range(TRANSFERS // 8):
                 target = chance.choice([None, scene.target.bookie_id, scene.others[0].bookie_id])
                 count = chance.choice([1, 10, len(ENTRIES)])
-                transfer = scene.halves(count, ledger_id=chance.choice(LEDGERS), target=target)
+                form = chance.choice([scene.halves, scene.runs]) if reads_batches else scene.halves
+                transfer = form(count, ledger_id=chance.choice(LEDGERS), target=target)
                 running = asyncio.create_task(scene.run(transfer))
                 if chance.random() < 0.2:
                     await scene.settle()
@@ -105,4 +109,10 @@ def test_whatever_happens_each_entry_has_one_true_end(seed: int, is_stormy: bool
             for (ledger_id, entry_id), entry in bookie.entries.items()
         )
 
-    play(act, reads_in_flight_max=cap, other_count=1, timeout_s=SHORT_TIMEOUT_S)
+    play(
+        act,
+        reads_in_flight_max=cap,
+        other_count=1,
+        timeout_s=SHORT_TIMEOUT_S,
+        reads_batches=reads_batches,
+    )

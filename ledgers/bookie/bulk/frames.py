@@ -34,7 +34,18 @@ SLACK_BYTES = READ_REPLY.size
 FRAME_BYTES_MAX = 5 * 1024 * 1024 + 64 * 1024
 """BookKeeper's default limit for what it takes, and some for what its replies add to it."""
 
+BATCH_WORD = 0x0207_0000
+BATCH_REPLY = struct.Struct(">iiiqqq")
+"""What a reply to a batch read starts with: as REPLY, with the first entry's id, then the request's.
+
+Behind it, where the code is good, each entry stands after its size.
+"""
+BATCH_REPLY_BYTES = BATCH_REPLY.size
+BATCH_ENTRY = struct.Struct(">iqq16xII")
+"""In a batch: an entry's size, its ledger id, entry id, and the 8 bytes where digests begin."""
+
 _READ = struct.Struct(">iiqq")
+_READ_BATCH = struct.Struct(">iiqqqiq")
 _IDS = struct.Struct(">qq")
 
 Check = Callable[[memoryview, int, int, int, int], bool]
@@ -47,6 +58,20 @@ The entry is at least as long as its header and digest. Its ids are checked else
 def read_requests(ledger_id: int, entry_ids: Iterable[int]) -> bytes:
     pack = _READ.pack
     return b"".join([pack(20, READ_WORD, ledger_id, entry_id) for entry_id in entry_ids])
+
+
+def batch_request(
+    ledger_id: int, first_entry_id: int, *, request_id: int, count_max: int, bytes_max: int
+) -> bytes:
+    return _READ_BATCH.pack(
+        _READ_BATCH.size - 4,
+        BATCH_WORD,
+        ledger_id,
+        first_entry_id,
+        request_id,
+        count_max,
+        bytes_max,
+    )
 
 
 def recovery_add_prefix(master_key: bytes) -> bytes:

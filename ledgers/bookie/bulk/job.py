@@ -6,17 +6,16 @@ of them. ``undecided_count`` goes down by each end, and the transfer is done whe
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from ledgers.bookie.bulk.frames import digest_check, read_requests, recovery_add_prefix
+from ledgers.bookie.bulk.frames import digest_check, recovery_add_prefix
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.entry import HEADER_BYTES
 from ledgers.errors import BookmenderError
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
-    from ledgers.bookie.bulk.source import SourceLane
+    from ledgers.bookie.bulk.readings import AnyReading
     from ledgers.bookie.bulk.target import TargetLane
 
 QUANTUM_COUNT = 16
@@ -49,7 +48,7 @@ class Job:
         self.entry_bytes_min = HEADER_BYTES + transfer.digest.size
         self.done: asyncio.Future[TransferResult] = asyncio.get_running_loop().create_future()
         self.undecided_count = sum(map(len, transfer.reads.values()))
-        self.readings: list[Reading] = []
+        self.readings: list[AnyReading] = []
         self.writing: Writing | None = None
         self.expected_bytes = max(1, transfer.entry_bytes_hint)
         """What the next entry may weigh: the largest seen, falling slowly while smaller ones come."""
@@ -81,11 +80,11 @@ class Job:
         self.totals.written_bytes += entry_bytes
         self._add_good(count, entry_bytes)
 
-    def add_failure(self, reading: "Reading", entry_id: int, answer: Answer) -> None:
+    def add_failure(self, reading: "AnyReading", entry_id: int, answer: Answer) -> None:
         self._failures.setdefault(reading.lane.bookie, {})[entry_id] = answer
         self._decide(1)
 
-    def fail_reading(self, reading: "Reading") -> None:
+    def fail_reading(self, reading: "AnyReading") -> None:
         """The source is silent or gone: nothing is known of what it has not answered yet."""
         entry_ids = reading.end()
         if entry_ids:
@@ -139,85 +138,6 @@ class Job:
             )
 
 
-class Reading:
-    """The entries of one job at one source. ``outstanding``: entry id to the bytes it was taken for.
-
-    When it is over the lane keeps it until its outstanding entries are answered: the bookie is
-    still at work on them, so they count against its budget, and their replies are nobody else's.
-    """
-
-    __slots__ = (
-        "_entry_ids",
-        "_next",
-        "has_pass",
-        "is_over",
-        "is_queued",
-        "job",
-        "lane",
-        "ledger_id",
-        "outstanding",
-        "progress_s",
-    )
-
-    def __init__(self, job: Job, lane: "SourceLane", entry_ids: Sequence[int]) -> None:
-        self.job = job
-        self.lane = lane
-        self.ledger_id = job.ledger_id
-        self.outstanding: dict[int, int] = {}
-        self.progress_s = 0.0
-        """Loop time at which the source last replied, or was asked while nothing was outstanding."""
-        self.is_queued = False
-        """Whether it waits for its next turn, in the lane's ring or parked at the target."""
-        self.has_pass = False
-        """Whether it was parked longest, so that it goes before those that still are."""
-        self.is_over = False
-        self._entry_ids = entry_ids
-        self._next = 0
-
-    @property
-    def target(self) -> "TargetLane | None":
-        writing = self.job.writing
-        return None if writing is None else writing.lane
-
-    @property
-    def has_pending(self) -> bool:
-        return self._next < len(self._entry_ids)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing left to ask and nothing outstanding."""
-        return not self.outstanding and self._next == len(self._entry_ids)
-
-    @property
-    def quantum(self) -> int:
-        """How many entries may be asked in one turn; 0 when the first replies should be seen first."""
-        job = self.job
-        count = job.quantum if job.is_weighed else QUANTUM_COUNT - len(self.outstanding)
-        pending_count = len(self._entry_ids) - self._next
-        return count if count < pending_count else pending_count
-
-    def ask(self, count: int, now_s: float) -> bytes:
-        """The requests for the next ``count`` entries, which are outstanding from now on."""
-        entry_ids = self._entry_ids[self._next : self._next + count]
-        self._next += count
-        if not self.outstanding:
-            self.progress_s = now_s
-        self.outstanding.update(dict.fromkeys(entry_ids, self.job.expected_bytes))
-        return read_requests(self.ledger_id, entry_ids)
-
-    def end(self) -> list[int]:
-        """Ask nothing more; the entries that were pending or outstanding until now."""
-        if self.is_over:
-            return []
-        self.is_over = True
-        entry_ids = [*self.outstanding, *self._entry_ids[self._next :]]
-        self._next = len(self._entry_ids)
-        if self.outstanding and self.target is not None:
-            self.target.release(sum(self.outstanding.values()), count=len(self.outstanding))
-        self.lane.forget_if_idle(self)
-        return entry_ids
-
-
 class Writing:
     """The entries of one job on their way to its target. ``unacknowledged``: entry id to its bytes.
 
@@ -246,7 +166,7 @@ class Writing:
         return entry_ids
 
 
-Part = TypeVar("Part", Reading, Writing)
+Part = TypeVar("Part", bound="AnyReading | Writing")
 
 
 def forget(parts: dict[int, list[Part]], part: Part) -> None:

@@ -127,6 +127,10 @@ class Lane(ABC):
         self._back_off()
         self._fail_all(error)
 
+    def forget_failures(self) -> None:
+        """The bookie is known to be back: it is worth a connection at once."""
+        self._back_off_s = self._retry_s = 0.0
+
     def close_if_idle(self, now_s: float) -> None:
         if self.is_busy:
             self._used_s = now_s

@@ -1,29 +1,32 @@
-"""Reading from one bookie: whose turn it is to ask, and what the replies are.
+"""Reading from one bookie: whose turn it is to ask, and what becomes of the replies.
 
-``_take_in`` is the one loop that runs for every entry; everything else runs per turn or per arrival.
+How entries are asked for, and what a reply looks like, is the subclasses' business: ``singles`` and
+``batches``. Here everything runs per turn or per arrival, nothing per entry.
 """
 
+from abc import abstractmethod
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ledgers.bookie.budget import ReadBudget, Waiter
-from ledgers.bookie.bulk.frames import READ_REPLY, READ_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
 from ledgers.bookie.bulk.inbox import Inbox
-from ledgers.bookie.bulk.job import Reading, forget
+from ledgers.bookie.bulk.job import Job, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane
+from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
 from ledgers.bookies import Answer
-from ledgers.errors import BookmenderError, CorruptionError, NoSuchEntryError, UnavailableError
+from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
     from ledgers.bookie.bulk.target import TargetLane
 
-_NEVER = 1 << 62
+R = TypeVar("R", bound=AnyReading)
 
 
-class SourceLane(Lane):
+class SourceLane(Lane, Generic[R]):
     """Reads from one bookie, of all transfers that read there, in turns of a quantum each.
 
     A read is issued with credit from two ends: the target's window, and this bookie's budget, which
@@ -34,9 +37,9 @@ class SourceLane(Lane):
     def __init__(self, bookie: BookieId, common: Common, budget: ReadBudget) -> None:
         super().__init__(bookie, common)
         self._budget = budget
-        self._readings: dict[int, list[Reading]] = {}
+        self._readings: dict[int, list[R]] = {}
         """By ledger id, in the order in which they began."""
-        self._ring: deque[Reading] = deque()
+        self._ring: deque[R] = deque()
         """Those that may ask for more, next turn first."""
         self._in_line: Waiter | None = None
         self._is_awake = False
@@ -46,17 +49,32 @@ class SourceLane(Lane):
         self._replied_count = 0
         self._replied_bytes = 0
         """Credit of the replies taken in since it was last given back."""
-        self._outgoing: dict[TargetLane, list[memoryview]] = {}
-        """Adds to be sent at the end of this arrival: parts of the receive buffer."""
+        self._outgoing: dict[TargetLane, list[memoryview | bytes]] = {}
+        """Adds to be sent at the end of this arrival, mostly parts of the receive buffer."""
 
     # --- Asking --------------------------------------------------------------------------------
 
-    def begin(self, reading: Reading) -> None:
+    @abstractmethod
+    def reading(self, job: Job, entry_ids: Sequence[int]) -> R:
+        """Entries of a job, to be begun here."""
+
+    @abstractmethod
+    def _take_reads(self, count: int, entry_bytes: int) -> int:
+        """Of this bookie's budget, for up to ``count`` entries of one turn; how many are granted.
+
+        Where none is, the lane has taken its place in line.
+        """
+
+    def _may_ask(self) -> bool:
+        """Whether one more request may be made now. If not, a reply changes that."""
+        return True
+
+    def begin(self, reading: R) -> None:
         self._used_s = self._loop.time()
         self._readings.setdefault(reading.ledger_id, []).append(reading)
         self.enqueue(reading)
 
-    def enqueue(self, reading: Reading) -> None:
+    def enqueue(self, reading: R) -> None:
         """Give it a turn, after all that wait already."""
         reading.is_queued = True
         self._ring.append(reading)
@@ -86,7 +104,7 @@ class SourceLane(Lane):
             return
         now_s = self._loop.time()
         requests = []
-        while self._ring:
+        while self._ring and self._may_ask():
             reading = self._ring[0]
             count = reading.quantum
             if count and (target := reading.target) is not None:
@@ -108,130 +126,26 @@ class SourceLane(Lane):
         if requests:
             self._transport.write(b"".join(requests))
 
-    def _take_credit(self, reading: Reading, count: int) -> int:
+    def _take_credit(self, reading: R, count: int) -> int:
         """Of this bookie's budget, giving back what the target had granted beyond it."""
         expected_bytes = reading.job.expected_bytes
-        granted_count = self._budget.take(count, expected_bytes)
+        granted_count = self._take_reads(count, expected_bytes)
         if granted_count < count and reading.target is not None:
             spare_count = count - granted_count
             reading.target.release(spare_count * expected_bytes, count=spare_count)
-        if granted_count == 0:
-            self._in_line = self._budget.wait_in_line(expected_bytes, self._take_turn)
         return granted_count
+
+    def _wait_in_line(self, read_bytes: int) -> None:
+        """Until that much of the budget is free for one read."""
+        self._in_line = self._budget.wait_in_line(read_bytes, self._take_turn)
 
     # --- Replies -------------------------------------------------------------------------------
 
-    def consume(self, view: memoryview, end: int) -> int:
-        position = 0
-        packet_bytes_max = self._common.frame_bytes_max - 4
-        try:
-            while end - position >= REPLY_BYTES:
-                length, word, code, ledger_id, entry_id = REPLY.unpack_from(view, position)
-                if (
-                    not REPLY_PACKET_BYTES <= length <= packet_bytes_max
-                    or word != READ_WORD
-                    or (code != 0 and length != REPLY_PACKET_BYTES)
-                ):
-                    raise CorruptionError("not a reply to a read", bookie=self.bookie)
-                stop = position + 4 + length
-                if stop > end:
-                    break
-                readings = self._readings.get(ledger_id, ())
-                reading = next((r for r in readings if entry_id in r.outstanding), None)
-                if reading is None:
-                    self._ignore_unasked()
-                    position = stop
-                else:
-                    # Where a ledger has several readings each reply is the first one's that waits for it.
-                    stretch_end = end if len(readings) == 1 else stop
-                    position = self._take_in(reading, view, position, stretch_end)
-        finally:
-            self._finish_arrival()
-        return position
-
-    def _take_in(self, reading: Reading, view: memoryview, position: int, end: int) -> int:
-        """Take the replies to one reading that stand in a row; the position after them.
-
-        Good entries are made recovery adds where they lie. It stops at what is not a whole reply to
-        this reading, and leaves the judgement of that to ``consume``.
-        """
-        job, writing = reading.job, reading.job.writing
-        prefix = writing.prefix if writing is not None else b""
-        unacknowledged = writing.unacknowledged if writing is not None else {}
-        unpack, pop, check = READ_REPLY.unpack_from, reading.outstanding.pop, job.check
-        own_ledger_id = reading.ledger_id
-        # A reading that is over waits for its replies, but wants nothing of them.
-        length_min = _NEVER if reading.is_over else REPLY_PACKET_BYTES + job.entry_bytes_min
-        good_count = good_lengths = largest_length = replied_count = taken_bytes_sum = 0
-        failures: list[_Failure] = []
-        runs: list[memoryview] = []
-        run_start = position  # of the good frames in a row that are not in ``runs`` yet
-        while end - position >= REPLY_BYTES:
-            (
-                length,
-                word,
-                code,
-                ledger_id,
-                entry_id,
-                inner_ledger_id,
-                inner_entry_id,
-                first,
-                second,
-            ) = unpack(view, position)
-            stop = position + 4 + length
-            if (
-                ledger_id != own_ledger_id
-                or stop > end
-                or word != READ_WORD
-                or length < REPLY_PACKET_BYTES
-                or (code and length != REPLY_PACKET_BYTES)
-                or not (taken_bytes := pop(entry_id, 0))
-            ):
-                break
-            replied_count += 1
-            taken_bytes_sum += taken_bytes
-            if (
-                length >= length_min
-                and code == 0
-                and inner_entry_id == entry_id
-                and inner_ledger_id == ledger_id
-                and check(view, position + REPLY_BYTES, stop, first, second)
-            ):
-                good_count += 1
-                good_lengths += length
-                if length > largest_length:
-                    largest_length = length
-                if prefix:
-                    view[position + 4 : position + REPLY_BYTES] = prefix
-                    unacknowledged[entry_id] = length - REPLY_PACKET_BYTES
-            else:
-                if run_start < position:
-                    runs.append(view[run_start:position])
-                run_start = stop
-                failures.append((entry_id, code, taken_bytes))
-            position = stop
-        if run_start < position:
-            runs.append(view[run_start:position])
-
-        self._settle(
-            reading,
-            _Stretch(
-                replied_count=replied_count,
-                taken_bytes=taken_bytes_sum,
-                good_count=good_count,
-                good_bytes=good_lengths - good_count * REPLY_PACKET_BYTES,
-                largest_bytes=largest_length - REPLY_PACKET_BYTES,
-                runs=runs,
-                failures=failures,
-            ),
-        )
-        return position
-
-    def _settle(self, reading: Reading, stretch: "_Stretch") -> None:
+    def _settle(self, reading: R, stretch: "Stretch") -> None:
         """Account for the replies that stood in a row."""
         self._is_proven = True
         self._unasked_count = 0
-        self._replied_count += stretch.replied_count
+        self._replied_count += stretch.request_count
         self._replied_bytes += stretch.taken_bytes
         reading.progress_s = self._loop.time()
         if stretch.good_count:
@@ -242,12 +156,14 @@ class SourceLane(Lane):
                 if reading.target is not None:
                     reading.target.release(taken_bytes, count=1)
                 reading.job.add_failure(reading, entry_id, _answer(code))
+            if stretch.left_out_count and reading.target is not None:
+                reading.target.release(stretch.left_out_bytes, count=stretch.left_out_count)
         if reading.is_idle:
             forget(self._readings, reading)
         elif not reading.is_queued and reading.has_pending:
             self.enqueue(reading)  # it had to see replies before it could ask again
 
-    def _pass_on(self, reading: Reading, stretch: "_Stretch") -> None:
+    def _pass_on(self, reading: R, stretch: "Stretch") -> None:
         """Have the good entries, which are adds by now, sent at the end of this arrival."""
         reading.job.weigh(stretch.largest_bytes)
         writing = reading.job.writing
@@ -256,8 +172,9 @@ class SourceLane(Lane):
         if len(writing.unacknowledged) == stretch.good_count:
             writing.progress_s = self._loop.time()
         failed_bytes = sum(taken_bytes for _, _, taken_bytes in stretch.failures)
-        writing.lane.resize(stretch.good_bytes - (stretch.taken_bytes - failed_bytes))
-        self._outgoing.setdefault(writing.lane, []).extend(stretch.runs)
+        good_taken_bytes = stretch.taken_bytes - failed_bytes - stretch.left_out_bytes
+        writing.lane.resize(stretch.good_bytes - good_taken_bytes)
+        self._outgoing.setdefault(writing.lane, []).extend(stretch.frames)
 
     def _finish_arrival(self) -> None:
         """Send what became of the replies of one arrival, and give their credit back."""
@@ -298,7 +215,7 @@ class SourceLane(Lane):
 
     # --- Ends ----------------------------------------------------------------------------------
 
-    def forget_if_idle(self, reading: Reading) -> None:
+    def forget_if_idle(self, reading: R) -> None:
         """Keep a reading that is over no longer than replies to it may come."""
         if reading.is_idle:
             forget(self._readings, reading)
@@ -310,7 +227,7 @@ class SourceLane(Lane):
     def check_progress(self, now_s: float) -> None:
         if self._transport is None or self._holding_targets:
             return
-        waiting = [reading for reading in self._all_readings() if reading.outstanding]
+        waiting = [reading for reading in self._all_readings() if reading.request_count]
         stalled = [r for r in waiting if now_s - r.progress_s > self._common.timeout_s]
         if self._is_silent() and stalled and len(stalled) == len(waiting):
             self.break_off(UnavailableError("no reply in time", bookie=self.bookie))
@@ -320,13 +237,13 @@ class SourceLane(Lane):
             if now_s - reading.progress_s > LATE_TIMEOUTS * self._common.timeout_s:
                 self._give_up(reading)
 
-    def _all_readings(self) -> list[Reading]:
+    def _all_readings(self) -> list[R]:
         return [reading for readings in self._readings.values() for reading in readings]
 
-    def _give_up(self, reading: Reading) -> None:
+    def _give_up(self, reading: R) -> None:
         """Expect no replies any more to a reading that is over."""
-        count, entry_bytes = len(reading.outstanding), sum(reading.outstanding.values())
-        reading.outstanding.clear()
+        count, entry_bytes = reading.request_count, reading.outstanding_bytes
+        reading.forget_outstanding()
         self.forget_if_idle(reading)
         self._budget.release(entry_bytes, count=count)
 
@@ -341,22 +258,28 @@ class SourceLane(Lane):
             self._give_up(reading)
 
 
-_Failure = tuple[int, int, int]
+Failure = tuple[int, int, int]
 """An entry that was not given: its id, the reply's code, and the bytes of credit it took."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Stretch:
-    """Replies to one reading that stood in a row. ``taken_bytes``: of credit, failures included."""
+class Stretch:
+    """Replies to one reading that stood in a row, and what they brought.
 
-    replied_count: int
+    ``taken_bytes``: of credit, for the good, the failed and the left out alike.
+    """
+
+    request_count: int
     taken_bytes: int
     good_count: int
     good_bytes: int
     largest_bytes: int
-    runs: list[memoryview]
-    """The good entries' frames, as adds."""
-    failures: list[_Failure]
+    frames: list[memoryview | bytes]
+    """The good entries, as adds."""
+    failures: list[Failure]
+    left_out_count: int = 0
+    """Entries that a batch did not bring, and that are asked for again."""
+    left_out_bytes: int = 0
 
 
 def _answer(code: int) -> Answer:

@@ -3,13 +3,14 @@
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledgers.bookie.budget import Window
 from ledgers.bookie.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
 from ledgers.bookie.bulk.inbox import Inbox
-from ledgers.bookie.bulk.job import Reading, Writing, forget
+from ledgers.bookie.bulk.job import Writing, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane
+from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.metadata import BookieId
@@ -33,15 +34,15 @@ class TargetLane(Lane):
         )
         self._writings: dict[int, list[Writing]] = {}
         """By ledger id, in the order in which they began."""
-        self._parked: deque[Reading] = deque()
+        self._parked: deque[AnyReading] = deque()
         self._is_unparking = False
         """Whether ``_unpark`` is about to be called."""
         self._is_full = False
-        self._held_sources: dict[SourceLane, None] = {}
+        self._held_sources: dict[SourceLane[Any], None] = {}
 
     # --- Credit --------------------------------------------------------------------------------
 
-    def take(self, reading: Reading, count: int) -> int:
+    def take(self, reading: AnyReading, count: int) -> int:
         """Credit for up to ``count`` more of its entries; 0 means: park."""
         if self._transport is None or (self._parked and not reading.has_pass):
             return 0
@@ -60,7 +61,7 @@ class TargetLane(Lane):
         """Entries weigh more, or less, than what was taken for them."""
         self._window.entry_bytes += difference_bytes
 
-    def park(self, reading: Reading) -> None:
+    def park(self, reading: AnyReading) -> None:
         self._parked.append(reading)
 
     def _unpark(self) -> None:
@@ -80,7 +81,7 @@ class TargetLane(Lane):
         self._writings.setdefault(writing.ledger_id, []).append(writing)
         self.connect()
 
-    def send(self, frames: Sequence[memoryview], source: "SourceLane") -> None:
+    def send(self, frames: Sequence[memoryview | bytes], source: "SourceLane[Any]") -> None:
         """Send adds whose credit was taken. The bytes are copied: the caller reuses its buffer."""
         if self._transport is not None:  # else their jobs have failed meanwhile
             self._transport.write(b"".join(frames))

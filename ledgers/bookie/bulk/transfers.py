@@ -7,11 +7,14 @@ speak V2 only, for reads or for adds, never both. Nothing is retried here.
 """
 
 import asyncio
+from collections.abc import Sequence
 
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.job import Job, Reading, Totals, Writing
-from ledgers.bookie.bulk.lane import Common, Resolve
-from ledgers.bookie.bulk.source import SourceLane
+from ledgers.bookie.budget import Budgets, ReadBudget
+from ledgers.bookie.bulk.batches import BatchReads
+from ledgers.bookie.bulk.job import Job, Totals, Writing
+from ledgers.bookie.bulk.lane import Common, Lane, Resolve
+from ledgers.bookie.bulk.readings import BATCH_ENTRY_BYTES_MAX, has_runs
+from ledgers.bookie.bulk.singles import SingleReads
 from ledgers.bookie.bulk.target import TargetLane
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.metadata import BookieId
@@ -29,7 +32,8 @@ class BulkTransfers:
     ``resolve``: a registered bookie's address; ids that it does not know are read as ``host:port``.
     ``timeout_s``: how long a bookie may leave a transfer without any reply, or a connection
     unestablished. ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry
-    is asked of its source until the target acknowledged it.
+    is asked of its source until the target acknowledged it. ``reads_batches``: whether runs of entries
+    are read in batches, of bookies that know them.
     """
 
     def __init__(
@@ -40,15 +44,17 @@ class BulkTransfers:
         timeout_s: float = TIMEOUT_S,
         writes_in_flight_max: int = WRITES_IN_FLIGHT_MAX,
         writes_bytes_max: int = WRITES_BYTES_MAX,
+        reads_batches: bool = True,
     ) -> None:
         self._budgets = budgets
+        self._reads_batches = reads_batches
         self._common = Common(
             resolve=resolve,
             timeout_s=timeout_s,
             writes_in_flight_max=writes_in_flight_max,
             writes_bytes_max=writes_bytes_max,
         )
-        self._sources: dict[BookieId, SourceLane] = {}
+        self._sources: dict[BookieId, Source] = {}
         self._targets: dict[BookieId, TargetLane] = {}
         self._next_check: asyncio.TimerHandle | None = None
         self.totals = Totals()
@@ -71,20 +77,28 @@ class BulkTransfers:
     def resume(self) -> None:
         self._common.is_paused = False
         for source in self._sources.values():
-            source.wake()
+            for lane in source.lanes:
+                lane.wake()
+
+    def bookie_returned(self, bookie: BookieId) -> None:
+        """It registered anew: connect at once, and find out again whether it knows batch reads."""
+        for lane in self._lanes():
+            if lane.bookie == bookie:
+                lane.forget_failures()
 
     async def close(self) -> None:
         """Drop every connection. What still runs ends as if its bookies had gone. Any number of times."""
         self._common.is_closed = True
         if self._next_check is not None:
             self._next_check.cancel()
-        for lane in (*self._sources.values(), *self._targets.values()):
+        for lane in self._lanes():
             await lane.close()
 
     def _start(self, job: Job) -> None:
         for bookie, entry_ids in job.transfer.reads.items():
             if entry_ids:
-                job.readings.append(Reading(job, self._source(bookie), entry_ids))
+                lane = self._lane(bookie, job, entry_ids)
+                job.readings.append(lane.reading(job, entry_ids))
         if job.transfer.target is not None:
             target = self._target(job.transfer.target)
             job.writing = Writing(job, target)
@@ -95,12 +109,22 @@ class BulkTransfers:
         if self._next_check is None:
             self._check_progress()
 
-    def _source(self, bookie: BookieId) -> SourceLane:
-        lane = self._sources.get(bookie)
-        if lane is None:
-            budget = self._budgets.reads(bookie)
-            lane = self._sources[bookie] = SourceLane(bookie, self._common, budget)
-        return lane
+    def _lane(
+        self, bookie: BookieId, job: Job, entry_ids: Sequence[int]
+    ) -> SingleReads | BatchReads:
+        """Where these entries are best read."""
+        source = self._source(bookie)
+        may_batch = self._reads_batches and not source.batches.is_refused
+        is_worth_it = job.expected_bytes <= BATCH_ENTRY_BYTES_MAX and has_runs(entry_ids)
+        return source.batches if may_batch and is_worth_it else source.singles
+
+    def _source(self, bookie: BookieId) -> "Source":
+        source = self._sources.get(bookie)
+        if source is None:
+            source = self._sources[bookie] = Source(
+                bookie, self._common, self._budgets.reads(bookie)
+            )
+        return source
 
     def _target(self, bookie: BookieId) -> TargetLane:
         lane = self._targets.get(bookie)
@@ -111,7 +135,7 @@ class BulkTransfers:
     def _check_progress(self) -> None:
         """The one timer: as long as there is anything to watch over."""
         loop = asyncio.get_running_loop()
-        lanes = (*self._sources.values(), *self._targets.values())
+        lanes = self._lanes()
         for lane in lanes:
             lane.check_progress(loop.time())
             lane.close_if_idle(loop.time())
@@ -119,3 +143,19 @@ class BulkTransfers:
         if any(lane.is_open or lane.is_busy for lane in lanes):
             delay_s = self._common.timeout_s / CHECKS_PER_TIMEOUT
             self._next_check = loop.call_later(delay_s, self._check_progress)
+
+    def _lanes(self) -> list[Lane]:
+        sources = self._sources.values()
+        return [*(lane for source in sources for lane in source.lanes), *self._targets.values()]
+
+
+class Source:
+    """One bookie to read from: a connection for single entries, and one for batches."""
+
+    def __init__(self, bookie: BookieId, common: Common, budget: ReadBudget) -> None:
+        self.singles = SingleReads(bookie, common, budget)
+        self.batches = BatchReads(bookie, common, budget, self.singles)
+
+    @property
+    def lanes(self) -> tuple[SingleReads, BatchReads]:
+        return self.singles, self.batches
