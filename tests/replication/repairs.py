@@ -5,10 +5,12 @@ from typing import Any
 
 from ledgers.bookies import Transfer
 from ledgers.metadata import BookieId
+from replication.order_book import drain_place, maintenance_place
+from replication.orders import DrainOrder, MaintenanceWindow
 from replication.outcome import Outcome
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, Node
+from tests.replication.nodes import LEDGER, UR, Node
 
 VERSION_1: dict[str, Any] = {
     "metadata_version": 1,
@@ -31,6 +33,22 @@ async def repair(cluster: Cluster, **options: object) -> Outcome:
         await cluster.mark()
     async with cluster.node(**options) as node:  # type: ignore[arg-type]
         return await repair_with(node)
+
+
+async def drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -> None:
+    """As an operator's command does. The marks are made by the leader, or by the test."""
+    order = DrainOrder(since_ms=cluster.clock.wall_ms(), may_fence=may_fence)
+    for bookie in bookies:
+        await cluster.store.create(drain_place(UR, bookie).path, order.to_json(), with_parents=True)
+
+
+async def keep_away(cluster: Cluster, bookie: BookieId, *, for_s: float = 60) -> int:
+    """Order a maintenance window; its end in wall-clock milliseconds."""
+    since_ms = cluster.clock.wall_ms()
+    window = MaintenanceWindow(since_ms=since_ms, until_ms=since_ms + int(1000 * for_s))
+    path = maintenance_place(UR, bookie).path
+    await cluster.store.create(path, window.to_json(), with_parents=True)
+    return window.until_ms
 
 
 async def assert_still_marked(cluster: Cluster) -> None:

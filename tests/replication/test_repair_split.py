@@ -1,0 +1,224 @@
+"""Repairs of ledgers of which some entries have no good copy anywhere: the rest is repaired."""
+
+import pytest
+
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import BookieId, LedgerState
+from replication.outcome import OutcomeKind
+from replication.reasons import Reason
+from replication.rewrite import LOST_PLACES_MAX
+from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import (
+    VERSION_1,
+    assert_still_marked,
+    drain,
+    keep_away,
+    repair,
+)
+
+
+async def segments(cluster: Cluster) -> list[tuple[int, tuple[BookieId, ...]]]:
+    return [(s.first_entry_id, s.ensemble) for s in (await cluster.metadata()).segments]
+
+
+@in_virtual_time
+async def test_a_segment_is_split_around_an_entry_that_nobody_has() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    cluster.bookie(B1).lose(LEDGER, 4)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster, local=B3)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
+    assert "entry 4 " in outcome.detail
+    assert await segments(cluster) == [(0, (B1, B3)), (4, (B1, B2)), (5, (B1, B3))]
+    assert not cluster.violations
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_the_metadata_is_left_alone_once_it_is_split() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    cluster.bookie(B1).lose(LEDGER, 4)
+    await cluster.kill(B2)
+    await repair(cluster)
+    before = await cluster.manager.read(LEDGER)
+    copied_count = cluster.bookies.copied_count
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_COPY
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    assert cluster.bookies.copied_count == copied_count
+
+
+@in_virtual_time
+async def test_when_the_bookie_that_has_it_comes_back_the_ledger_is_whole_again() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    cluster.bookie(B1).lose(LEDGER, 4)
+    await cluster.kill(B2)
+    await repair(cluster, local=B3)
+    await cluster.revive(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 1)
+    assert await segments(cluster) == [(0, (B1, B3)), (4, (B1, B2)), (5, (B1, B3))]
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_a_striped_ledger_that_lost_two_neighbours_keeps_all_that_one_of_them_stored_alone() -> (
+    None
+):
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3, B4), last=11)
+    await cluster.kill(B2, B3)  # entries 1, 5 and 9 are on these two
+
+    outcome = await repair(cluster, local=B5)
+
+    metadata = await cluster.metadata()
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
+    for entry_id in range(12):
+        copies = cluster.good_copies(LEDGER, metadata, entry_id)
+        alive = [b for b in metadata.segment_of(entry_id).ensemble if b not in (B2, B3)]
+        assert copies == 2, "those on the lost bookies count, too: they are not wiped"
+        assert (len(alive) == 4) is (entry_id not in (1, 5, 9))
+    assert not cluster.violations
+
+    await cluster.revive(B3)
+    again = await repair(cluster)
+    assert again.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_what_a_live_bookie_lacks_and_nobody_has_is_cut_out_and_the_rest_refilled() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    for bookie in (B1, B2):
+        cluster.bookie(bookie).lose(LEDGER, 4)
+    for entry_id in (0, 3, 9):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
+    assert await segments(cluster) == [(0, (B1, B2)), (4, (B1, B2)), (5, (B1, B2))]
+    assert cluster.bookie(B2).entry_ids(LEDGER) == set(range(10)) - {4}
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_a_ledger_with_holes_in_more_than_a_few_places_is_not_cut_to_pieces() -> None:
+    count = LOST_PLACES_MAX + 1
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2), last=3 * count)
+    for place in range(count):
+        cluster.bookie(B1).lose(LEDGER, 3 * place + 1)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_COPY
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+
+
+@in_virtual_time
+async def test_as_many_places_as_are_allowed_are_cut_out() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), last=3 * LOST_PLACES_MAX)
+    for place in range(LOST_PLACES_MAX):
+        cluster.bookie(B1).lose(LEDGER, 3 * place + 1)
+    await cluster.kill(B2)
+
+    await repair(cluster)
+
+    assert len(await segments(cluster)) == 2 * LOST_PLACES_MAX + 1
+    assert not cluster.violations
+
+
+@in_virtual_time
+async def test_nothing_is_cut_out_while_a_bookie_that_may_have_it_is_away_for_maintenance() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2))
+    cluster.bookie(B1).lose(LEDGER, 4)
+    await keep_away(cluster, B2)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.WAITING
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+
+
+@in_virtual_time
+async def test_rule_s5_nothing_is_cut_out_while_a_bookie_does_not_answer() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=5, write_quorum=3)
+    for bookie in (B1, B2):
+        cluster.bookie(bookie).lose(LEDGER, 2)
+    await cluster.kill(B1)
+    cluster.bookies.fail(B3, Op.READ, Fault(error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_ANSWER
+    assert len(await segments(cluster)) == 1
+
+
+@in_virtual_time
+async def test_rule_s7_with_a_key_that_opens_nothing_nothing_is_cut_out() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2), **VERSION_1)
+    await drain(cluster, B1, B2)  # so that nobody is asked before the copy
+
+    outcome = await repair(cluster, fallback=WRONG_DIGEST)
+
+    assert outcome.reason is Reason.NO_COPY
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_not_closed_is_not_split() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), (B3, B4), starts=(0, 6), last=9, state=LedgerState.OPEN)
+    cluster.bookie(B1).lose(LEDGER, 2)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_COPY
+    assert await segments(cluster) == [(0, (B1, B2)), (6, (B3, B4))]
+
+
+@pytest.mark.parametrize("write_quorum", [1, 2, 3])
+@in_virtual_time
+async def test_a_split_and_another_loss_later_leave_no_copy_behind(write_quorum: int) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum, last=20)
+    for bookie in (B1, B2, B3):
+        if 10 in cluster.bookie(bookie).entry_ids(LEDGER):
+            cluster.bookie(bookie).lose(LEDGER, 10)
+    await drain(cluster, B2)
+    await repair(cluster, local=B4)
+    await drain(cluster, B4)
+    if write_quorum > 1:
+        await cluster.kill(B3)
+
+    outcome = await repair(cluster, local=B6)
+
+    metadata = await cluster.metadata()
+    assert outcome.reason is Reason.NO_COPY
+    for entry_id in set(range(21)) - {10}:
+        assert cluster.good_copies(LEDGER, metadata, entry_id) == write_quorum, entry_id
+    assert len(metadata.segments) == 3
+    assert not cluster.violations

@@ -1,0 +1,184 @@
+"""The metadata after its copies: changed ensembles, and segments cut around what is lost."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledgers.fragments import fragments
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.striping import write_set
+from replication.entry_runs import EntryRuns
+from replication.rewrite import Change, lost_places, rewritten
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, closed_ledger
+
+Segments = list[tuple[int, tuple[BookieId, ...]]]
+
+
+def segments(metadata: LedgerMetadata) -> Segments:
+    return [(segment.first_entry_id, segment.ensemble) for segment in metadata.segments]
+
+
+def change(
+    metadata: LedgerMetadata,
+    index: int,
+    target: BookieId,
+    *,
+    lost: Sequence[int] = (),
+    position: int = 0,
+) -> Change:
+    """Of the ledger's fragment at ``position``."""
+    return Change(
+        fragment=fragments(7, metadata)[position],
+        index=index,
+        target=target,
+        lost=EntryRuns(lost),
+    )
+
+
+def test_all_changed_ensembles_are_in_one_piece_of_metadata() -> None:
+    ledger = closed_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 5))
+
+    after = rewritten(ledger, [change(ledger, 1, B5), change(ledger, 0, B6, position=1)])
+
+    assert segments(after) == [(0, (B1, B5, B3)), (5, (B6, B4, B3))]
+
+
+def test_what_is_lost_keeps_its_bookies_in_a_segment_of_its_own() -> None:
+    ledger = closed_ledger((B1, B2))
+
+    after = rewritten(ledger, [change(ledger, 1, B3, lost=[4])])
+
+    assert segments(after) == [(0, (B1, B3)), (4, (B1, B2)), (5, (B1, B3))]
+
+
+def test_what_is_lost_at_an_end_leaves_nothing_empty_beside_it() -> None:
+    ledger = closed_ledger((B1, B2), (B1, B2), starts=(0, 5))
+
+    after = rewritten(
+        ledger,
+        [change(ledger, 1, B3, lost=[0]), change(ledger, 1, B4, lost=[8, 9], position=1)],
+    )
+
+    assert segments(after) == [
+        (0, (B1, B2)),
+        (1, (B1, B3)),
+        (5, (B1, B4)),
+        (8, (B1, B2)),
+    ]
+
+
+def test_a_segment_that_is_lost_altogether_stays_as_it_is() -> None:
+    ledger = closed_ledger((B1, B2))
+
+    assert rewritten(ledger, [change(ledger, 1, B3, lost=range(10))]) == ledger
+
+
+def test_an_index_that_stores_nothing_lost_changes_there_too() -> None:
+    ledger = closed_ledger((B1, B2, B3))  # entry 4 is on indexes 1 and 2
+
+    after = rewritten(
+        ledger,
+        [
+            change(ledger, 0, B4),
+            change(ledger, 1, B5, lost=[4]),
+            change(ledger, 2, B6, lost=[4]),
+        ],
+    )
+
+    assert segments(after) == [(0, (B4, B5, B6)), (4, (B4, B2, B3)), (5, (B4, B5, B6))]
+
+
+def test_what_one_index_lost_in_place_cuts_the_segment_and_changes_nobody() -> None:
+    ledger = closed_ledger((B1, B2))
+
+    after = rewritten(ledger, [change(ledger, 1, B2, lost=[4])])
+
+    assert segments(after) == [(0, (B1, B2)), (4, (B1, B2)), (5, (B1, B2))]
+
+
+def test_rule_s2_fields_that_we_do_not_know_stay_with_every_part() -> None:
+    ledger = closed_ledger((B1, B2))
+    ledger = replace(ledger, segments=(replace(ledger.segments[0], unknown_fields=b"\x20\x01"),))
+
+    after = rewritten(ledger, [change(ledger, 1, B3, lost=[4])])
+
+    assert {segment.unknown_fields for segment in after.segments} == {b"\x20\x01"}
+
+
+def test_places_that_touch_or_overlap_are_one() -> None:
+    ledger = closed_ledger((B1, B2, B3))
+
+    places = lost_places(
+        [change(ledger, 0, B4, lost=[2, 3]), change(ledger, 1, B5, lost=[3, 4, 7])]
+    )
+
+    assert places == [range(2, 5), range(7, 8)]
+
+
+@st.composite
+def repairs_with_losses(draw: st.DrawFn) -> tuple[LedgerMetadata, list[Change]]:
+    """A closed ledger of one to three segments; some indexes move, and lack what they have lost."""
+    size = draw(st.integers(1, 4))
+    write_quorum = draw(st.integers(1, size))
+    starts = sorted({0, *draw(st.sets(st.integers(1, 24), max_size=2))})
+    last = draw(st.integers(starts[-1], 30))
+    ledger = closed_ledger(
+        *((B1, B2, B3, B4)[:size] for _ in starts),
+        write_quorum=write_quorum,
+        last_entry_id=last,
+        starts=tuple(starts),
+    )
+    lost = draw(st.sets(st.integers(0, last), max_size=6))
+    changes = [
+        Change(
+            fragment=found,
+            index=index,
+            target=target,
+            lost=EntryRuns(sorted(lost.intersection(found.entries_of(index)))),
+        )
+        for found in fragments(7, ledger)
+        for index, target in enumerate((B5, B6, B7)[:size])
+        if draw(st.booleans())
+    ]
+    return ledger, changes
+
+
+@given(repairs_with_losses())
+@settings(max_examples=400)
+def test_rule_s1_a_split_changes_no_ensemble_but_where_a_target_has_the_entry(
+    case: tuple[LedgerMetadata, list[Change]],
+) -> None:
+    before, changes = case
+
+    after = rewritten(before, changes)
+
+    for entry_id in range(before.last_entry_id + 1):
+        expected = list(before.segment_of(entry_id).ensemble)
+        for each in changes:
+            holds = entry_id in each.fragment.entries_of(each.index)
+            if holds and entry_id not in each.lost:
+                expected[each.index] = each.target
+        found = after.segment_of(entry_id).ensemble
+        stored_at = write_set(
+            entry_id, ensemble_size=before.ensemble_size, write_quorum=before.write_quorum
+        )
+        assert [found[index] for index in stored_at] == [expected[index] for index in stored_at]
+
+
+@given(repairs_with_losses())
+@settings(max_examples=200)
+def test_segments_ascend_and_none_is_empty_or_names_a_bookie_twice(
+    case: tuple[LedgerMetadata, list[Change]],
+) -> None:
+    before, changes = case
+
+    after = rewritten(before, changes)
+
+    starts = [segment.first_entry_id for segment in after.segments]
+    assert starts == sorted(set(starts))
+    assert starts[-1] <= after.last_entry_id
+    assert {s.first_entry_id for s in before.segments} <= set(starts)
+    assert all(len(set(s.ensemble)) == len(s.ensemble) for s in after.segments)
+    assert replace(after, segments=before.segments) == before
