@@ -1,0 +1,181 @@
+"""How full the bookies are: who counts as short of room, and when each is asked."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+
+import pytest
+
+from ledgers.bookies import Room
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import Fault, MemoryBookies, Op
+from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from replication.cluster_view import ViewSource
+from replication.room import INTERVAL_S, JITTER, NEAR_INTERVAL_S, STALE_S, RoomSource, short_of_room
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT
+
+LONGEST_S = INTERVAL_S * (1 + JITTER) + 0.1
+
+
+def room(free_bytes: int, total_bytes: int = 1000) -> Room:
+    return Room(free_bytes=free_bytes, total_bytes=total_bytes)
+
+
+@pytest.mark.parametrize(
+    ("rooms", "under_way_bytes", "floor_share", "expected"),
+    [
+        pytest.param({B1: room(99), B2: room(101)}, {}, 0.1, {B1}, id="less than the floor"),
+        pytest.param({B1: room(100)}, {}, 0.1, set(), id="the floor itself is enough"),
+        pytest.param({B1: room(150)}, {B1: 50}, 0.1, set(), id="what is under way fits in"),
+        pytest.param({B1: room(150)}, {B1: 51}, 0.1, {B1}, id="what is under way counts"),
+        pytest.param({B1: room(150)}, {B2: 99}, 0.1, set(), id="others' does not"),
+        pytest.param({B1: room(0)}, {B1: 9}, 0.0, set(), id="no floor"),
+        pytest.param({}, {B1: 10_000}, 0.5, set(), id="who does not tell is not kept out"),
+    ],
+)
+def test_a_bookie_is_short_when_what_is_under_way_would_leave_less_than_the_floor(
+    rooms: Mapping[BookieId, Room],
+    under_way_bytes: Mapping[BookieId, int],
+    floor_share: float,
+    expected: set[BookieId],
+) -> None:
+    found = short_of_room(rooms, floor_share=floor_share, under_way_bytes=under_way_bytes)
+
+    assert found == expected
+
+
+# --- Asking ----------------------------------------------------------------------------------------
+
+
+class CountingBookies(MemoryBookies):
+    """Notes who is asked for its room, and how many at once."""
+
+    def __init__(self, cluster: Cluster, *bookies: BookieId) -> None:
+        super().__init__(bookies, clock=cluster.clock)
+        self.asked: list[BookieId] = []
+        self.in_flight = 0
+        self.in_flight_max = 0
+
+    async def room(self, bookie: BookieId) -> Room:
+        self.asked.append(bookie)
+        self.in_flight += 1
+        self.in_flight_max = max(self.in_flight_max, self.in_flight)
+        try:
+            return await super().room(bookie)
+        finally:
+            self.in_flight -= 1
+
+
+@asynccontextmanager
+async def running(
+    cluster: Cluster, bookies: MemoryBookies, *, floor_share: float = 0.1
+) -> AsyncIterator[RoomSource]:
+    """A source that has asked everybody once."""
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    source = RoomSource(
+        bookies, views, floor_share=floor_share, clock=cluster.clock, rng=random.Random(1)
+    )
+    async with asyncio.TaskGroup() as tasks:
+        followers = [tasks.create_task(views.run()), tasks.create_task(source.run())]
+        await cluster.clock.sleep(1)
+        yield source
+        for follower in followers:
+            follower.cancel()
+
+
+@in_virtual_time
+async def test_every_bookie_is_asked_about_once_a_minute() -> None:
+    cluster = await Cluster.start(B1, B2)
+    bookies = CountingBookies(cluster, B1, B2)
+
+    async with running(cluster, bookies) as source:
+        await cluster.clock.sleep(10 * INTERVAL_S)
+
+        assert source.rooms.keys() == {B1, B2}
+        for bookie in (B1, B2):
+            assert 10 / (1 + JITTER) <= bookies.asked.count(bookie) - 1 <= 10 / (1 - JITTER)
+
+
+@in_virtual_time
+async def test_a_bookie_near_the_floor_is_asked_more_often() -> None:
+    cluster = await Cluster.start(B1, B2)
+    bookies = CountingBookies(cluster, B1, B2)
+    bookies.bookie(B1).room = room(150)
+
+    async with running(cluster, bookies) as source:
+        await cluster.clock.sleep(2 * NEAR_INTERVAL_S)
+        assert not source.is_short(B1)
+        assert source.is_short(B1, under_way_bytes=51)
+        bookies.bookie(B1).room = room(99)
+        await cluster.clock.sleep(1.2 * NEAR_INTERVAL_S + 1)
+
+        assert source.is_short(B1)
+        assert not source.is_short(B2)
+        assert bookies.asked.count(B2) == 1
+
+
+@in_virtual_time
+async def test_a_bookie_that_makes_room_receives_again() -> None:
+    cluster = await Cluster.start(B1)
+    bookies = CountingBookies(cluster, B1)
+    bookies.bookie(B1).room = room(10)
+
+    async with running(cluster, bookies) as source:
+        assert source.is_short(B1)
+        bookies.bookie(B1).room = room(900)
+        await cluster.clock.sleep(LONGEST_S)
+
+        assert not source.is_short(B1)
+        assert source.free_bytes(B1) == 900
+
+
+@in_virtual_time
+async def test_a_bookie_that_does_not_answer_delays_nobody_and_its_figure_is_kept_a_while() -> None:
+    cluster = await Cluster.start(B1, B2)
+    bookies = CountingBookies(cluster, B1, B2)
+    bookies.bookie(B1).room = room(10)
+
+    async with running(cluster, bookies) as source:
+        bookies.fail(B1, Op.ROOM, Fault(delay_s=5.0, error=UnavailableError))
+        bookies.bookie(B2).room = room(20)
+        await cluster.clock.sleep(LONGEST_S)
+        assert source.is_short(B1)
+        assert source.is_short(B2)
+        await cluster.clock.sleep(STALE_S)
+
+        assert not source.is_short(B1)
+        assert source.free_bytes(B1) is None
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_is_asked_at_once_and_one_that_goes_is_forgotten() -> None:
+    cluster = await Cluster.start(B1)
+    bookies = CountingBookies(cluster, B1, B3)
+
+    async with running(cluster, bookies) as source:
+        await cluster.register(B3)
+        await cluster.clock.sleep(1)
+        assert source.rooms.keys() == {B1, B3}
+        await cluster.store.delete(f"{ROOT}/available/{B3}")
+        await cluster.clock.sleep(1)
+
+        assert source.rooms.keys() == {B1}
+
+
+@in_virtual_time
+async def test_not_all_bookies_are_asked_at_once() -> None:
+    many = [BookieId(f"bookie-{number}:3181") for number in range(100)]
+    cluster = await Cluster.start(*many)
+    bookies = CountingBookies(cluster, *many)
+    for bookie in many:
+        bookies.fail(bookie, Op.ROOM, Fault(delay_s=0.01))
+
+    async with running(cluster, bookies) as source:
+        assert source.rooms.keys() == set(many)
+        assert 1 < bookies.in_flight_max <= 16
