@@ -5,7 +5,6 @@ import random
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-
 import pytest
 
 from ledgers.bookies import Room
