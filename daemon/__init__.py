@@ -1,6 +1,7 @@
 """The process: settings, threads, signals, logs, commands, and a local cluster to try things on.
 
 ``cli`` the command; ``node`` one daemon, its two ``halves`` on ``threads``; ``settings``, ``logs``,
-``local_bookie``; ``visit`` and ``status`` for the commands that look; ``local/`` a real cluster on loopback,
+``local_bookie``; ``visit`` and ``status`` for the commands that look; ``operating/`` those by which operators
+change things, ``local/`` a real cluster on loopback,
 ``demo/`` what `make demo` shows.
 """

@@ -24,6 +24,10 @@ class LazyGroup(click.Group):
         "status": "daemon.status_command:status",
         "queue": "daemon.queue_command:queue",
         "ledger": "daemon.ledger_command:ledger",
+        "bookie": "daemon.operating.bookie_command:bookie",
+        "limits": "daemon.operating.limits_command:limits",
+        "disable": "daemon.operating.switch_command:disable",
+        "enable": "daemon.operating.switch_command:enable",
         "local": "daemon.local.commands:local",
         "demo": "daemon.demo.command:demo",
     }

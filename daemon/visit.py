@@ -1,4 +1,4 @@
-"""A short session for a command that looks and goes: it writes nothing and joins nothing."""
+"""A short session for a command that looks, or leaves an order, and goes: it joins nothing."""
 
 import asyncio
 import os

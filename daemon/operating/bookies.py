@@ -1,0 +1,171 @@
+"""What is known of each bookie at one moment, as cheaply as it can be had: no ledger is read for it."""
+
+import asyncio
+import enum
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.records import DrainProgress, last_drains
+from daemon.operating.bookie_ids import registered_bookies
+from daemon.operating.progress import duration_text
+from daemon.visit import Visit
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookies import Bookies, Room
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import BookmenderError
+from ledgers.metadata import BookieId
+from ledgers.registration import BookieView
+from replication.order_book import OrderBook
+from replication.orders import DrainOrder, MaintenanceWindow, Orders
+
+ASKED_AT_ONCE = 64
+ANSWER_TIMEOUT_S = 3.0
+
+
+class BookieState(enum.Enum):
+    WRITABLE = "writable"
+    READ_ONLY = "read-only"
+    AWAY = "away"
+    """Not registered, though it was set up or is named by an order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieRow:
+    """``room``: None where it was not asked for, or the bookie did not say."""
+
+    bookie: BookieId
+    state: BookieState
+    drain: DrainOrder | None = None
+    progress: DrainProgress | None = None
+    """None too before the leader's first scan for this order."""
+    maintenance: MaintenanceWindow | None = None
+    room: Room | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bookie_id": self.bookie,
+            "state": self.state.value,
+            "drain": None if self.drain is None else drain_record(self.drain, self.progress),
+            "maintenance": None
+            if self.maintenance is None
+            else maintenance_record(self.maintenance),
+            "room": None
+            if self.room is None
+            else {"free_bytes": self.room.free_bytes, "total_bytes": self.room.total_bytes},
+        }
+
+    def to_text(self, *, now_ms: int) -> str:
+        facts = [self.state.value]
+        if self.drain is not None:
+            facts.append(drain_text(self.progress))
+        if self.maintenance is not None:
+            facts.append(maintenance_text(self.maintenance, now_ms=now_ms))
+        if self.room is not None and self.room.total_bytes:
+            share = self.room.free_bytes / self.room.total_bytes
+            facts.append(f"{share:.0%} of {self.room.total_bytes / 2**30:,.1f} GiB free")
+        return f"{self.bookie}: {', '.join(facts)}"
+
+
+def drain_record(order: DrainOrder, progress: DrainProgress | None) -> dict[str, Any]:
+    return {
+        "since_ms": order.since_ms,
+        "may_fence": order.may_fence,
+        "is_drained": progress is not None and progress.is_drained,
+        "ledgers_left": None if progress is None else progress.ledgers_left,
+        "ledgers_most": None if progress is None else progress.ledgers_most,
+    }
+
+
+def drain_text(progress: DrainProgress | None) -> str:
+    if progress is None:
+        return "draining (not looked for yet)"
+    if progress.is_drained:
+        return "drained"
+    return f"draining ({progress.ledgers_left:,} of {progress.ledgers_most:,} ledgers left)"
+
+
+def maintenance_record(window: MaintenanceWindow) -> dict[str, Any]:
+    return {"since_ms": window.since_ms, "until_ms": window.until_ms, "reason": window.reason}
+
+
+def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
+    left = duration_text((window.until_ms - now_ms) / 1000)
+    return f"under maintenance for another {left}" + (
+        f" ({window.reason})" if window.reason else ""
+    )
+
+
+async def gather_bookies(
+    cluster: Visit, *, clock: Clock, with_room: bool = False
+) -> list[BookieRow]:
+    """Every bookie that the cluster knows, by id."""
+    view = await registered_bookies(cluster)
+    cookies = await cluster.registration.cookies()
+    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    progress = await drain_progress(cluster, orders)
+    rooms = await _rooms(view) if with_room else {}
+    known = {*view.available, *cookies, *orders.draining, *orders.maintenance}
+    return [
+        BookieRow(
+            bookie=bookie,
+            state=bookie_state(view, bookie),
+            drain=orders.draining.get(bookie),
+            progress=progress.get(bookie),
+            maintenance=orders.maintenance.get(bookie),
+            room=rooms.get(bookie),
+        )
+        for bookie in sorted(known)
+    ]
+
+
+def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
+    if bookie in view.writable:
+        return BookieState.WRITABLE
+    return BookieState.READ_ONLY if bookie in view.read_only else BookieState.AWAY
+
+
+async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, DrainProgress]:
+    """What the leader last told of each drain that stands, and of no earlier one."""
+    record = await last_drains(cluster.store, cluster.ur)
+    if record is None:
+        return {}
+    return {
+        bookie: progress
+        for bookie, progress in record.bookies.items()
+        if bookie in orders.draining and orders.draining[bookie].since_ms == progress.since_ms
+    }
+
+
+async def _rooms(view: BookieView) -> Mapping[BookieId, Room]:
+    """Of those that answer."""
+    budgets = Budgets()
+    client = BookieClient(
+        resolve=view.address,
+        budgets=budgets,
+        bulk=BulkTransfers(budgets, resolve=view.address),
+        clock=SystemClock(),
+        rng=random.Random(),
+        settings=BookieClientSettings(),
+    )
+    try:
+        return await _ask_all(client, view.available)
+    finally:
+        await client.close()
+
+
+async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, Room]:
+    slots, rooms = asyncio.Semaphore(ASKED_AT_ONCE), {}
+
+    async def ask(bookie: BookieId) -> None:
+        try:
+            async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
+                rooms[bookie] = await bookies.room(bookie)
+        except (BookmenderError, TimeoutError):
+            pass  # one that does not say is shown without
+
+    await asyncio.gather(*map(ask, asked))
+    return rooms

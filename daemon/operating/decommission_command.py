@@ -1,0 +1,55 @@
+"""``bookmender bookie decommission``."""
+
+import json
+from pathlib import Path
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies
+from daemon.operating.decommission import Decommissioned, decommission_bookie
+from daemon.operating.progress import ProgressLine, tell
+from daemon.visit import Visit, run_visit
+from ledgers.clock import SystemClock
+from ledgers.metadata import BookieId
+
+
+@click.command()
+@click.argument("bookie", metavar="ID", type=BookieArgument())
+@config_option
+@output_option
+def decommission(bookie: BookieId, config: Path | None, output: str) -> None:
+    """Take a stopped bookie out of the cluster: once no ledger names it, its cookie goes.
+
+    Asks the auditors to handle it as lost at once (and with it every other bookie that is away, whatever
+    the recovery delay), and waits until every ledger has its copies elsewhere: a walk of its own over
+    all metadata is the proof. A running bookie is refused, unless it is read-only, drained and empty.
+
+    It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
+    Exits 0 when nothing of the bookie is left, 1 when something must be done first, 3 when it
+    could not tell.
+    """
+
+    async def act(cluster: Visit) -> Decommissioned:
+        known = await known_bookies(cluster)
+        if bookie not in known:  # no error: an earlier run may have finished, all but its last word
+            tell([f"the cluster knows no bookie {bookie} (any more){hint(bookie, known)}"])
+        line = ProgressLine("ledgers")
+        try:
+            return await decommission_bookie(
+                cluster, bookie, tell=lambda text: tell([text]), show=line.show, clock=SystemClock()
+            )
+        finally:
+            line.close()
+
+    done = run_visit(config, act)
+    if output == "json":
+        record = {
+            "bookie_id": bookie,
+            "ledgers_moved": done.moved_count,
+            "cookie_deleted": done.had_cookie,
+        }
+        click.echo(json.dumps(record, indent=2))
+        return
+    cookie = "its cookie is deleted" if done.had_cookie else "it has no cookie"
+    click.echo(f"{bookie}: no ledger names it, {cookie}")

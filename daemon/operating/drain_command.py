@@ -1,0 +1,79 @@
+"""``bookmender bookie drain``."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
+from daemon.operating.drains import (
+    Drains,
+    cancel_drains,
+    concerns,
+    order_drains,
+    read_drains,
+    wait_drained,
+)
+from daemon.operating.progress import ProgressLine, tell
+from daemon.visit import Visit, run_visit
+from ledgers.clock import SystemClock
+from ledgers.metadata import BookieId
+
+
+@click.command()
+@click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
+@config_option
+@output_option
+@click.option(
+    "--fence-open",
+    is_flag=True,
+    help="Recover and close open ledgers on it. Without it they stay until their writers close them.",
+)
+@click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
+@click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
+def drain(
+    bookies: tuple[BookieId, ...],
+    config: Path | None,
+    output: str,
+    fence_open: bool,
+    wait: bool,
+    cancel: bool,
+) -> None:
+    """Move all that a bookie holds to others, while it serves; several at once are no more work.
+
+    Without an ID: how far those are that are being drained. The bookie should be read-only, else new
+    ledgers are put on it meanwhile; the order stands until --cancel, or until it is decommissioned.
+
+    Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
+    something is, 2 for a bookie that the cluster does not know.
+    """
+    if cancel and (wait or fence_open):
+        raise click.UsageError("--cancel goes with no other option")
+    if (cancel or wait or fence_open) and not bookies:
+        raise click.UsageError("which bookie?")
+
+    async def act(cluster: Visit) -> Drains:
+        if not bookies:
+            return await read_drains(cluster)
+        require_known(bookies, await known_bookies(cluster))
+        if cancel:
+            cancelled = await cancel_drains(cluster, bookies)
+            tell(f"{b} was not being drained" for b in bookies if b not in cancelled)
+            return (await read_drains(cluster)).only(bookies)
+        await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
+        tell(await concerns(cluster, bookies))
+        if not wait:
+            return (await read_drains(cluster)).only(bookies)
+        line = ProgressLine("ledgers")
+        try:
+            return await wait_drained(cluster, bookies, show=line.show, clock=SystemClock())
+        finally:
+            line.close()
+
+    drains = run_visit(config, act)
+    click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
+    is_question = wait or not bookies
+    all_drained = drains.are_drained(bookies or tuple(drains.orders.draining))
+    sys.exit(1 if is_question and not all_drained else 0)

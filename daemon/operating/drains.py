@@ -1,0 +1,159 @@
+"""Draining bookies: giving the orders, taking them back, and waiting until all has moved."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.election import current_leader
+from auditor.records import DrainProgress
+from daemon.operating.bookie_ids import registered_bookies
+from daemon.operating.bookies import drain_progress, drain_record, drain_text
+from daemon.operating.progress import Show
+from daemon.visit import Visit
+from ledgers.clock import Clock
+from ledgers.errors import CorruptionError
+from ledgers.metadata import BookieId
+from replication import payloads
+from replication.membership import live_nodes
+from replication.order_book import OrderBook, drain_place
+from replication.orders import DrainOrder, Orders
+
+POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drains:
+    """Those that are ordered, and how far each is."""
+
+    orders: Orders
+    progress: dict[BookieId, DrainProgress]
+
+    @property
+    def ledgers_left(self) -> int | None:
+        """Over all of them; None while one was not looked for yet."""
+        if self.progress.keys() != self.orders.draining.keys():
+            return None
+        return sum(progress.ledgers_left for progress in self.progress.values())
+
+    def are_drained(self, bookies: Sequence[BookieId]) -> bool:
+        """Whether no ledger names any of these, as the leader last saw it."""
+        return all(b in self.progress and self.progress[b].is_drained for b in bookies)
+
+    def only(self, bookies: Sequence[BookieId]) -> "Drains":
+        draining = {b: order for b, order in self.orders.draining.items() if b in bookies}
+        return Drains(
+            orders=Orders(draining=draining),
+            progress={b: p for b, p in self.progress.items() if b in bookies},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bookies": {
+                bookie: drain_record(order, self.progress.get(bookie))
+                for bookie, order in sorted(self.orders.draining.items())
+            }
+        }
+
+    def to_text(self) -> str:
+        lines = [f"{b}: {drain_text(self.progress.get(b))}" for b in sorted(self.orders.draining)]
+        return "\n".join(lines) or "no bookie is being drained"
+
+
+async def read_drains(cluster: Visit) -> Drains:
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    return Drains(orders=orders, progress=await drain_progress(cluster, orders))
+
+
+async def order_drains(
+    cluster: Visit, bookies: Sequence[BookieId], *, may_fence: bool, clock: Clock
+) -> None:
+    """One that is being drained already goes on, under the new terms.
+
+    Raises ConflictError, and CorruptionError where a later release's order stands.
+    """
+    book = OrderBook(cluster.store, cluster.ur)
+    for bookie in bookies:
+        place = drain_place(cluster.ur, bookie)
+        standing = await book.standing(place)
+        if standing is None:
+            since_ms = clock.wall_ms()
+        elif standing.order is None:
+            raise CorruptionError(
+                "an order stands that this release cannot read; --cancel takes it back",
+                bookie=bookie,
+            )
+        else:
+            since_ms = standing.order.since_ms
+        order = DrainOrder(since_ms=since_ms, may_fence=may_fence)
+        if standing is None or standing.order != order:
+            await book.give(place, order, over=standing)
+
+
+async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[BookieId]:
+    """Take the orders back; returns those that there was one for. Raises ConflictError."""
+    book = OrderBook(cluster.store, cluster.ur)
+    cancelled = []
+    for bookie in bookies:
+        place = drain_place(cluster.ur, bookie)
+        standing = await book.standing(place)
+        if standing is not None:
+            await book.withdraw(place, over=standing)
+            cancelled.append(bookie)
+    return cancelled
+
+
+async def wait_drained(
+    cluster: Visit, bookies: Sequence[BookieId], *, show: Show, clock: Clock
+) -> Drains:
+    """Until no ledger names any of them, or an order is taken back: the drains as they are then."""
+    while True:
+        drains = (await read_drains(cluster)).only(bookies)
+        if len(drains.orders.draining) < len(bookies) or drains.are_drained(bookies):
+            return drains
+        if drains.ledgers_left is not None:
+            show(drains.ledgers_left)
+        await clock.sleep(POLL_S)
+
+
+async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+    """What keeps these from being drained, or from staying so: sentences that say what to do."""
+    return [
+        *await _read_only_concerns(cluster, bookies),
+        *await nobody_at_work(cluster),
+    ]
+
+
+async def nobody_at_work(cluster: Visit) -> list[str]:
+    """What keeps our daemons from doing what is ordered."""
+    store, ur = cluster.store, cluster.ur
+    if await store.exists(payloads.disable_path(ur)) is not None:
+        return ["auto-recovery is disabled, so nothing moves: bookmender enable"]
+    leader = await current_leader(store, ur)
+    sessions = {node.session_id for node in await live_nodes(store, ur)}
+    if leader is None:
+        return ["no auditor is running, so nobody looks for the ledgers: bookmender daemon"]
+    if leader.session_id not in sessions:
+        return [
+            f"the leader is Java's AutoRecovery ({leader.candidate}), which knows no drains: "
+            "stop it, so that a node of ours leads"
+        ]
+    return []
+
+
+async def _read_only_concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+    view = await registered_bookies(cluster)
+    writable = sorted(set(bookies) & view.writable.keys())
+    concerns = []
+    if writable:
+        concerns.append(
+            f"{', '.join(writable)} still takes writes, so that new ledgers are put on it: make it "
+            "read-only, by its own HTTP admin server:\n"
+            "    curl -X PUT -H 'Content-Type: application/json' -d '{\"readOnly\": true}' "
+            "http://HOST:PORT/api/v1/bookie/state/readonly\n"
+            "  or by forceReadOnlyBookie=true in its settings, and a restart"
+        )
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    others = view.writable.keys() - orders.draining.keys() - set(bookies)
+    if not others:
+        concerns.append("no other writable bookie is left to take over: add one")
+    return concerns

@@ -1,0 +1,162 @@
+"""``bookmender limits``."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.settings import Settings
+from daemon.visit import Visit, run_visit
+from ledgers.errors import CorruptionError
+from replication.order_book import OrderBook, limits_place
+from replication.orders import LIMIT_RANGES, LimitsOrder
+
+UNLIMITED = "none"
+EXPLAINED: Mapping[str, str] = {
+    "bytes_per_s": "stored bytes that each node copies in a second",
+    "entries_per_s": "likewise entries",
+    "reads_in_flight_per_bookie": "reads under way at one bookie, of each node",
+    "requests_per_s": "requests that each half of a node sends to ZooKeeper in a second",
+    "yields_to_writers": "asking less of a bookie whose answers grow slower",
+}
+
+
+class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A number within its range, as in 20000000 or 20M; 0 or ``none`` where there may be no limit."""
+
+    name = "number"
+    factors: Mapping[str, int] = {"k": 10**3, "M": 10**6, "G": 10**9}
+
+    def __init__(self, key: str) -> None:
+        self.least, self.most = LIMIT_RANGES[key]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if value == UNLIMITED and self.least == 0:
+            return 0
+        digits, factor = value, 1
+        if value[-1:] in self.factors:
+            digits, factor = value[:-1], self.factors[value[-1]]
+        if not digits.isdecimal():
+            self.fail(f"{value!r} is no number, as in 20000000 or 20M", param, ctx)
+        number = int(digits) * factor
+        if not self.least <= number <= self.most:
+            self.fail(f"{number} is not between {self.least} and {self.most}", param, ctx)
+        return number
+
+
+@click.command()
+@config_option
+@output_option
+@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="0 or none: no limit.")
+@click.option("--entries-per-s", type=Limit("entries_per_s"), help="0 or none: no limit.")
+@click.option("--reads-in-flight", type=Limit("reads_in_flight_per_bookie"), help="1 to 500.")
+@click.option("--requests-per-s", type=Limit("requests_per_s"), help="0 or none: no limit.")
+@click.option(
+    "--full-speed/--gentle",
+    default=None,
+    help="Whether bookies whose answers grow slower are asked for as much as ever.",
+)
+@click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
+def limits(
+    config: Path | None,
+    output: str,
+    bytes_per_s: int | None,
+    entries_per_s: int | None,
+    reads_in_flight: int | None,
+    requests_per_s: int | None,
+    full_speed: bool | None,
+    reset: bool,
+) -> None:
+    """What each node may cost. Set here, it holds for all nodes at once, over their settings.
+
+    Only what is given changes; without any option they are shown. Every number is a node's own: with
+    ten nodes, ten times as much is copied. What no order says is shown as this host's settings have
+    it; other nodes' may differ.
+    """
+    wanted = LimitsOrder(
+        bytes_per_s=bytes_per_s,
+        entries_per_s=entries_per_s,
+        reads_in_flight_per_bookie=reads_in_flight,
+        requests_per_s=requests_per_s,
+        yields_to_writers=None if full_speed is None else not full_speed,
+    )
+
+    async def act(cluster: Visit) -> list[EffectiveLimit]:
+        if reset or wanted != LimitsOrder():
+            order = await change_limits(cluster, wanted, reset=reset)
+        else:
+            order = (await OrderBook(cluster.store, cluster.ur).read()).limits
+        return effective_limits(order, cluster.settings)
+
+    found = run_visit(config, act)
+    if output == "json":
+        record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
+        click.echo(json.dumps(record, indent=2))
+    else:
+        for each in found:
+            click.echo(each.to_text())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EffectiveLimit:
+    """``is_ordered``: for all nodes; else it is what the settings here say."""
+
+    key: str
+    value: int | bool
+    is_ordered: bool
+
+    def to_text(self) -> str:
+        if isinstance(self.value, bool):
+            value = "yes" if self.value else "no"
+        else:
+            value = f"{self.value:,}" if self.value else "no limit"
+        by = "by order" if self.is_ordered else "by this host's settings"
+        return f"{self.key:<27} {value:<12} {by:<24} {EXPLAINED[self.key]}"
+
+
+async def change_limits(cluster: Visit, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
+    """Give the order, over what stands or in its place. Raises ConflictError, CorruptionError."""
+    book, place = OrderBook(cluster.store, cluster.ur), limits_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is not None and standing.order is None and not reset:
+        raise CorruptionError("the order that stands cannot be read; --reset takes it back")
+    before = LimitsOrder() if reset or standing is None else standing.order or LimitsOrder()
+    order = merged(before, wanted)
+    if order != LimitsOrder():
+        await book.give(place, order, over=standing)
+    elif standing is not None:
+        await book.withdraw(place, over=standing)
+    return order
+
+
+def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
+    """``before``, but for what is wanted otherwise."""
+    changes = {key: value for key, value in asdict(wanted).items() if value is not None}
+    return replace(before, **changes)
+
+
+def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
+    """What holds for a node with these settings."""
+    ours = settings.replication
+    own: dict[str, int | bool] = {
+        "bytes_per_s": ours.bytes_per_s,
+        "entries_per_s": ours.entries_per_s,
+        "reads_in_flight_per_bookie": ours.reads_in_flight_per_bookie,
+        "requests_per_s": settings.zookeeper.requests_per_s,
+        "yields_to_writers": ours.yields_to_writers,
+    }
+    ordered = asdict(order)
+    return [
+        EffectiveLimit(
+            key=key,
+            value=value if ordered[key] is None else ordered[key],
+            is_ordered=ordered[key] is not None,
+        )
+        for key, value in own.items()
+    ]

@@ -1,0 +1,148 @@
+"""``bookmender bookie maintenance``."""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.operating.bookie_ids import (
+    BookieArgument,
+    known_bookies,
+    registered_bookies,
+    require_known,
+)
+from daemon.operating.bookies import maintenance_record, maintenance_text
+from daemon.operating.progress import tell
+from daemon.visit import Visit, run_visit
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import ConflictError
+from ledgers.metadata import BookieId
+from replication.listing import marked_ledger_ids, read_marks
+from replication.order_book import OrderBook, maintenance_place
+from replication.orders import MaintenanceWindow
+
+SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+DURATION_MAX_S = 30 * 86_400
+"""Longer is no maintenance: what the bookie holds would have one copy less all that time."""
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """``90s``, ``30m``, ``2h``, ``1d``, and their sums, as in ``1h30m``: seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        parts = re.findall(r"(\d+)([smhd])", value)
+        if not parts or "".join(number + unit for number, unit in parts) != value:
+            self.fail(f"{value!r} is no duration, as in 90s, 30m, 2h, 1h30m or 1d", param, ctx)
+        duration_s = sum(int(number) * SECONDS[unit] for number, unit in parts)
+        if not 0 < duration_s <= DURATION_MAX_S:
+            self.fail(f"{value!r} is not between 1 second and 30 days", param, ctx)
+        return duration_s
+
+
+@click.command()
+@click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
+@config_option
+@output_option
+@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
+@click.option("--reason", default="", help="For people who see the window.")
+@click.option("--end", is_flag=True, help="End the window now.")
+def maintenance(
+    bookie: BookieId | None,
+    config: Path | None,
+    output: str,
+    duration_s: int | None,
+    reason: str,
+    end: bool,
+) -> None:
+    """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the end.
+
+    Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces the
+    first. The window stays when the bookie is back, as it may go again: --end ends it. If it is still
+    away at the end, the recovery delay begins then. Without --for or --end: the windows that stand.
+    """
+    if end and duration_s is not None:
+        raise click.UsageError("--for begins a window, and --end ends it: one of them")
+    if (end or duration_s is not None or reason) and bookie is None:
+        raise click.UsageError("which bookie?")
+    if reason and duration_s is None:
+        raise click.UsageError("--reason goes with --for")
+
+    async def act(cluster: Visit) -> dict[BookieId, MaintenanceWindow]:
+        if bookie is not None:
+            require_known([bookie], await known_bookies(cluster))
+        if bookie is not None and duration_s is not None:
+            await open_window(
+                cluster, bookie, duration_s=duration_s, reason=reason, clock=SystemClock()
+            )
+            tell(await concerns(cluster, bookie))
+        if bookie is not None and end and not await end_window(cluster, bookie):
+            tell([f"{bookie} was not under maintenance"])
+        windows = await read_windows(cluster, SystemClock())
+        return {b: window for b, window in windows.items() if bookie in (None, b)}
+
+    windows = run_visit(config, act)
+    if output == "json":
+        record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
+        click.echo(json.dumps({"bookies": record}, indent=2))
+        return
+    now_ms = SystemClock().wall_ms()
+    for each, window in sorted(windows.items()):
+        click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
+    if not windows:
+        click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
+
+
+async def open_window(
+    cluster: Visit, bookie: BookieId, *, duration_s: int, reason: str, clock: Clock
+) -> MaintenanceWindow:
+    """From now on, in place of one that stands. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
+    now_ms = clock.wall_ms()
+    window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + duration_s * 1000, reason=reason)
+    await book.give(place, window, over=await book.standing(place))
+    return window
+
+
+async def end_window(cluster: Visit, bookie: BookieId) -> bool:
+    """False when there was none. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), maintenance_place(cluster.ur, bookie)
+    standing = await book.standing(place)
+    if standing is None:
+        return False
+    await book.withdraw(place, over=standing)
+    return True
+
+
+async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
+    """Those that stand. Such as are over, which nobody needs any more, are deleted by the way."""
+    book = OrderBook(cluster.store, cluster.ur)
+    orders = await book.read()
+    current = dict(orders.at(clock.wall_ms()).maintenance)
+    for bookie in orders.maintenance.keys() - current.keys():
+        place = maintenance_place(cluster.ur, bookie)
+        standing = await book.standing(place)
+        if standing is not None and standing.order == orders.maintenance[bookie]:
+            with suppress(ConflictError):  # somebody gives a new one just now
+                await book.withdraw(place, over=standing)
+    return current
+
+
+async def concerns(cluster: Visit, bookie: BookieId) -> list[str]:
+    """What the window comes too late for."""
+    if bookie in (await registered_bookies(cluster)).available:
+        return []
+    marked = await marked_ledger_ids(cluster.store, cluster.ur)
+    marks = await read_marks(cluster.store, cluster.ur, marked)
+    count = sum(m.mark is not None and bookie in m.mark.replicas for m in marks)
+    if not count:
+        return []
+    return [
+        f"{bookie} is lost already, and {count} ledgers are marked for it: the marks stay, and what "
+        "has been copied stays copied; the rest waits for the window's end, or for the bookie"
+    ]

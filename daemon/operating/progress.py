@@ -1,0 +1,95 @@
+"""How far a long command is: a line on standard error, with the time that is left by what was seen."""
+
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol, TextIO
+
+import click
+
+REMEMBERED_S = 120.0
+"""The speed is that of the last two minutes: what went before says little of what comes."""
+LINE_INTERVAL_S = 10.0
+"""Between two lines where no terminal shows one in place of the other."""
+
+
+class Eta:
+    """When nothing will be left, by how it became less. Times are monotonic seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def remaining_s(self, left: int, *, now_s: float) -> float | None:
+        """Take note of what is left now; None while nobody can tell."""
+        self._seen.append((now_s, left))
+        while self._seen[0][0] < now_s - REMEMBERED_S and len(self._seen) > 2:
+            self._seen.popleft()
+        first_s, first_left = self._seen[0]
+        done, elapsed_s = first_left - left, now_s - first_s
+        if done <= 0 or elapsed_s <= 0:
+            return None
+        return left * elapsed_s / done
+
+
+class Show(Protocol):
+    """Told how much is left, now and then. ``beside``: what else a reader should know, if anything."""
+
+    def __call__(self, left: int, *, beside: str = "") -> None: ...
+
+
+class ProgressLine:
+    """Rewrites one line on a terminal, and writes one now and then anywhere else."""
+
+    def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
+        """``unit``: what is counted, as in ``ledgers``."""
+        self._unit = unit
+        self._stream = stream or sys.stderr
+        self._eta = Eta()
+        self._is_rewritten = self._stream.isatty()
+        self._line_due_s = 0.0
+        self._is_open = False
+
+    def show(self, left: int, *, beside: str = "") -> None:
+        now_s = time.monotonic()
+        remaining_s = self._eta.remaining_s(left, now_s=now_s)
+        if not self._is_rewritten and now_s < self._line_due_s:
+            return
+        self._line_due_s = now_s + LINE_INTERVAL_S
+        text = f"{left:,} {self._unit} left"
+        if remaining_s is not None:
+            text += f", {duration_text(remaining_s)} to go"
+        if beside:
+            text += f"; {beside}"
+        if self._is_rewritten:
+            self._stream.write(f"\r\x1b[K{text}")  # to the line's beginning, and clear it
+            self._is_open = True
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leave the cursor on a line of its own. Any number of times."""
+        if self._is_open:
+            self._stream.write("\n")
+            self._is_open = False
+
+
+def tell(lines: Iterable[str]) -> None:
+    """For people, beside the output proper."""
+    for line in lines:
+        click.echo(line, err=True)
+
+
+def duration_text(duration_s: float) -> str:
+    """For people, in the two largest units that matter."""
+    seconds = max(0, round(duration_s))
+    for unit, below, unit_s, below_s in (
+        ("d", "h", 86_400, 3_600),
+        ("h", "min", 3_600, 60),
+        ("min", "s", 60, 1),
+    ):
+        if seconds >= unit_s:
+            rest = seconds % unit_s // below_s
+            return f"{seconds // unit_s} {unit}" + (f" {rest} {below}" if rest else "")
+    return f"{seconds} s"

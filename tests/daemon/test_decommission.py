@@ -1,0 +1,269 @@
+"""Taking a bookie out of a cluster for good, whatever happens meanwhile."""
+
+import asyncio
+
+import pytest
+
+from daemon.operating import decommission
+from daemon.operating.decommission import Decommissioned, decommission_bookie
+from daemon.operating.drains import order_drains
+from daemon.operating.maintenance_command import open_window
+from ledgers.errors import ConflictError, RejectedError, UnavailableError
+from ledgers.metadata import BookieId
+from replication import payloads
+from replication.order_book import OrderBook
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import delayed, with_ledgers
+from tests.daemon.visits import Heard, visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import ROOT, UR, working
+
+COOKIE = f"{ROOT}/cookies/{B1}"
+
+
+async def decommissioned(
+    cluster: Cluster, bookie: BookieId = B1, heard: Heard | None = None
+) -> Decommissioned:
+    heard = heard or Heard()
+    return await decommission_bookie(
+        visiting(cluster), bookie, tell=heard.tell, show=heard.show, clock=cluster.clock
+    )
+
+
+async def has_cookie(cluster: Cluster) -> bool:
+    return await cluster.store.exists(COOKIE) is not None
+
+
+async def turn_read_only(cluster: Cluster, bookie: BookieId) -> None:
+    await cluster.unregister(bookie)
+    await cluster.register(bookie, is_read_only=True)
+
+
+# --- The whole way ---------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_delay() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3))
+    heard = Heard()
+    async with auditing(cluster, settings=delayed(3_600)), cluster.node() as node, working(node):
+        await cluster.kill(B1)
+        await asyncio.sleep(1)
+        assert await cluster.marked() == []
+
+        done = await decommissioned(cluster, heard=heard)
+
+        assert done == Decommissioned(moved_count=2, had_cookie=True)
+        assert not await has_cookie(cluster)
+        assert heard.told == []
+        assert heard.left[0] == 2
+        for ledger_id in (0, 2):
+            assert B1 not in (await cluster.metadata(ledger_id)).bookies
+        await cluster.assert_queue_empty()
+        await cluster.assert_whole(0, 1, 2)
+
+
+@in_virtual_time
+async def test_done_once_it_may_be_done_again() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    assert await decommissioned(cluster) == Decommissioned(moved_count=0, had_cookie=True)
+
+    assert await decommissioned(cluster) == Decommissioned(moved_count=0, had_cookie=False)
+
+
+@in_virtual_time
+async def test_interrupted_anywhere_it_is_taken_up_again() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with auditing(cluster, settings=delayed(3_600)):
+        await cluster.kill(B1)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(decommissioned(cluster), 10)
+        assert await cluster.marked() == [0, 1], "the auditors go on"
+        assert await has_cookie(cluster)
+
+        async with cluster.node() as node, working(node):
+            done = await decommissioned(cluster)
+
+    assert done.had_cookie
+    assert not await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_a_mark_that_names_it_is_waited_for() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    await cluster.mark(B1, ledger_id=0)
+    waiting = asyncio.create_task(decommissioned(cluster))
+    await asyncio.sleep(30)
+    assert not waiting.done()
+
+    path = payloads.mark_path(UR, 0)
+    await cluster.store.delete(path)
+    await cluster.store.delete(path.rpartition("/")[0])
+    await asyncio.wait_for(waiting, 10)
+
+    assert not await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_its_drain_order_goes_with_it() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await order_drains(visiting(cluster), [B1, B4], may_fence=False, clock=cluster.clock)
+    await cluster.kill(B1)
+
+    await decommissioned(cluster)
+
+    assert (await OrderBook(cluster.store, UR).read()).draining.keys() == {B4}
+
+
+@in_virtual_time
+async def test_an_audit_is_asked_for_again_when_nothing_comes_of_the_first() -> None:
+    cluster = await with_ledgers((B1, B2))
+    path = payloads.recovery_delay_path(UR)
+    await cluster.store.create(path, b"3600")
+    await cluster.kill(B1)
+    heard = Heard()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(
+            decommissioned(cluster, heard=heard), 2.5 * decommission.AUDIT_AGAIN_S
+        )
+
+    data, stat = await cluster.store.get(path)
+    assert data == b"3600", "the delay stays what it was"
+    assert stat.version == 3
+    assert all("no auditor is running" in text for text in heard.told)
+
+
+# --- What must be done first -----------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_running_bookie_is_refused() -> None:
+    cluster = await with_ledgers((B1, B2))
+
+    with pytest.raises(RejectedError, match="stop it for good"):
+        await decommissioned(cluster)
+
+    assert await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_a_read_only_bookie_that_nobody_drains_is_refused_too() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await turn_read_only(cluster, B1)
+
+    with pytest.raises(RejectedError, match="drain"):
+        await decommissioned(cluster)
+
+
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "not empty"])
+@in_virtual_time
+async def test_a_running_bookie_that_is_read_only_and_drained_goes_when_it_is_empty(
+    is_empty: bool,
+) -> None:
+    cluster = await with_ledgers((B3, B2) if is_empty else (B1, B2))
+    await turn_read_only(cluster, B1)
+    await order_drains(visiting(cluster), [B1], may_fence=False, clock=cluster.clock)
+
+    if is_empty:
+        assert (await decommissioned(cluster)).had_cookie
+    else:
+        with pytest.raises(RejectedError, match="1 ledgers name it"):
+            await decommissioned(cluster)
+    assert await has_cookie(cluster) is not is_empty
+
+
+@in_virtual_time
+async def test_a_bookie_under_maintenance_is_refused_as_long_as_the_window_stands() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    await open_window(visiting(cluster), B1, duration_s=60, reason="", clock=cluster.clock)
+    with pytest.raises(RejectedError, match="maintenance"):
+        await decommissioned(cluster)
+
+    await asyncio.sleep(61)
+
+    assert (await decommissioned(cluster)).had_cookie
+
+
+@in_virtual_time
+async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    await cluster.store.create(payloads.disable_path(UR))
+
+    with pytest.raises(RejectedError, match="bookmender enable"):
+        await decommissioned(cluster)
+
+
+# --- What cannot be told ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "may_name"),
+    [
+        pytest.param(b"rubbish that names " + B1.encode(), True, id="with its id in it"),
+        pytest.param(b"rubbish that names " + B2.encode(), False, id="without its id"),
+    ],
+)
+@in_virtual_time
+async def test_rule_s8_metadata_that_cannot_be_read_counts_where_the_id_is_in_its_bytes(
+    data: bytes, may_name: bool
+) -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    await cluster.store.set(cluster.manager.path(0), data, version=-1)
+
+    if may_name:
+        with pytest.raises(UnavailableError, match="ledger_ids=\\[0\\]"):
+            await decommissioned(cluster)
+    else:
+        await decommissioned(cluster)
+    assert await has_cookie(cluster) is may_name
+
+
+@in_virtual_time
+async def test_rule_s8_an_empty_list_of_bookies_is_no_proof_that_it_is_stopped() -> None:
+    cluster = await with_ledgers((B2, B3))
+    for bookie in list((await visiting(cluster).registration.read()).available):
+        await cluster.unregister(bookie)
+
+    with pytest.raises(UnavailableError):
+        await decommissioned(cluster)
+
+    assert await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_started_while_its_ledgers_move_keeps_its_cookie() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        waiting = asyncio.create_task(decommissioned(cluster))
+        await asyncio.sleep(5)
+        await cluster.revive(B1)
+        async with cluster.node() as node, working(node):
+            await cluster.store.delete(cluster.manager.path(0))
+            with pytest.raises(RejectedError, match="it is running"):
+                await asyncio.wait_for(waiting, 60)
+
+    assert await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_set_up_anew_meanwhile_keeps_its_new_cookie() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
+    await cluster.kill(B1)
+    waiting = asyncio.create_task(decommissioned(cluster))
+    await asyncio.sleep(5)
+    await cluster.wipe(B1)
+    await cluster.store.delete(cluster.manager.path(0))
+
+    with pytest.raises(ConflictError):
+        await asyncio.wait_for(waiting, 60)
+
+    assert await has_cookie(cluster)

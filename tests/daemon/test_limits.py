@@ -1,0 +1,120 @@
+"""Limits that are set for all nodes at once, over what their settings say."""
+
+import click
+import pytest
+
+from daemon.operating.limits_command import Limit, change_limits, effective_limits, merged
+from daemon.settings import Settings, ZooKeeperSettings
+from ledgers.errors import CorruptionError
+from replication.order_book import OrderBook, limits_place
+from replication.orders import LIMIT_RANGES, LimitsOrder
+from replication.settings import ReplicationSettings
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import UR
+
+URI = "zk+hierarchical://zk:2181/ledgers"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("0", 0),
+        ("none", 0),
+        ("500", 500),
+        ("20k", 20_000),
+        ("20M", 20_000_000),
+        ("1G", 1_000_000_000),
+    ],
+)
+def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> None:
+    assert Limit("bytes_per_s").convert(text, None, None) == number
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        pytest.param("bytes_per_s", "", id="nothing"),
+        pytest.param("bytes_per_s", "M", id="a factor alone"),
+        pytest.param("bytes_per_s", "-1", id="less than nothing"),
+        pytest.param("bytes_per_s", "1.5M", id="no whole number"),
+        pytest.param("bytes_per_s", "20MB", id="another unit"),
+        pytest.param("reads_in_flight_per_bookie", "none", id="S10: reads always have a limit"),
+        pytest.param(
+            "reads_in_flight_per_bookie", "501", id="S10: more than a bookie may be asked"
+        ),
+        pytest.param("reads_in_flight_per_bookie", "0", id="none at all would be a stop"),
+    ],
+)
+def test_what_no_setting_would_be_allowed_is_refused(key: str, text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Limit(key).convert(text, None, None)
+
+
+def test_the_ranges_are_those_of_the_settings() -> None:
+    for key, (least, most) in LIMIT_RANGES.items():
+        section = ZooKeeperSettings if key == "requests_per_s" else ReplicationSettings
+        for allowed in (least, most):
+            section(**{key: allowed})  # type: ignore[arg-type]
+        for refused in (least - 1, most + 1):
+            with pytest.raises(Exception, match=key):
+                section(**{key: refused})  # type: ignore[arg-type]
+
+
+def test_only_what_is_wanted_otherwise_changes() -> None:
+    before = LimitsOrder(bytes_per_s=1, yields_to_writers=True)
+
+    after = merged(before, LimitsOrder(bytes_per_s=0, entries_per_s=5))
+
+    assert after == LimitsOrder(bytes_per_s=0, entries_per_s=5, yields_to_writers=True)
+
+
+def test_an_order_goes_before_the_settings() -> None:
+    settings = Settings(
+        metadata_service_uri=URI,
+        replication=ReplicationSettings(bytes_per_s=7, entries_per_s=8),
+        zookeeper=ZooKeeperSettings(requests_per_s=9),
+    )
+
+    found = effective_limits(LimitsOrder(bytes_per_s=0, yields_to_writers=False), settings)
+
+    assert {each.key: (each.value, each.is_ordered) for each in found} == {
+        "bytes_per_s": (0, True),
+        "entries_per_s": (8, False),
+        "reads_in_flight_per_bookie": (64, False),
+        "requests_per_s": (9, False),
+        "yields_to_writers": (False, True),
+    }
+    texts = [each.to_text() for each in found]
+    assert "no limit" in texts[0]
+    assert "by order" in texts[0]
+    assert "no  " in texts[4]
+
+
+@in_virtual_time
+async def test_limits_are_changed_one_after_the_other_and_taken_back_together() -> None:
+    cluster = await Cluster.start()
+    book, here = OrderBook(cluster.store, UR), visiting(cluster)
+
+    await change_limits(here, LimitsOrder(bytes_per_s=5), reset=False)
+    await change_limits(here, LimitsOrder(entries_per_s=6), reset=False)
+    assert (await book.read()).limits == LimitsOrder(bytes_per_s=5, entries_per_s=6)
+
+    await change_limits(here, LimitsOrder(requests_per_s=7), reset=True)
+    assert (await book.read()).limits == LimitsOrder(requests_per_s=7)
+
+    await change_limits(here, LimitsOrder(), reset=True)
+    assert await cluster.store.exists(limits_place(UR).path) is None
+    await change_limits(here, LimitsOrder(), reset=True)
+
+
+@in_virtual_time
+async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(limits_place(UR).path, b'{"version": 2}')
+
+    with pytest.raises(CorruptionError, match="--reset"):
+        await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=False)
+    await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=True)
+
+    assert (await OrderBook(cluster.store, UR).read()).limits == LimitsOrder(bytes_per_s=5)

@@ -1,0 +1,86 @@
+"""How far a long command is, and when it will be done."""
+
+import io
+
+import pytest
+
+from daemon.operating.progress import LINE_INTERVAL_S, Eta, ProgressLine, duration_text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("seen", "remaining_s"),
+    [
+        pytest.param([(0, 100)], None, id="nobody can tell from one look"),
+        pytest.param([(0, 100), (10, 100)], None, id="nor while nothing moves"),
+        pytest.param([(0, 100), (10, 110)], None, id="nor while it grows"),
+        pytest.param([(0, 100), (10, 50)], 10.0, id="half in ten seconds: ten more"),
+        pytest.param([(0, 100), (10, 0)], 0.0, id="done"),
+        pytest.param(
+            [(0, 10_000), (10, 1_000), (200, 900), (300, 800)],
+            800.0,
+            id="the speed is that of the last minutes, not of the beginning",
+        ),
+    ],
+)
+def test_the_time_that_is_left_follows_from_what_was_seen(
+    seen: list[tuple[float, int]], remaining_s: float | None
+) -> None:
+    eta = Eta()
+
+    told = [eta.remaining_s(left, now_s=now_s) for now_s, left in seen]
+
+    assert told[-1] == (None if remaining_s is None else pytest.approx(remaining_s))
+
+
+@pytest.mark.parametrize(
+    ("duration_s", "text"),
+    [
+        (-5, "0 s"),
+        (0.4, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (61, "1 min 1 s"),
+        (3_600, "1 h"),
+        (3_661, "1 h 1 min"),
+        (86_400 * 2 + 3_600 * 5 + 59, "2 d 5 h"),
+    ],
+)
+def test_a_duration_is_told_in_its_two_largest_units(duration_s: float, text: str) -> None:
+    assert duration_text(duration_s) == text
+
+
+def test_a_terminal_shows_one_line_in_place_of_the_other() -> None:
+    terminal = Terminal()
+    line = ProgressLine("ledgers", stream=terminal)
+
+    line.show(2_000)
+    line.show(1_000, beside="5 of them wait")
+    line.close()
+    line.close()
+
+    first, second = terminal.getvalue().split("\r")[1:]
+    assert "2,000 ledgers left" in first
+    assert "1,000 ledgers left" in second
+    assert second.endswith("; 5 of them wait\n")
+    assert terminal.getvalue().count("\n") == 1
+
+
+def test_anywhere_else_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, now_s = io.StringIO(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    line = ProgressLine("ledgers", stream=log)
+
+    for left in range(30, 0, -1):
+        line.show(left)
+        now_s[0] += 1
+    line.close()
+
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 30 / LINE_INTERVAL_S
+    assert lines[0] == "30 ledgers left"
+    assert lines[1] == "20 ledgers left, 20 s to go"

@@ -1,0 +1,39 @@
+"""What a command sees of a cluster in memory."""
+
+from dataclasses import dataclass, field
+
+from daemon.settings import Settings
+from daemon.visit import Visit
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.memory.store import MemoryStore
+from ledgers.registration import Registration
+from tests.replication.cluster import Cluster
+from tests.replication.nodes import ROOT
+
+
+def visiting(cluster: Cluster) -> Visit:
+    """A session of its own."""
+    store = MemoryStore(cluster.tree)
+    return Visit(
+        settings=Settings(metadata_service_uri=f"zk+hierarchical://zk:2181{ROOT}"),
+        store=store,
+        manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
+        registration=Registration(store, ROOT),
+    )
+
+
+@dataclass(slots=True)
+class Heard:
+    """What a long command told while it waited."""
+
+    told: list[str] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)
+    beside: list[str] = field(default_factory=list)
+
+    def tell(self, text: str) -> None:
+        self.told.append(text)
+
+    def show(self, left: int, *, beside: str = "") -> None:
+        self.left.append(left)
+        self.beside.append(beside)
