@@ -204,6 +204,7 @@ def _worker(
     queue = Queue(session.store, batcher, session.ur, holder=socket.gethostname())
     receivers = Receivers(
         RandomPlacement(session.rng, local=session.local),
+        clock=session.clock,
         local=session.local,
         is_local_only=ours.target == "local",
     )

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ledgers.clock import Clock
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
 from ledgers.placement import DEFAULT_RACK, Candidate, PlacementPolicy
@@ -17,6 +18,9 @@ from replication.cluster_view import ClusterView
 
 CopyKey = tuple[Fragment, int]
 """What was copied: a bookie index of a fragment. Other bounds or members make it another one."""
+
+SORTED_AGAIN_S = 5.0
+"""How long what the disks said, and who was kept from receiving for it, is good for."""
 
 
 class Bar(enum.Enum):
@@ -51,45 +55,57 @@ class Targets:
         return is_open_to_copies and bookie not in self.refilled
 
 
-class Room(Protocol):
-    """What is known of the bookies' disks."""
+class Rooms(Protocol):
+    """What is known of the bookies' disks (``room.RoomSource``)."""
 
-    def free_bytes(self, bookie: BookieId) -> int | None: ...
+    def free_bytes(self, bookie: BookieId) -> int | None:
+        """None where nobody knows."""
+        ...
 
-    def is_short(self, bookie: BookieId) -> bool:
-        """Whether so little is free that no copy may go there. False where nobody knows."""
+    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
+        """Whether less than the floor will be free when so much more has arrived."""
         ...
 
 
-class BoundlessRoom:
+class BoundlessRooms:
     """Nothing is known of anybody's disks, and nobody is kept from receiving."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
         return None
 
-    def is_short(self, bookie: BookieId) -> bool:
+    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
         return False
 
 
 class Receivers:
-    """One for a worker, which all its repairs share."""
+    """One for a worker, which all its repairs share.
+
+    Who is a candidate is worked out once for each view of the cluster, and again every few seconds for
+    what the disks say: with hundreds of bookies and thousands of small ledgers it is no small thing.
+    """
 
     def __init__(
         self,
         placement: PlacementPolicy,
         *,
+        clock: Clock,
         local: BookieId | None = None,
         is_local_only: bool = False,
-        room: Room | None = None,
+        rooms: Rooms | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
     ) -> None:
         """``local``: this host's bookie. ``is_local_only``: it is the only target (``target = "local"``)."""
         self.placement = placement
+        self._clock = clock
         self._local = local
         self._is_local_only = is_local_only
-        self._room = room or BoundlessRoom()
+        self._rooms = rooms or BoundlessRooms()
         self._rack = rack
         self._load_bytes: dict[BookieId, int] = {}
+        self._view: ClusterView | None = None
+        self._sorted_at_s = 0.0
+        self._candidates: dict[BookieId, Candidate] = {}
+        self._barred: dict[BookieId, Bar] = {}
 
     def targets(
         self,
@@ -99,16 +115,14 @@ class Receivers:
         refilled: Collection[BookieId] = (),
         copied: Mapping[CopyKey, BookieId] | None = None,
     ) -> Targets:
-        """For one ledger: who refused it, who was refilled, what was copied in earlier rounds."""
-        barred = {
-            bookie: bar
-            for bookie in view.writable
-            if (bar := self._bar(bookie, view, refused)) is not None
-        }
+        """For one ledger, and for now: who refused it, who was refilled, what was copied in earlier rounds."""
+        self._sort(view)
+        candidates, barred = self._candidates, self._barred
+        if refused:
+            candidates = {b: each for b, each in candidates.items() if b not in refused}
+            barred = barred | dict.fromkeys(view.writable.intersection(refused), Bar.REFUSED)
         return Targets(
-            candidates={
-                bookie: self._candidate(bookie) for bookie in view.writable if bookie not in barred
-            },
+            candidates=candidates,
             placement=self.placement,
             barred=barred,
             refilled=frozenset(refilled),
@@ -118,45 +132,70 @@ class Receivers:
 
     def candidates(self, view: ClusterView) -> list[Candidate]:
         """For who takes over while a ledger is recovered: wherever that is, ``target`` or not."""
-        return [self._candidate(b) for b in view.receiving if not self._room.is_short(b)]
+        return [self._candidate(b) for b in view.receiving if not self._is_short(b)]
 
     @contextmanager
     def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
         """So many bytes are being copied to the bookie."""
-        self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
+        self._add_load(bookie, byte_count)
         try:
             yield
         finally:
-            self._load_bytes[bookie] -= byte_count
-            if not self._load_bytes[bookie]:
-                del self._load_bytes[bookie]
+            self._add_load(bookie, -byte_count)
 
-    def _bar(
-        self, bookie: BookieId, view: ClusterView, refused: Collection[BookieId]
-    ) -> Bar | None:
-        if bookie in refused:
-            return Bar.REFUSED
+    def _add_load(self, bookie: BookieId, byte_count: int) -> None:
+        self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
+        if not self._load_bytes[bookie]:
+            del self._load_bytes[bookie]
+        if self._view is not None and bookie in self._view.writable:
+            self._sort_one(bookie, self._view)
+
+    def _sort(self, view: ClusterView) -> None:
+        now_s = self._clock.now_s()
+        if view is self._view and now_s - self._sorted_at_s < SORTED_AGAIN_S:
+            return
+        self._view, self._sorted_at_s = view, now_s
+        self._candidates, self._barred = {}, {}
+        for bookie in sorted(view.writable):
+            self._sort_one(bookie, view)
+
+    def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
+        """Into candidates and those that may not receive."""
+        bar = self._bar(bookie, view)
+        if bar is None:
+            self._candidates[bookie] = self._candidate(bookie)
+            self._barred.pop(bookie, None)
+        else:
+            self._barred[bookie] = bar
+            self._candidates.pop(bookie, None)
+
+    def _bar(self, bookie: BookieId, view: ClusterView) -> Bar | None:
         if bookie in view.orders.draining:
             return Bar.DRAINING
         if bookie in view.orders.maintenance:
             return Bar.MAINTENANCE
         if self._is_local_only and bookie != self._local:
             return Bar.NOT_LOCAL
-        return Bar.SHORT_OF_ROOM if self._room.is_short(bookie) else None
+        return Bar.SHORT_OF_ROOM if self._is_short(bookie) else None
+
+    def _is_short(self, bookie: BookieId) -> bool:
+        return self._rooms.is_short(bookie, under_way_bytes=self._load_bytes.get(bookie, 0))
 
     def _candidate(self, bookie: BookieId) -> Candidate:
         return Candidate(
             bookie=bookie,
             rack=self._rack(bookie),
             load_bytes=self._load_bytes.get(bookie, 0),
-            free_bytes=self._room.free_bytes(bookie),
+            free_bytes=self._rooms.free_bytes(bookie),
         )
 
 
 def with_load(
     candidates: Mapping[BookieId, Candidate], loads: Mapping[BookieId, int]
-) -> list[Candidate]:
+) -> Collection[Candidate]:
     """The candidates, with more bytes under way to some of them."""
+    if not loads:
+        return candidates.values()
     return [
         replace(candidate, load_bytes=candidate.load_bytes + loads[bookie])
         if bookie in loads

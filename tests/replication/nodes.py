@@ -125,7 +125,10 @@ async def _node(
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, UR, holder=name)
     receivers = Receivers(
-        RandomPlacement(rng, local=local), local=local, is_local_only=settings.target == "local"
+        RandomPlacement(rng, local=local),
+        clock=clock,
+        local=local,
+        is_local_only=settings.target == "local",
     )
     repairer = Repairer(
         queue=queue,

@@ -1,0 +1,142 @@
+"""Who may receive copies, and what is said where nobody may."""
+
+import random
+from collections.abc import Iterable
+
+from ledgers.metadata import BookieId
+from ledgers.placement import RandomPlacement
+from ledgers.registration import BookieView, RegisteredBookie
+from replication.cluster_view import ClusterView
+from replication.orders import DrainOrder, MaintenanceWindow, Orders
+from replication.targets import SORTED_AGAIN_S, Bar, Receivers, Targets, why_nobody
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
+from tests.virtual_time import LoopClock
+
+GB = 10**9
+
+
+class TestRooms:
+    """Disks of which as much is free as a test says."""
+
+    __test__ = False
+
+    def __init__(self, **free_bytes: int) -> None:
+        self.free: dict[str, int] = free_bytes
+
+    def free_bytes(self, bookie: BookieId) -> int | None:
+        return self.free.get(bookie.partition(":")[0])
+
+    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
+        free_bytes = self.free_bytes(bookie)
+        return free_bytes is not None and free_bytes - under_way_bytes < GB
+
+
+def view(
+    writable: Iterable[BookieId] = BOOKIES,
+    *,
+    draining: Iterable[BookieId] = (),
+    away: Iterable[BookieId] = (),
+) -> ClusterView:
+    return ClusterView(
+        bookies=BookieView(
+            writable={
+                b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True)
+                for b in writable
+            }
+        ),
+        orders=Orders(
+            draining={b: DrainOrder(since_ms=0) for b in draining},
+            maintenance={b: MaintenanceWindow(since_ms=0, until_ms=1) for b in away},
+        ),
+    )
+
+
+def receivers(rooms: TestRooms | None = None, **options: object) -> Receivers:
+    placement = RandomPlacement(random.Random(1))
+    return Receivers(placement, clock=LoopClock(), rooms=rooms, **options)  # type: ignore[arg-type]
+
+
+@in_virtual_time
+async def test_rule_s11_whoever_may_not_receive_is_told_by_its_rule() -> None:
+    found = receivers(TestRooms(b4=GB - 1)).targets(view(draining=[B2], away=[B3]), refused={B5})
+
+    assert found.barred == {
+        B2: Bar.DRAINING,
+        B3: Bar.MAINTENANCE,
+        B4: Bar.SHORT_OF_ROOM,
+        B5: Bar.REFUSED,
+    }
+    assert set(found.candidates) == set(BOOKIES) - {B2, B3, B4, B5}
+
+
+@in_virtual_time
+async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
+    shared, seen = receivers(TestRooms(b1=2 * GB)), view()
+
+    with shared.under_way(B1, GB // 2):
+        assert shared.targets(seen).candidates[B1].load_bytes == GB // 2
+        with shared.under_way(B1, GB):
+            assert shared.targets(seen).barred == {B1: Bar.SHORT_OF_ROOM}
+
+    assert shared.targets(seen).candidates[B1].load_bytes == 0
+
+
+@in_virtual_time
+async def test_a_bookie_that_has_room_again_receives_again() -> None:
+    rooms = TestRooms(b1=0)
+    shared, seen = receivers(rooms), view()
+    assert B1 in shared.targets(seen).barred
+    rooms.free["b1"] = 5 * GB
+
+    await LoopClock().sleep(SORTED_AGAIN_S)
+
+    assert shared.targets(seen).candidates[B1].free_bytes == 5 * GB
+
+
+@in_virtual_time
+async def test_what_one_ledger_was_refused_is_no_matter_for_others() -> None:
+    shared, seen = receivers(), view()
+
+    shared.targets(seen, refused={B1})
+
+    assert not shared.targets(seen).barred
+
+
+@in_virtual_time
+async def test_target_local_bars_all_others_but_not_from_what_they_lack_themselves() -> None:
+    found = receivers(local=B1, is_local_only=True).targets(view(draining=[B2]))
+
+    assert set(found.candidates) == {B1}
+    assert found.barred[B3] is Bar.NOT_LOCAL
+    assert found.may_refill(B3)
+    assert not found.may_refill(B2)
+
+
+@in_virtual_time
+async def test_who_takes_over_in_a_recovery_is_anybody_who_may_receive() -> None:
+    shared = receivers(TestRooms(b4=0), local=B1, is_local_only=True)
+
+    found = shared.candidates(view([B1, B2, B3, B4, B5], draining=[B2], away=[B3]))
+
+    assert {candidate.bookie for candidate in found} == {B1, B5}
+
+
+@in_virtual_time
+async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
+    found = receivers(TestRooms(b5=0)).targets(
+        view([B1, B2, B3, B4, B5, B6], draining=[B4]), refused={B6}
+    )
+
+    assert why_nobody(found, {B1, B2, B3}) == (
+        "of 6 writable ones 3 already hold this part of the ledger or its open end and "
+        "1 refused it and 1 are short of room and 1 are being drained"
+    )
+
+
+def test_with_anybody_left_the_rules_are_not_to_blame() -> None:
+    placement = RandomPlacement(random.Random(1))
+
+    found = Targets(candidates={}, placement=placement)
+
+    assert why_nobody(found, ()) == "none is writable"
