@@ -8,8 +8,10 @@ import java.util.Set;
 import java.util.concurrent.CompletableFuture;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.BookKeeper;
+import org.apache.bookkeeper.client.BookKeeper.DigestType;
 import org.apache.bookkeeper.client.BookKeeperAdmin;
 import org.apache.bookkeeper.client.LedgerHandle;
+import org.apache.bookkeeper.client.api.LedgerMetadata;
 import org.apache.bookkeeper.conf.ClientConfiguration;
 import org.apache.bookkeeper.meta.LedgerManager;
 import org.apache.bookkeeper.net.BookieId;
@@ -30,7 +32,8 @@ final class Cluster {
 
     /**
      * Options: {@code v2} (wire protocol), {@code readTimeoutS}; for new ledgers {@code
-     * metadataVersion} and {@code ctime} (whether to store it).
+     * metadataVersion} and {@code ctime} (whether to store it); for writers {@code
+     * delayEnsembleChange} (a failed bookie stays in as long as enough others acknowledge).
      */
     static Cluster open(String metadataServiceUri, Options options) throws Exception {
         ClientConfiguration settings = new ClientConfiguration();
@@ -38,6 +41,7 @@ final class Cluster {
         settings.setUseV2WireProtocol(options.flag("v2", false));
         settings.setStoreSystemtimeAsLedgerCreationTime(options.flag("ctime", false));
         settings.setProperty("ledgerMetadataVersion", (int) options.number("metadataVersion", 3));
+        settings.setDelayEnsembleChange(options.flag("delayEnsembleChange", false));
         settings.setReadEntryTimeout((int) options.number("readTimeoutS", 5));
         settings.setNumIOThreads(2);
         settings.setNumWorkerThreads(2);
@@ -90,6 +94,23 @@ final class Cluster {
         CompletableFuture<LedgerHandle> opened = new CompletableFuture<>();
         admin.asyncOpenLedger(ledgerId, (rc, handle, ctx) -> settle(opened, rc, handle), null);
         return opened;
+    }
+
+    /**
+     * With recovery where it is open. The handle follows its metadata: a way to open ledgers that came
+     * with 4.17.3, found by name because this is compiled against older ones too.
+     */
+    LedgerHandle openAndFollow(long ledgerId) throws Exception {
+        LedgerMetadata metadata = ledgers().readLedgerMetadata(ledgerId).get().getValue();
+        return (LedgerHandle)
+                BookKeeper.class
+                        .getMethod("openLedger", long.class, DigestType.class, byte[].class, boolean.class)
+                        .invoke(
+                                client,
+                                ledgerId,
+                                DigestType.fromApiDigestType(metadata.getDigestType()),
+                                metadata.getPassword(),
+                                true);
     }
 
     void close() {

@@ -31,6 +31,7 @@ public final class Main {
                     "write", Writer::write,
                     "write-forever", Writer::writeForever,
                     "read", Reader::run,
+                    "follow", Reader::follow,
                     "metadata", Inspection::metadata,
                     "under-replicated", Inspection::underReplicated,
                     "auditor", Inspection::auditor);

@@ -1,5 +1,7 @@
 package bookmender;
 
+import java.util.LinkedHashMap;
+import java.util.Map;
 import org.apache.bookkeeper.client.BKException;
 import org.apache.bookkeeper.client.LedgerHandle;
 
@@ -30,16 +32,45 @@ final class Reader {
         LedgerHandle handle =
                 (withRecovery ? cluster.openWithRecovery(ledgerId) : cluster.openWithoutRecovery(ledgerId))
                         .get();
-        Content content = Content.read(handle, options.number("last", handle.getLastAddConfirmed()));
+        print(handle, Content.read(handle, options.number("last", handle.getLastAddConfirmed())), output);
+        handle.close();
+    }
+
+    /**
+     * Opens {@code ledgers} with recovery, as handles that follow their metadata, and reads each of them
+     * through the same handle for every line that comes in on stdin, until stdin ends.
+     */
+    static int follow(Cluster cluster, Options options, Output output) throws Exception {
+        Map<Long, LedgerHandle> handles = new LinkedHashMap<>();
+        for (long ledgerId : options.numbers("ledgers")) {
+            handles.put(ledgerId, cluster.openAndFollow(ledgerId));
+            output.line("kind", "followed", "ledger", ledgerId);
+        }
+        for (int character = System.in.read(); character != -1; character = System.in.read()) {
+            if (character == '\n') {
+                handles.forEach((ledgerId, handle) -> readAgain(ledgerId, handle, output));
+            }
+        }
+        return Main.WELL;
+    }
+
+    private static void readAgain(long ledgerId, LedgerHandle handle, Output output) {
+        try {
+            print(handle, Content.read(handle, handle.getLastAddConfirmed()), output);
+        } catch (Exception error) {
+            output.line("kind", "content", "ledger", ledgerId, "error", Errors.name(error));
+        }
+    }
+
+    private static void print(LedgerHandle handle, Content content, Output output) {
         output.line(
                 "kind", "content",
-                "ledger", ledgerId,
+                "ledger", handle.getId(),
                 "state", handle.getLedgerMetadata().getState().toString(),
                 "last", content.lastEntryId(),
                 "length", handle.getLength(),
                 "bytes", content.bytes(),
                 "sha256", content.sha256());
-        handle.close();
     }
 
     /** Whether a ledger reads back as {@code {ledger, last, sha256}} says. Prints what was found. */

@@ -4,6 +4,7 @@ It ends when its stdin does, so it does not outlive this process.
 """
 
 import os
+import signal
 import subprocess
 import tempfile
 import threading
@@ -61,6 +62,12 @@ class Jvm:
         except OSError as error:
             raise UnavailableError("the Java program has ended", command=command) from error
 
+    def send_line(self) -> None:
+        """An empty one, to a command that goes on at each."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
     def answer(self) -> Iterator[AnyRecord]:
         """What it prints until the command's end.
 
@@ -87,6 +94,13 @@ class Jvm:
         """As a crash would (SIGKILL)."""
         self._process.kill()
         self._process.wait()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def leftovers(self) -> Iterator[AnyRecord]:
         """What it still had printed, once it has ended."""

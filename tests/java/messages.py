@@ -138,6 +138,12 @@ class Content(Record, frozen=True, kw_only=True, tag="content"):
     sha256: str | None = None
 
 
+class Followed(Record, frozen=True, kw_only=True, tag="followed"):
+    """A reader has the ledger open."""
+
+    ledger: int
+
+
 class Metadata(Record, frozen=True, kw_only=True, tag="metadata"):
     """As Java parsed it. ``serialized``: as Java would write it."""
 
@@ -215,6 +221,7 @@ AnyRecord = (
     | Summary
     | Written
     | Content
+    | Followed
     | Metadata
     | Mark
     | QueueState

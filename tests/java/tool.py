@@ -1,6 +1,7 @@
 """The Java program as an object: BookKeeper's own client, asked one thing after another."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -133,7 +134,8 @@ class JavaWriter:
     """A Java client that goes on adding to one ledger, in a process of its own, until it is stopped.
 
     A context manager, which kills it at the latest. ``window``: entries that may be under way at
-    once; ``pause_ms``: between one and the next.
+    once; ``pause_ms``: between one and the next; ``delays_ensemble_change``: whether a bookie that
+    fails stays in as long as enough others acknowledge.
     """
 
     def __init__(
@@ -144,10 +146,15 @@ class JavaWriter:
         version: str = jars.BOOKKEEPER_DEFAULT,
         window: int = 1,
         pause_ms: int = 1,
+        delays_ensemble_change: bool = False,
     ) -> None:
         self._jvm = Jvm(version)
         shape_options: dict[str, object] = msgspec.to_builtins(shape)
-        options = shape_options | {"window": window, "pauseMs": pause_ms}
+        options = shape_options | {
+            "window": window,
+            "pauseMs": pause_ms,
+            "delayEnsembleChange": delays_ensemble_change,
+        }
         self._jvm.send("write-forever", uri, options)
         self._answer = self._jvm.answer()
         self.ledger_id = self._next(messages.Created).ledger
@@ -158,6 +165,13 @@ class JavaWriter:
         """Return when this entry is. Raises UnavailableError when the writer ended before."""
         while self.last_acknowledged < entry_id:
             self.last_acknowledged = self._next(messages.Added).entry
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP), so that it is idle until it is resumed."""
+        self._jvm.pause()
+
+    def resume(self) -> None:
+        self._jvm.resume()
 
     def kill(self) -> int:
         """As a crash would. Returns the last entry that was acknowledged to the writer."""
@@ -200,6 +214,40 @@ class JavaWriter:
             if isinstance(record, kind):
                 return record
         raise UnavailableError("the Java writer has ended", expected=kind.__name__)
+
+
+class JavaReader:
+    """A Java client that holds ledgers open, in a process of its own, and reads them when told to.
+
+    A context manager, which kills it. Ledgers that are open are recovered first.
+    """
+
+    def __init__(
+        self, uri: str, ledger_ids: Sequence[int], *, version: str = jars.BOOKKEEPER_DEFAULT
+    ) -> None:
+        self._jvm = Jvm(version)
+        self._ledger_ids = ledger_ids
+        self._jvm.send("follow", uri, {"ledgers": list(ledger_ids)})
+        self._answer = self._jvm.answer()
+        for ledger_id in ledger_ids:
+            assert next(self._answer) == messages.Followed(ledger=ledger_id)
+
+    def read(self) -> list[messages.Content]:
+        """All that is in the ledgers, in the order given. An error is part of the answer."""
+        self._jvm.send_line()
+        return _only(messages.Content, islice(self._answer, len(self._ledger_ids)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._jvm.kill()
+        self._jvm.close()
 
 
 def _only(kind: type[R], records: Iterable[AnyRecord]) -> list[R]:
