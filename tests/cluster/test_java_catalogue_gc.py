@@ -1,0 +1,160 @@
+"""Bookies that collect copies which no ensemble names, every second instead of once a day.
+
+What a bookie collected it refuses from then on; what is being copied it leaves alone, because of the
+ledger's lock.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.demo.workload import Written
+from daemon.local.cluster import LocalCluster
+from daemon.local.spec import Storage
+from ledgers.entry import EntryDigest
+from ledgers.errors import NoSuchEntryError, UnavailableError
+from ledgers.metadata import BookieId
+from tests.cluster.faulty_daemon import Point
+from tests.cluster.steps import Bench, bench, errors, events, is_frozen, nodes, shape, wait_for
+from tests.java.messages import Verdict
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+ON_THREE = (3, 3, 3)
+ENTRY_COUNT = 20
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+LONG_SESSION = {"ZOOKEEPER_SESSION_TIMEOUT_S": "60"}
+"""A node that is frozen keeps its locks for as long."""
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    often = {"gcWaitTime": "500", "gcOverreplicatedLedgerWaitTime": "500"}
+    # The sorted storage goes on showing a collected ledger until its write cache is flushed.
+    return {"bookie_settings": often, "storage": Storage.INTERLEAVED}
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+# --- What bookies hold -----------------------------------------------------------------------------
+
+
+async def held(on: Bench, bookie: BookieId, ledger: Written) -> set[int]:
+    """The ids of the entries that the bookie has."""
+    try:
+        runs = await on.workload.bookies.list_entries(bookie, ledger.ledger_id)
+    except NoSuchEntryError:
+        return set()
+    return {entry_id for run in runs for entry_id in run}
+
+
+async def wait_collected(on: Bench, bookie: BookieId, ledger: Written) -> None:
+    async def is_collected() -> bool:
+        try:
+            return not await held(on, bookie, ledger)
+        except UnavailableError:
+            return False  # in the moment of collecting it, the bookie answers with an I/O error
+
+    await wait_for(is_collected, f"bookie {bookie} without ledger {ledger.ledger_id}")
+
+
+async def members(on: Bench, ledger: Written) -> tuple[BookieId, ...]:
+    return (await on.metadata(ledger)).last_segment.ensemble
+
+
+async def copy_one_entry(on: Bench, ledger: Written, target: BookieId) -> None:
+    """Entry 0, as a repair would that holds no lock."""
+    metadata, bookies = await on.metadata(ledger), on.workload.bookies
+    assert metadata.password is not None
+    assert metadata.digest_type is not None
+    entry = await bookies.read(metadata.last_segment.ensemble[0], ledger.ledger_id, 0)
+    key = EntryDigest(metadata.digest_type, metadata.password).master_key
+    await bookies.add(target, entry, master_key=key, is_recovery=True)
+
+
+async def assert_members_hold_all(on: Bench, ledgers: Iterable[Written]) -> None:
+    for ledger in ledgers:
+        for bookie in await members(on, ledger):
+            assert await held(on, bookie, ledger) == set(range(ENTRY_COUNT))
+
+
+# --- The tests -------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "GcOverreplicatedLedgerTest.testGcOverreplicatedLedger",
+    verdict="better",
+    why="a bookie that refuses because it has collected the ledger is passed over for that ledger",
+)
+@pytest.mark.compat("GcOverreplicatedLedgerTest.testNoGcOfLedger", verdict="same")
+def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> Written:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(shape(0, entry_count=ENTRY_COUNT, quorums=ON_THREE))
+            collector, *others = await members(on, ledger)
+            assert await held(on, collector, ledger) == set(range(ENTRY_COUNT))
+            await on.forget([ledger])  # so that no ensemble names the first one any more
+            await wait_collected(on, collector, ledger)
+            for bookie in others:
+                assert await held(on, bookie, ledger) == set(range(ENTRY_COUNT))
+
+            await on.mark([ledger.ledger_id])
+            node = start("node", settings=WORKER_ONLY | {"NODE_BOOKIE_ID": collector})
+
+            await on.wait_idle()
+            assert collector in {event["bookie"] for event in events(node, "copy.refused")}
+            assert collector not in await members(on, ledger)
+            await assert_members_hold_all(on, [ledger])
+            assert not errors(node)
+            return ledger
+
+    ledger = asyncio.run(run())
+    assert java.judge(uri, [ledger.ledger_id]).verdict is Verdict.WHOLE
+
+
+@pytest.mark.compat("GcOverreplicatedLedgerTest.testNoGcIfLedgerBeingReplicated", verdict="same")
+def test_a_copy_under_way_is_not_collected_because_its_ledger_is_locked(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            ledger, *others = await on.write(
+                *(shape(n, entry_count=ENTRY_COUNT, quorums=ON_THREE) for n in range(30))
+            )
+            target = sorted(set(module_cluster.bookies) - set(await members(on, ledger)))[0]
+            await on.lose([ledger])
+            node = start(
+                "node",
+                command=("tests.cluster.faulty_daemon", Point.MID_COPY.value, "SIGSTOP"),
+                settings=WORKER_ONLY | LONG_SESSION | {"NODE_BOOKIE_ID": target},
+            )
+            await wait_for(lambda: is_frozen(node), "copy under way")
+            begun = await held(on, target, ledger)
+            assert 0 < len(begun) < ENTRY_COUNT
+
+            # What the bookie gets now without a lock, it collects; so it has been looking.
+            for other in [each for each in others if target not in await members(on, each)][:2]:
+                await copy_one_entry(on, other, target)
+                await wait_collected(on, target, other)
+            assert await held(on, target, ledger) == begun
+
+            node.resume()
+            await on.wait_idle()
+            assert target in await members(on, ledger)
+            await assert_members_hold_all(on, [ledger, *others])
+            assert not errors(node)
+            return [ledger, *others]
+
+    written = asyncio.run(run())
+    report = java.judge(uri, [each.ledger_id for each in written])
+    assert report.verdict is Verdict.WHOLE, report

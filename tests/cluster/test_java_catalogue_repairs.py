@@ -1,0 +1,203 @@
+"""Repairs on real bookies that go by what bookies have and by which of them there are.
+
+Rows of docs/compatibility.md that fakes cannot show. Each test leaves every bookie up and the queue
+empty; the last one adds a bookie.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from daemon.demo.workload import Written
+from daemon.local.cluster import LocalCluster
+from ledgers.entry import EntryDigest
+from ledgers.metadata import BookieId, Segment
+from replication.listing import locked_ledger_ids
+from replication.plan import Reason
+from replication.waiting import WaitingNote, WaitingNotes
+from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.java.messages import Verdict
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+ON_ALL, ON_THREE, ON_ONE = (5, 5, 5), (3, 3, 3), (1, 1, 1)
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+HALF_WAY = 10
+"""The entry at which the second segment of a ledger begins that has two."""
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+async def wait_note(on: Bench, ledger: Written, reason: Reason) -> WaitingNote:
+    """Until the ledger is put aside for this reason, as everybody can read."""
+    notes = WaitingNotes(on.seen.store, on.seen.ur)
+
+    async def fitting() -> WaitingNote | None:
+        note = await notes.read(ledger.ledger_id)
+        return note if note is not None and note.reason is reason else None
+
+    found: WaitingNote = await wait_for(fitting, f"note that says {reason.value}")
+    return found
+
+
+def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
+    report = java.judge(uri, [each.ledger_id for each in written])
+    assert report.verdict is Verdict.WHOLE, report
+
+
+# --- A bookie that is there, but not with all it had ------------------------------------------------
+
+
+@pytest.mark.compat("G11", "G12", verdict="better")
+def test_a_wiped_bookie_gets_back_what_it_lacks_and_damage_is_moved_elsewhere(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            everywhere, *others = await on.write(
+                shape(0, quorums=ON_ALL), *(shape(n, quorums=ON_THREE) for n in range(1, 7))
+            )
+            wiped = (await on.metadata(others[0])).last_segment.ensemble[0]
+            before = await on.metadata(everywhere)
+            await asyncio.to_thread(module_cluster.wipe, wiped)
+            await asyncio.to_thread(module_cluster.start_bookie, wiped)
+            await store_damaged(on, others[0], wiped)
+            written = [everywhere, *others]
+            await on.mark([each.ledger_id for each in written])
+
+            node = start("node", settings=WORKER_ONLY)
+
+            await on.wait_idle()
+            assert await on.metadata(everywhere) == before, "there was no other bookie"
+            assert wiped not in (await on.metadata(others[0])).last_segment.ensemble
+            assert not errors(node)
+            return written
+
+    assert_whole(java, uri, asyncio.run(run()))
+
+
+async def store_damaged(on: Bench, ledger: Written, bookie: BookieId) -> None:
+    """Entry 0, of which one bit is wrong: bookies do not look."""
+    metadata, bookies = await on.metadata(ledger), on.workload.bookies
+    assert metadata.password is not None
+    assert metadata.digest_type is not None
+    entry = bytearray(await bookies.read(metadata.last_segment.ensemble[1], ledger.ledger_id, 0))
+    entry[-1] ^= 1
+    key = EntryDigest(metadata.digest_type, metadata.password).master_key
+    await bookies.add(bookie, bytes(entry), master_key=key, is_recovery=True)
+
+
+# --- Beside Java's worker ----------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
+    verdict="same",
+)
+def test_javas_worker_and_ours_compete_for_ledgers_of_two_fragments_each(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    quick = {"rwRereplicateBackoffMs": "200", "zkTimeout": "4000"}
+
+    async def run() -> list[Written]:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(n, quorums=ON_THREE) for n in range(40)))
+            for ledger in written:
+                await lose_of_two_fragments(on, ledger)
+            javas = module_cluster.start_autorecovery(settings=quick)
+            node = start("node", settings=WORKER_ONLY | {"REPLICATION_LEDGERS_AT_ONCE": "1"})
+            try:
+                await wait_for(lambda: events(node, "node.started"), "worker of ours")
+                await on.mark([ledger.ledger_id for ledger in written])
+                await on.wait_repaired(written, GONE)
+                assert javas.is_running
+            finally:
+                javas.kill()
+            # Split and lost were one write of ours; Java writes once for each fragment, we once.
+            versions = [(await on.seen.manager.read(w.ledger_id)).version for w in written]
+            assert set(versions) <= {3, 4}, "a fragment was repaired twice"
+            assert not errors(node)
+            return written
+
+    assert_whole(java, uri, asyncio.run(run()))
+
+
+async def lose_of_two_fragments(on: Bench, ledger: Written) -> None:
+    """The ledger has two segments from now on, each of which misses another index."""
+    versioned = await on.seen.manager.read(ledger.ledger_id)
+    (segment,) = versioned.metadata.segments
+    second = Segment(first_entry_id=HALF_WAY, ensemble=segment.ensemble)
+    segments = (segment.with_bookies({0: GONE}), second.with_bookies({1: GONE}))
+    metadata = replace(versioned.metadata, segments=segments)
+    await on.seen.manager.write(ledger.ledger_id, metadata, read_as=versioned)
+
+
+# --- Bookies that come (back) ------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker", verdict="better"
+)
+def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie_is_back(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(shape(0, quorums=ON_ONE))
+            (only,) = (await on.metadata(ledger)).last_segment.ensemble
+            module_cluster.terminate(only)
+            two = [start(name, settings=WORKER_ONLY) for name in ("one", "other")]
+            await on.mark([ledger.ledger_id])
+            note = await wait_note(on, ledger, Reason.NO_COPY)
+            assert str(only) in note.detail
+            assert not await locked_ledger_ids(on.seen.store, on.seen.ur)
+
+            await asyncio.to_thread(module_cluster.start_bookie, only)
+
+            await on.wait_idle()
+            assert await on.names([ledger], only)
+            attempts = [event for node in two for event in events(node, "ledger.put_aside")]
+            assert 1 <= len(attempts) <= 4
+            assert not [error for node in two for error in errors(node)]
+            return [ledger]
+
+    assert_whole(java, uri, asyncio.run(run()))
+
+
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldRetryUntilThereAreEnoughBksAvailableForReplication",
+    verdict="better",
+)
+@pytest.mark.compat(
+    "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",
+    verdict="other",
+)
+def test_a_ledger_waits_for_a_bookie_to_copy_to_and_one_that_joins_gets_what_was_lost(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> list[Written]:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(shape(0, quorums=ON_ALL))
+            lost = (await on.metadata(ledger)).last_segment.ensemble[2]
+            node = start("node")
+            await wait_for(lambda: events(node, "audit.finished"), "audit")
+            module_cluster.terminate(lost)
+            await wait_note(on, ledger, Reason.NO_TARGET)
+
+            joined = await asyncio.to_thread(module_cluster.add_bookie)
+
+            await on.wait_repaired([ledger], lost)
+            assert (await on.metadata(ledger)).last_segment.ensemble[2] == joined
+            assert not errors(node)
+            await asyncio.to_thread(module_cluster.start_bookie, lost)
+            return [ledger]
+
+    assert_whole(java, uri, asyncio.run(run()))
