@@ -1,10 +1,14 @@
+import random
 from collections.abc import Mapping
 
 import pytest
 
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
-from replication.check import Refused, Verdict, judge, questions, transfer_slices
+from replication.check import Refused, Verdict, check, judge, questions, transfer_slices
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
 ALL = frozenset({B1, B2, B3, B4})
@@ -117,3 +121,84 @@ def test_slices_hold_no_more_than_a_transfer_may_and_lose_nothing() -> None:
 def test_nothing_to_ask_is_no_slice() -> None:
     assert list(transfer_slices([])) == []
     assert list(transfer_slices([range(0)])) == []
+
+
+# --- More than the ends ---------------------------------------------------------------------------
+
+
+def asked_of_b1(last: int, share: float, *, seed: int = 1) -> list[int]:
+    asked = questions(
+        [fragment(last=last)],
+        available={B1},
+        distrusted=(),
+        share=share,
+        rng=random.Random(seed),
+    )
+    return [entry_id for run in asked[B1] for entry_id in run]
+
+
+@pytest.mark.parametrize(
+    ("share", "least", "most"),
+    [
+        pytest.param(0, 2, 2, id="the ends alone"),
+        pytest.param(0.1, 2 + 67, 2 + 67, id="a tenth besides"),
+        pytest.param(0.999, 660, 667, id="nearly all"),
+        pytest.param(1, 667, 667, id="all"),
+    ],
+)
+def test_as_large_a_share_as_is_set_is_asked_for_besides_the_ends(
+    share: float, least: int, most: int
+) -> None:
+    stored = list(fragment(last=999).entries_of(0))
+
+    asked = asked_of_b1(999, share)
+
+    assert least <= len(asked) <= most
+    assert asked == sorted(set(asked))
+    assert set(asked) <= set(stored)
+    assert {stored[0], stored[-1]} <= set(asked)
+
+
+def test_another_seed_draws_other_entries_and_the_same_one_the_same() -> None:
+    draws = {seed: asked_of_b1(999, 0.05, seed=seed) for seed in range(20)}
+
+    assert draws[3] == asked_of_b1(999, 0.05, seed=3)
+    assert len({tuple(asked) for asked in draws.values()}) > 10
+
+
+def test_every_entry_is_drawn_sooner_or_later() -> None:
+    seen = {entry_id for seed in range(400) for entry_id in asked_of_b1(99, 0.1, seed=seed)}
+
+    assert seen == set(fragment(last=99).entries_of(0))
+
+
+def test_half_of_ten_million_entries_are_asked_for_without_being_listed() -> None:
+    asked = questions(
+        [fragment(last=14_999_999)], available={B1}, distrusted=(), share=0.5, rng=random.Random(1)
+    )
+
+    assert sum(map(len, asked[B1])) == 5_000_002
+    assert all(not isinstance(run, list) or len(run) == 1 for run in asked[B1])
+
+
+@in_virtual_time
+async def test_a_bookie_that_stopped_answering_is_not_asked_for_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("replication.check.TRANSFER_ENTRIES_MAX", 9)
+    monkeypatch.setattr("replication.check.SILENT_ENTRIES_MAX", 3)
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=99)
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
+
+    findings = await check(
+        [fragment(last=99)],
+        bookies=cluster.bookies,
+        digest=DIGEST,
+        available=ALL,
+        distrusted=(B1, B2),
+    )
+
+    assert [f.verdict for f in findings] == [Verdict.GOOD, Verdict.UNKNOWN, Verdict.GOOD]
+    assert len(cluster.bookies.asked(B2)) == 3
+    assert len(cluster.bookies.asked(B1)) == 67
