@@ -12,7 +12,7 @@ from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
-from replication.plan import Reason
+from replication.reasons import Reason
 from replication.waiting import WaitingNote
 
 LEDGERS_SHOWN_MAX = 8

@@ -1,9 +1,13 @@
 """The under-replication queue, and the worker that takes ledgers from it and repairs them.
 
-The way of a ledger: ``worker`` takes it from the ``queue``, ``repair`` goes round by round: ``check`` what is
-missing, ``plan`` what goes where, ``copier`` and ``copying`` do it; ``open_ledger`` when its end is not
-known yet; ``outcome`` what became of it, ``deferrals`` and ``waiting`` when that was nothing.
+The way of a ledger: the ``worker`` takes it from the ``queue``, once its ``lookout`` has found it;
+``repair`` goes round by round: ``check`` what is missing, ``plan`` what goes where, ``copier`` and
+``copying`` do it; ``open_ledger`` when its end is not known yet; ``outcome`` what became of it; when that
+was nothing, the ``waiting_list`` has it.
+How the lookout chooses: ``mark_tree`` (what is listed), ``shares`` (whose it is), ``choice`` (the order),
+``urgent`` (the leader's hint). When what waits is tried again: ``waiting`` (notes of all nodes),
+``deferrals`` (this one's), ``world`` (what they wait for), ``whereabouts`` (in words).
 Beneath: ``payloads`` and ``tree`` (Java's znodes), ``own_state`` (ours), ``batching`` (transactions),
 ``membership`` (our sessions), ``orders`` and ``order_book`` (what operators want), ``cluster_view`` (who
-is there, and what is ordered), ``journal``, ``listing``, ``settings``.
+is there, and what is ordered), ``journal``, ``listing``, ``summary``, ``settings``.
 """

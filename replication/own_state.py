@@ -3,8 +3,9 @@
 ``nodes/<uuid>`` one ephemeral znode a session (``membership``); ``waiting/<ledger id>`` why a
 marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
 ``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole: those of
-draining bookies (rule S16). Java's payloads never carry a field of ours, so whatever
-it does not know of stands here. A reader skips what it cannot read: it is a later release's.
+draining bookies (rule S16); ``urgent`` the leader's note of the most endangered (``urgent``).
+Java's payloads never carry a field of ours, so whatever it does not know of stands here. A reader
+skips what it cannot read: it is a later release's.
 """
 
 import json
@@ -29,6 +30,10 @@ def waiting_path(ur: str, ledger_id: int | None = None) -> str:
 
 def orders_path(ur: str) -> str:
     return f"{own_path(ur)}/orders"
+
+
+def urgent_path(ur: str) -> str:
+    return f"{own_path(ur)}/urgent"
 
 
 async def read_json(store: MetadataStore, path: str) -> dict[str, Any] | None:

@@ -1,56 +1,73 @@
-"""The under-replication queue as it is shared with Java: marks, locks, and the disable switch.
+"""The queue of marked ledgers: shared with Java, and our own beside it; one set of locks for both.
 
 A worker *takes* a marked ledger (our lock is made by {create, set data} in one multi, so it stands at
 version 1, where Java's stands at 0, and is only ever deleted at that version), is *done* with it
-(the mark goes, at the version read before locking, rule S6), or *gives* it *back*.
-Znodes and payloads: BookKeeper's ZkLedgerUnderreplicationManager.
+(its marks go, each at the version read before locking, rule S6), or *gives* it *back*. A ledger may be
+marked in the shared tree, in our own (what Java would find whole: ledgers of draining bookies, repairs
+made by hand), or in both; it is one ledger with one lock. Znodes and payloads: BookKeeper's
+ZkLedgerUnderreplicationManager.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cached_property
 
 from ledgers.errors import (
     ConflictError,
-    CorruptionError,
     LockLostError,
     NodeExistsError,
     NoNodeError,
-    NotEmptyError,
     UnknownOutcomeError,
 )
+from ledgers.metadata import BookieId
 from ledgers.store import (
     Check,
     Create,
     Delete,
     Event,
+    EventKind,
     MetadataStore,
     MultiFailed,
     Operation,
     SetData,
 )
 from replication import payloads
-from replication.batching import Batcher, Results
-from replication.payloads import Mark
+from replication.batching import Batcher, Results, WithdrawnError
+from replication.mark_tree import MarkTree, SeenMark
+from replication.membership import Half, LiveNode, live_nodes
+from replication.own_state import own_path
+from replication.urgent import read_urgent
 
 OWN_LOCK_VERSION = 1
-LEAF_DIRECTORIES_LISTED_MAX = 16
-"""Directories (of up to 65,536 ids each) that one look at the queue lists at most."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
 class QueuedLedger:
-    """A mark as it was read. ``version`` is that of its znode."""
+    """A marked ledger, and its marks as they were read: at least one, the shared one first."""
 
     ledger_id: int
-    mark: Mark
-    version: int
+    marks: tuple[SeenMark, ...]
+
+    def __post_init__(self) -> None:
+        assert self.marks, self
+
+    @cached_property
+    def replicas(self) -> frozenset[BookieId]:
+        """Bookies that somebody found missing. Without any: repair the placement."""
+        return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
+
+    @cached_property
+    def since_ms(self) -> int:
+        """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
+        return min(seen.mark.ctime_ms or 0 for seen in self.marks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Take:
-    """A ledger whose lock we hold, and the mark as it was before we took it."""
+    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
 
     queued: QueuedLedger
     lock_path: str
@@ -65,6 +82,16 @@ class Take:
         return Check(path=self.lock_path, version=OWN_LOCK_VERSION)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at the queue found: ids only; whose marks are worth reading is for the reader."""
+
+    free: frozenset[int]
+    """Ledgers that seem marked and are not locked; of a long queue a part."""
+    urgent: tuple[int, ...]
+    """The leader's note, without what is locked; may hold ledgers that are marked no more."""
+
+
 class Queue:
     """One node's access to the queue below ``ur`` (``<root>/underreplication``).
 
@@ -75,49 +102,48 @@ class Queue:
         self._store = store
         self._batcher = batcher
         self._ur = ur
-        self._marks = payloads.marks_path(ur)
         self._locks = payloads.locks_path(ur)
         self._lock_data = payloads.lock_to_bytes(holder)
-        self._leftovers: set[str] = set()
-        """Directories that the last look found without child or mark."""
+        self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
+        self._known_nodes: dict[str, LiveNode | None] = {}
+        self.may_take = True
+        """Whether the disable switch was off when we last heard of it; otherwise no lock is asked for,
+        not even for ledgers whose turn to be asked for comes only now."""
 
-    async def look(
-        self, *, limit: int, passed_over: Collection[int], rng: random.Random
-    ) -> list[QueuedLedger]:
-        """Up to ``limit`` marked ledgers that nobody has locked, most endangered first.
+    async def look(self, rng: random.Random) -> Look:
+        """List a bounded part of both trees, and the locks."""
+        names, shared, own, urgent = await asyncio.gather(
+            self._lock_names(),
+            self._shared.look(rng),
+            self._own.look(rng),
+            read_urgent(self._store, self._ur),
+        )
+        locked = {payloads.ledger_id_of_lock(name) for name in names}
+        return Look(
+            free=(shared | own) - locked, urgent=tuple(i for i in urgent if i not in locked)
+        )
 
-        The order holds within the window that was looked at, which begins at random places of the
-        tree, so that many nodes do not all reach for the same ledgers.
-        """
-        self._leftovers.clear()
-        locked = {payloads.ledger_id_of_lock(name) for name in await self._names(self._locks)}
-        queued: list[QueuedLedger] = []
-        for directory in await self._leaf_directories(rng):
-            found = payloads.ledger_ids_below(
-                directory[len(self._marks) + 1 :], await self._children(directory)
-            )
-            free = [i for i in found if i not in locked and i not in passed_over]
-            rng.shuffle(free)
-            # Many of them may be left over without a mark: those are not to hide the others.
-            for start in range(0, len(free), limit):
-                queued += await self._read_marks(free[start : start + limit])
-                if len(queued) >= limit:
-                    return sorted(queued[:limit], key=_urgency)
-        return sorted(queued, key=_urgency)
+    def may_hold(self, ledger_id: int) -> bool:
+        """Whether the ledger may be marked, for all that the last look told."""
+        return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
+
+    async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
+        """Those of the ledgers that are marked, with their marks, in order."""
+        found = await asyncio.gather(*map(self._read_one, ledger_ids))
+        return [queued for queued in found if queued is not None]
 
     async def take(self, queued: QueuedLedger) -> Take | None:
-        """Lock a ledger; None when somebody else was quicker, or its mark has changed."""
+        """Lock a ledger; None when somebody else was quicker, a mark has changed, or all is disabled."""
         lock_path = payloads.lock_path(self._ur, queued.ledger_id)
+        operations: list[Operation] = [
+            *(seen.check for seen in queued.marks),
+            Create(path=lock_path, data=self._lock_data, is_ephemeral=True),
+            SetData(path=lock_path, data=self._lock_data, version=0),
+        ]
         try:
-            await self._batcher.commit(
-                [
-                    Check(
-                        path=payloads.mark_path(self._ur, queued.ledger_id), version=queued.version
-                    ),
-                    Create(path=lock_path, data=self._lock_data, is_ephemeral=True),
-                    SetData(path=lock_path, data=self._lock_data, version=0),
-                ]
-            )
+            await self._batcher.commit(operations, is_wanted=lambda: self.may_take)
+        except WithdrawnError:
+            return None
         except MultiFailed as failure:
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
@@ -128,17 +154,17 @@ class Queue:
         return Take(queued=queued, lock_path=lock_path)
 
     async def finish(self, take: Take, extra: Sequence[Operation] = ()) -> bool:
-        """Done: delete the mark at its version, and our lock, with ``extra`` in the same multi.
+        """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.
 
         ``extra`` may hold the metadata write. When the ledger was marked again meanwhile, only
-        ``extra`` is applied, and False returned: the new mark stays, and the lock is still ours.
-        Raises the cause of an operation of ``extra`` that failed, or LockLostError when the lock
-        is not ours any more; nothing was applied then.
+        ``extra`` is applied (and the deletion of a mark that has not changed), and False returned: the
+        new mark stays, and the lock is still ours. Raises the cause of an operation of ``extra`` that
+        failed, or LockLostError when the lock is not ours any more; nothing was applied then.
         """
-        mark_path = payloads.mark_path(self._ur, take.ledger_id)
         unmark = [
-            Delete(path=mark_path, version=take.queued.version),
-            Delete(path=mark_path.rpartition("/")[0]),
+            delete
+            for seen in take.queued.marks
+            for delete in (seen.delete, Delete(path=seen.directory))
         ]
         unlock = Delete(path=take.lock_path, version=OWN_LOCK_VERSION)
         try:
@@ -152,18 +178,25 @@ class Queue:
         return True
 
     async def _finish_in_steps(self, take: Take, extra: Sequence[Operation]) -> bool:
-        """The mark has changed, or its directory holds something strange: what can be done still?"""
+        """A mark has changed, or its directory holds something strange: what can be done still?"""
         if extra:
             await self.write(take, extra)
-        mark_path = payloads.mark_path(self._ur, take.ledger_id)
+        unmarked = [await self._unmark(take, seen) for seen in take.queued.marks]
+        if not all(unmarked):
+            return False
+        await self.give_back(take)
+        return True
+
+    async def _unmark(self, take: Take, seen: SeenMark) -> bool:
+        """False when the mark has been extended, and so stays."""
         try:
-            await self.write(take, [Delete(path=mark_path, version=take.queued.version)])
+            await self.write(take, [seen.delete])
         except ConflictError:
             return False
         except NoNodeError:  # an operator's hand, or a second deletion: it is gone, as it should
             pass
-        await self._delete_if_empty(mark_path.rpartition("/")[0])
-        await self.give_back(take)
+        tree = self._own if self._own.owns(seen) else self._shared
+        await tree.delete_if_empty(seen.directory)
         return True
 
     async def write(self, take: Take, operations: Sequence[Operation]) -> Results:
@@ -184,7 +217,7 @@ class Queue:
         return [*(guard.check for guard in self._batcher.guards), take.guard]
 
     async def give_back(self, take: Take) -> None:
-        """Delete our lock, if it still is ours. The mark stays.
+        """Delete our lock, if it still is ours. The marks stay.
 
         Another node of ours would have made it at the same version: only the session tells them
         apart, and the batcher's guards prove it.
@@ -198,10 +231,13 @@ class Queue:
                 raise failure.cause from failure
 
     async def is_disabled(self) -> bool:
-        return await self._store.exists(payloads.disable_path(self._ur)) is not None
+        """Whether the switch is on now; ``may_take`` follows."""
+        self.may_take = await self._store.exists(payloads.disable_path(self._ur)) is None
+        return not self.may_take
 
     async def is_marked(self, ledger_id: int) -> bool:
-        return await self._store.exists(payloads.mark_path(self._ur, ledger_id)) is not None
+        """In either tree."""
+        return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
 
     async def is_finished(self, take: Take) -> bool:
         """After a lost reply: whether our ``finish`` went through, as far as anybody can tell.
@@ -210,59 +246,48 @@ class Queue:
         """
         if await self._is_ours(take.lock_path):
             return False
-        if await self.is_marked(take.ledger_id):
+        stats = [await self._store.exists(seen.path) for seen in take.queued.marks]
+        if any(stats):
             raise LockLostError("our lock is gone", path=take.lock_path)
         return True
 
-    def changes(self) -> AsyncGenerator[Event, None]:
-        """Events that may mean work: the first mark in an empty tree, a reconnection.
+    def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
+        """Watches that tell of what may mean work: the first mark in an empty tree, a reconnection.
 
-        Not each mark: with many nodes that would be a herd. The rest is found by looking.
+        Not of each mark: with many nodes that would be a herd. The rest is found by looking.
         """
-        return self._store.watch(self._marks)
+        return self._shared.watch(), self._own.watch()
 
-    def switch_changes(self) -> AsyncGenerator[Event, None]:
-        """Events of the disable switch; what it says now has to be read."""
-        return self._store.watch(payloads.disable_path(self._ur))
+    async def watch_switch(self) -> AsyncGenerator[None, None]:
+        """Keep ``may_take`` as the disable switch says; tells of each time it was read."""
+        async with aclosing(self._store.watch(payloads.disable_path(self._ur))) as events:
+            async for event in events:
+                if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
+                    self.may_take = False
+                await self.is_disabled()
+                yield
+
+    @property
+    def session_id(self) -> int:
+        """Of this node's worker."""
+        return self._store.session_id
+
+    async def workers(self) -> frozenset[int]:
+        """Session ids of the workers that share the queue now, this one's among them."""
+        nodes = await live_nodes(self._store, self._ur, self._known_nodes)
+        others = {node.session_id for node in nodes if node.info.half is Half.WORKER}
+        return frozenset({self.session_id, *others})
 
     async def tidy(self) -> None:
-        """Delete what the last look found left over in the mark tree, from the leaves up."""
-        while self._leftovers:
-            await self._delete_if_empty(self._leftovers.pop())
+        """Delete what the last look found left over in the trees."""
+        await self._shared.tidy()
+        await self._own.tidy()
 
-    async def _delete_if_empty(self, directory: str) -> None:
-        while directory != self._marks:
-            try:
-                await self._store.delete(directory)
-            except (NotEmptyError, NoNodeError):
-                return
-            directory = directory.rpartition("/")[0]
-
-    async def _leaf_directories(self, rng: random.Random) -> list[str]:
-        """Some directories of the third level, whose children stand for one ledger each."""
-        directories = [self._marks]
-        for _ in range(3):
-            below = [f"{d}/{name}" for d in directories for name in await self._children(d)]
-            rng.shuffle(below)
-            directories = below[:LEAF_DIRECTORIES_LISTED_MAX]
-        return directories
-
-    async def _read_marks(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
-        marks = await asyncio.gather(*(self._read_mark(i) for i in ledger_ids))
-        return [mark for mark in marks if mark is not None]
-
-    async def _read_mark(self, ledger_id: int) -> QueuedLedger | None:
-        path = payloads.mark_path(self._ur, ledger_id)
-        try:
-            data, stat = await self._store.get(path)
-        except NoNodeError:  # done by somebody else, or an empty directory left behind
-            self._leftovers.add(path.rpartition("/")[0])
-            return None
-        try:
-            mark = payloads.parse_mark(data)
-        except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
-            mark = Mark()
-        return QueuedLedger(ledger_id=ledger_id, mark=mark, version=stat.version)
+    async def _read_one(self, ledger_id: int) -> QueuedLedger | None:
+        trees = [tree for tree in (self._shared, self._own) if tree.may_hold(ledger_id)]
+        found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
+        marks = tuple(seen for seen in found if seen is not None)
+        return QueuedLedger(ledger_id=ledger_id, marks=marks) if marks else None
 
     async def _is_ours(self, lock_path: str) -> bool:
         """Whether the lock stands, made by this very session; after a lost reply, too.
@@ -277,20 +302,8 @@ class Queue:
             and stat.version == OWN_LOCK_VERSION
         )
 
-    async def _children(self, directory: str) -> list[str]:
-        """Of a directory of the mark tree."""
-        names = await self._names(directory)
-        if not names:
-            self._leftovers.add(directory)
-        return names
-
-    async def _names(self, path: str) -> list[str]:
+    async def _lock_names(self) -> list[str]:
         try:
-            return await self._store.children(path)
+            return await self._store.children(self._locks)
         except NoNodeError:
             return []
-
-
-def _urgency(queued: QueuedLedger) -> tuple[int, int]:
-    """Most copies missing first, then the oldest loss. A mark without a time counts as old."""
-    return -len(queued.mark.replicas), queued.mark.ctime_ms or 0

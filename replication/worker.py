@@ -1,30 +1,40 @@
 """The ReplicationWorker: takes ledgers from the queue, many at once, and sees each to its end.
 
-It looks at a bounded window of the queue, takes the most endangered ledgers first, and lets
-``repair`` do the work. A ledger that must wait for its grace keeps its lock but gives up its place;
-one that cannot be repaired now is put aside with a reason, and tried again after a growing wait or
-as soon as the bookies change. Nothing is ever tried in a hot loop.
+It takes what its ``lookout`` finds, the most endangered ledgers first, and lets ``repair`` do the work.
+A ledger that must wait for its grace keeps its lock but gives up its place; one that cannot be repaired
+now is put aside with a reason, and tried again after a growing wait, by whichever node, or as soon as
+the bookies change for the better. Nothing is ever tried in a hot loop.
 """
 
 import asyncio
 import random
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import Any
 
 import structlog
 from prometheus_client import Counter
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, SessionLostError, UnavailableError
+from replication.choice import Candidate
 from replication.cluster_view import ViewSource
-from replication.deferrals import Deferrals
+from replication.deferrals import Pace
+from replication.lookout import Lookout
 from replication.outcome import Outcome, OutcomeKind
-from replication.plan import Reason
-from replication.queue import Queue, QueuedLedger, Take
+from replication.queue import Queue
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.waiting import WaitingNote, WaitingNotesWriter
+from replication.summary import SUMMARY_INTERVAL_S, Summary
+from replication.waiting import WaitingNotesWriter
+from replication.waiting_list import Holding, WaitingList
 
 log = structlog.get_logger()
+TAKES = Counter(
+    "bookmender_takes_total",
+    "Locks of ledgers that a worker asked for, by outcome: taken, or lost to another's quicker hand.",
+    ["outcome"],
+)
 REPAIRS = Counter(
     "bookmender_repairs_total",
     "Ledgers a worker is finished with for now, by outcome: done, waiting or marked-again.",
@@ -37,13 +47,16 @@ REPAIRED_BYTES = Counter(
     "bookmender_repaired_bytes_total", "Stored bytes of those entries, headers included."
 )
 
-WINDOW_LEDGERS_MAX = 1_000
-"""Marks read in one look at the queue."""
+WINDOW_AGE_MAX_S = 5.0
+"""How long ledgers found in one look are worked off before the queue is looked at anew."""
 IDLE_WAIT_MIN_S = 0.05
 """The first wait after something happened; each further one is twice as long, up to the setting.
 The marks come after what wakes us: the bookie that went, the first directory of the mark tree."""
+LOOK_PAUSE = 10
+"""A look that found nothing is followed by a pause of so many times its own duration at least: the
+longer the queue and the slower ZooKeeper, the seldomer."""
 TIDY_INTERVAL_S = 60.0
-"""Between two looks for leftovers, which an idle worker takes."""
+"""Between two looks for leftovers, which one of the idle workers takes."""
 GRACES_AT_ONCE_MAX = 10_000
 """Ledgers that wait for their grace under our locks; further ones are given back and come again."""
 
@@ -66,35 +79,47 @@ class ReplicationWorker:
         self._queue = queue
         self._repairer = repairer
         self._views = views
-        self._notes = notes
         self._settings = settings
-        self._node = node
         self._clock = clock
         self._rng = rng
+        self._waiting = WaitingList(
+            notes=notes,
+            views=views,
+            pace=Pace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s),
+            node=node,
+            clock=clock,
+            rng=rng,
+        )
+        self._lookout = Lookout(
+            queue=queue,
+            waiting=self._waiting,
+            clock=clock,
+            rng=rng,
+            help_after_s=settings.idle_wait_s,
+        )
         self._slots = asyncio.Semaphore(settings.ledgers_at_once)
         self._busy: set[int] = set()
-        self._deferrals = Deferrals(
-            wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s, rng=rng
-        )
-        self._noted: dict[int, tuple[Reason, str]] = {}
-        """What this worker last noted of the ledgers that wait."""
-        self._foreign_notes: set[int] = set()
-        """Ledgers that any node had noted when we last looked."""
         self._grace_count = 0
-        self._is_disabled = False
+        self._summary = Summary()
         self._tidy_due_s = 0.0
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Work until cancelled. Raises SessionLostError when the session is gone."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._wake_on_marks())
+            for watch in (*self._queue.first_marks(), self._queue.watch_switch()):
+                tasks.create_task(self._wake_on(watch))
             tasks.create_task(self._wake_on_bookies())
-            tasks.create_task(self._watch_switch())
+            tasks.create_task(self._summarise())
             wait_s = IDLE_WAIT_MIN_S
             while True:
+                began_s = self._clock.now_s()
                 has_found = await self._try_run_once(tasks)
-                if has_found or await self._wait_idle(wait_s):
+                if has_found and self._lookout.is_cut_short:
+                    continue
+                pause_s = 0.0 if has_found else LOOK_PAUSE * (self._clock.now_s() - began_s)
+                is_woken = await self._wait_idle(max(wait_s, pause_s))
+                if has_found or is_woken or self._lookout.is_cut_short:
                     wait_s = IDLE_WAIT_MIN_S
                 else:
                     wait_s = min(2 * wait_s, self._settings.idle_wait_s)
@@ -110,65 +135,81 @@ class ReplicationWorker:
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Look at the queue once and start on what is there; False when nothing was."""
+        async with self._slots:  # before there is room for one more, what is found would grow old
+            pass
         self._wake.clear()
-        self._is_disabled = await self._queue.is_disabled()
-        if self._is_disabled:
+        if await self._queue.is_disabled():
             return False
-        await self._read_notes()
-        passed_over = self._busy | self._deferrals.not_due(now_s=self._clock.now_s())
-        queued = await self._queue.look(
-            limit=WINDOW_LEDGERS_MAX, passed_over=passed_over, rng=self._rng
-        )
-        for ledger in queued:
+        candidates = await self._lookout.look(busy=self._busy, room=self._room_for_others())
+        looked_s = self._clock.now_s()
+        for candidate in candidates:
             await self._slots.acquire()
-            if self._is_disabled:  # what is being repaired is repaired, and nothing more is taken
+            is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
+            if is_old or not self._queue.may_take:
                 self._slots.release()
                 break
-            self._busy.add(ledger.ledger_id)
-            tasks.create_task(self._work(ledger))
-        if not queued and not self._busy:
+            self._busy.add(candidate.ledger_id)
+            tasks.create_task(self._work(candidate))
+        if not candidates and not self._busy:
+            self._summary.tell(at_work_count=0)
             await self._tidy()
-        return bool(queued)
+        return bool(candidates)
 
-    async def _work(self, queued: QueuedLedger) -> None:
+    def _room_for_others(self) -> int:
+        """Only a worker that is half idle helps with others' ledgers."""
+        room = self._settings.ledgers_at_once - (len(self._busy) - self._grace_count)
+        return room if 2 * room >= self._settings.ledgers_at_once else 0
+
+    async def _work(self, candidate: Candidate) -> None:
         """One ledger from take to conclusion. Holds a slot, which the caller took."""
         try:
-            take = await self._queue.take(queued)
-            if take is not None and not await self._see_to_its_end(take):
-                self._deferrals.defer(queued.ledger_id, now_s=self._clock.now_s())
-                await self._queue.give_back(take)  # failing here ends the session, which does it
+            world = self._waiting.world
+            take = await self._queue.take(candidate.queued)
+            TAKES.labels(outcome="lost" if take is None else "taken").inc()
+            if take is None:
+                self._waiting.put_off_lost(candidate.ledger_id)
+            else:
+                await self._hold(Holding(take=take, world=world, note=candidate.note))
         finally:
-            self._busy.discard(queued.ledger_id)
+            self._busy.discard(candidate.ledger_id)
             self._slots.release()
             if not self._busy:
                 self._wake.set()
 
-    async def _see_to_its_end(self, take: Take) -> bool:
+    async def _hold(self, held: Holding) -> None:
+        if not await self._see_to_its_end(held):
+            self._waiting.put_off_failed(held)
+            await self._queue.give_back(held.take)  # failing here ends the session, which does it
+
+    async def _see_to_its_end(self, held: Holding) -> bool:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""
         try:
-            await self._conclude(take, await self._repair(take))
+            await self._conclude(held, await self._repair(held))
         except SessionLostError:
             raise
         except LockLostError:
-            log.warning("lock.lost", ledger_id=take.ledger_id)
+            log.warning("lock.lost", ledger_id=held.ledger_id)
         except UnavailableError as error:
-            log.warning("repair.interrupted", ledger_id=take.ledger_id, error=str(error))
+            log.warning("repair.interrupted", ledger_id=held.ledger_id, error=str(error))
             return False
         except Exception:  # one ledger's surprise must not stop the others; it is put aside, loudly
-            log.exception("repair.crashed", ledger_id=take.ledger_id)
+            log.exception("repair.crashed", ledger_id=held.ledger_id)
             return False
         return True
 
-    async def _repair(self, take: Take) -> Outcome:
-        outcome = await self._repairer.repair(take)
+    async def _repair(self, held: Holding) -> Outcome:
+        outcome = await self._repairer.repair(held.take)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
-                await self._note(take.ledger_id, outcome)
+                await self._waiting.tell_of_grace(held, outcome)
                 await self._sit_out_grace()
             finally:
                 self._grace_count -= 1
-            outcome = await self._repairer.repair(take, outcome.sighting)
+            if not self._queue.may_take:  # nobody is to be fenced now
+                break
+            held.world = self._waiting.world
+            outcome = await self._repairer.repair(held.take, outcome.sighting)
         return outcome
 
     async def _sit_out_grace(self) -> None:
@@ -179,72 +220,44 @@ class ReplicationWorker:
         finally:
             await self._slots.acquire()
 
-    async def _conclude(self, take: Take, outcome: Outcome) -> None:
-        ledger_id = take.ledger_id
+    async def _conclude(self, held: Holding, outcome: Outcome) -> None:
         REPAIRS.labels(outcome=outcome.kind.value).inc()
         REPAIRED_ENTRIES.inc(outcome.entry_count)
         REPAIRED_BYTES.inc(outcome.entry_bytes)
+        self._summary.add(outcome)
         match outcome.kind:
             case OutcomeKind.DONE:
-                self._deferrals.forget(ledger_id)
-                await self._delete_note(ledger_id)
+                await self._waiting.strike_off(held)
                 log.debug(
                     "ledger.repaired",
-                    ledger_id=ledger_id,
+                    ledger_id=held.ledger_id,
                     entry_count=outcome.entry_count,
                     entry_bytes=outcome.entry_bytes,
                 )
             case OutcomeKind.MARKED_AGAIN:
-                await self._queue.give_back(take)
+                await self._queue.give_back(held.take)
             case OutcomeKind.WAITING:
-                await self._note(ledger_id, outcome)
-                wait_s = self._deferrals.defer(ledger_id, now_s=self._clock.now_s())
-                await self._queue.give_back(take)
-                log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1))
-
-    async def _note(self, ledger_id: int, outcome: Outcome) -> None:
-        """Tell everybody why the ledger waits, unless that has been told already."""
-        assert outcome.reason is not None, outcome
-        if self._noted.get(ledger_id) == (outcome.reason, outcome.detail):
-            return
-        self._noted[ledger_id] = (outcome.reason, outcome.detail)
-        log.warning(
-            "ledger.put_aside",
-            ledger_id=ledger_id,
-            reason=outcome.reason.value,
-            detail=outcome.detail,
-        )
-        await self._notes.write(
-            WaitingNote(
-                ledger_id=ledger_id,
-                reason=outcome.reason,
-                detail=outcome.detail,
-                node=self._node,
-                since_ms=self._clock.wall_ms(),
-            )
-        )
-
-    async def _delete_note(self, ledger_id: int) -> None:
-        # Another node may have put it aside before us; its note costs a look only where it stands.
-        if self._noted.pop(ledger_id, None) is not None or ledger_id in self._foreign_notes:
-            await self._notes.delete(ledger_id)
-
-    async def _read_notes(self) -> None:
-        """Forget what we noted and another node, which was done with the ledger, has deleted."""
-        self._foreign_notes = await self._notes.ledger_ids()
-        for ledger_id in self._noted.keys() - self._foreign_notes - self._busy:
-            del self._noted[ledger_id]
+                await self._waiting.put_aside(held, outcome)
+                await self._queue.give_back(held.take)
 
     async def _tidy(self) -> None:
-        """With nothing else to do: what a repair leaves behind, ours or another's, goes."""
-        if self._clock.now_s() < self._tidy_due_s:
+        """With nothing else to do: what a repair leaves behind, ours or another's, goes.
+
+        By turns: each minute one of the workers, by chance.
+        """
+        now_s = self._clock.now_s()
+        if now_s < self._tidy_due_s:
             return
-        self._tidy_due_s = self._clock.now_s() + TIDY_INTERVAL_S
-        await self._queue.tidy()
-        for ledger_id in await self._notes.ledger_ids():
-            if not await self._queue.is_marked(ledger_id):
-                self._noted.pop(ledger_id, None)
-                await self._notes.delete(ledger_id)
+        self._tidy_due_s = now_s + TIDY_INTERVAL_S
+        self._waiting.prune()
+        if self._rng.random() * self._lookout.worker_count < 1:
+            await self._queue.tidy()
+            await self._waiting.tidy(self._queue)
+
+    async def _summarise(self) -> None:
+        while True:
+            await self._clock.sleep(SUMMARY_INTERVAL_S)
+            self._summary.tell(at_work_count=len(self._busy))
 
     async def _wait_idle(self, wait_s: float) -> bool:
         """Whether something happened within that time."""
@@ -255,15 +268,9 @@ class ReplicationWorker:
             return False
         return True
 
-    async def _wake_on_marks(self) -> None:
-        async with aclosing(self._queue.changes()) as changes:
-            async for _ in changes:
-                self._wake.set()
-
-    async def _watch_switch(self) -> None:
-        async with aclosing(self._queue.switch_changes()) as changes:
-            async for _ in changes:
-                self._is_disabled = await self._queue.is_disabled()
+    async def _wake_on(self, watch: AsyncGenerator[Any, None]) -> None:
+        async with aclosing(watch) as events:
+            async for _ in events:
                 self._wake.set()
 
     async def _wake_on_bookies(self) -> None:
@@ -272,5 +279,4 @@ class ReplicationWorker:
         while True:
             await self._views.wait_change(seen)
             seen = self._views.change_count
-            self._deferrals.hasten()
             self._wake.set()

@@ -15,11 +15,10 @@ from auditor.election import Election
 from auditor.marking import Marker
 from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
-from replication import payloads
 from replication.batching import Batcher
 from replication.membership import Half, Membership, NodeInfo
 from replication.payloads import underreplication_path
-from replication.queue import Queue, QueuedLedger, Take
+from replication.queue import Queue, Take
 from replication.tree import prepare_tree
 from tests.cluster.our_client import OurClient, our_client
 from tests.java.messages import Mark, Shape, Verdict
@@ -55,9 +54,7 @@ class OurNode:
 
     async def take(self, ledger_id: int) -> Take:
         """Lock a marked ledger that nobody holds."""
-        data, stat = await self.client.store.get(payloads.mark_path(self.ur, ledger_id))
-        mark = payloads.parse_mark(data)
-        queued = QueuedLedger(ledger_id=ledger_id, mark=mark, version=stat.version)
+        (queued,) = await self.queue.read([ledger_id])
         take = await self.queue.take(queued)
         assert take is not None
         return take

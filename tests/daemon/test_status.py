@@ -13,7 +13,7 @@ from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication import payloads
 from replication.membership import Half, NodeInfo
-from replication.plan import Reason
+from replication.reasons import Reason
 from replication.waiting import WaitingNote
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, in_virtual_time

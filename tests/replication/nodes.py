@@ -19,6 +19,7 @@ from replication import payloads
 from replication.batching import Batcher
 from replication.cluster_view import ViewSource
 from replication.copier import Copier
+from replication.mark_tree import MarkTree
 from replication.membership import Half, Membership, NodeInfo
 from replication.open_ledger import OpenLedgers
 from replication.order_book import OrderBook
@@ -56,10 +57,9 @@ class Node:
         return take
 
     async def queued(self, ledger_id: int = LEDGER) -> QueuedLedger:
-        data, stat = await self.store.get(payloads.mark_path(UR, ledger_id))
-        return QueuedLedger(
-            ledger_id=ledger_id, mark=payloads.parse_mark(data), version=stat.version
-        )
+        found = await MarkTree(self.store, UR).read(ledger_id)
+        assert found is not None, ledger_id
+        return QueuedLedger(ledger_id=ledger_id, marks=(found,))
 
 
 def node_info(name: str, half: Half = Half.WORKER) -> NodeInfo:

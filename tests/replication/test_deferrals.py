@@ -1,54 +1,111 @@
+"""When a ledger that could not be repaired is tried again."""
+
 import random
+from dataclasses import replace
 
 import pytest
 
-from replication.deferrals import Deferrals
+from replication.deferrals import JITTER, REMEMBERED_S, Deferrals, Pace
+from replication.reasons import Reason
+from replication.world import World
 
 SEED = 20
 LEDGER = 5
+PACE = Pace(wait_min_s=10, wait_max_s=300)
+WORLD = World(newest_czxid=7, bookies="b", orders="o")
+BETTER = replace(WORLD, newest_czxid=8)
 
 
-@pytest.fixture
-def deferrals() -> Deferrals:
-    return Deferrals(wait_min_s=10, wait_max_s=300, rng=random.Random(SEED))
-
-
-def test_the_wait_doubles_up_to_its_bound_with_jitter(deferrals: Deferrals) -> None:
-    waits_s = [deferrals.defer(LEDGER, now_s=1000.0) for _ in range(8)]
-
-    for wait_s, nominal_s in zip(waits_s, [10, 20, 40, 80, 160, 300, 300, 300], strict=True):
-        assert 0.8 * nominal_s <= wait_s <= 1.2 * nominal_s
-
-
-def test_a_deferred_ledger_is_left_alone_until_it_is_due(deferrals: Deferrals) -> None:
-    wait_s = deferrals.defer(LEDGER, now_s=1000.0)
-
-    assert deferrals.not_due(now_s=1000.0 + wait_s - 0.1) == {LEDGER}
-    assert deferrals.not_due(now_s=1000.0 + wait_s) == set()
-
-
-@pytest.mark.compat("G13", verdict="better")
-def test_a_change_of_circumstances_makes_everything_due_and_the_waits_short_again(
-    deferrals: Deferrals,
-) -> None:
-    for _ in range(5):
-        deferrals.defer(LEDGER, now_s=1000.0)
-
-    deferrals.hasten()
-
-    assert deferrals.not_due(now_s=1000.0) == set()
-    assert 0.8 * 10 <= deferrals.defer(LEDGER, now_s=1000.0) <= 1.2 * 10
-
-
-@pytest.mark.compat(
-    "G13",
-    verdict="better",
-    why="success and a change of the bookies begin them anew",
+@pytest.mark.parametrize(
+    ("reason", "nominal_s"),
+    [
+        pytest.param(Reason.NO_TARGET, [10, 20, 40, 80, 160, 300, 300], id="as set"),
+        pytest.param(None, [10, 20, 40, 80, 160, 300, 300], id="unknown: as set"),
+        pytest.param(Reason.NO_COPY, [60, 120, 240, 480, 960, 1920, 3600], id="long"),
+        pytest.param(Reason.CORRUPT_METADATA, [60, 120, 240, 480, 960, 1920, 3600], id="long, too"),
+        pytest.param(Reason.NO_ANSWER, [2, 4, 8, 16, 32, 60, 60], id="short"),
+    ],
 )
-def test_success_begins_the_waits_anew(deferrals: Deferrals) -> None:
-    deferrals.defer(LEDGER, now_s=1000.0)
+def test_the_wait_doubles_up_to_its_bound_with_jitter(
+    reason: Reason | None, nominal_s: list[float]
+) -> None:
+    rng = random.Random(SEED)
+
+    for tries, expected_s in enumerate(nominal_s, start=1):
+        waits_s = [PACE.wait_s(reason, tries=tries, rng=rng) for _ in range(20)]
+        assert all((1 - JITTER) * expected_s <= s <= (1 + JITTER) * expected_s for s in waits_s)
+        assert len(set(waits_s)) > 1
+
+
+def test_however_many_tries_the_wait_is_bounded() -> None:
+    assert PACE.wait_s(None, tries=10**6, rng=random.Random(SEED)) <= 300 * (1 + JITTER)
+
+
+def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Deferrals:
+    deferrals = Deferrals()
+    deferrals.defer(LEDGER, due_s=100.0, world=WORLD, reason=reason, tries=tries)
+    return deferrals
+
+
+@pytest.mark.parametrize(
+    ("now_s", "world", "reason", "is_due"),
+    [
+        pytest.param(99.9, WORLD, Reason.NO_TARGET, False, id="too early"),
+        pytest.param(100.0, WORLD, Reason.NO_TARGET, True, id="its time has come"),
+        pytest.param(0.0, BETTER, Reason.NO_TARGET, True, id="a bookie came"),
+        pytest.param(
+            0.0, replace(WORLD, orders="p"), Reason.NO_TARGET, True, id="an order changed"
+        ),
+        pytest.param(
+            0.0, replace(WORLD, bookies="c"), Reason.NO_TARGET, False, id="a bookie went: no help"
+        ),
+        pytest.param(
+            0.0, replace(WORLD, bookies="c"), Reason.NO_ANSWER, True, id="the silent one, perhaps"
+        ),
+        pytest.param(
+            0.0,
+            replace(WORLD, newest_czxid=3, bookies="c"),
+            Reason.NO_COPY,
+            False,
+            id="the newest went",
+        ),
+    ],
+)
+def test_a_ledger_is_due_in_time_or_in_a_better_world(
+    now_s: float, world: World, reason: Reason, is_due: bool
+) -> None:
+    assert deferred(reason).is_due(LEDGER, now_s=now_s, world=world) is is_due
+
+
+def test_a_ledger_that_was_never_put_aside_is_due() -> None:
+    assert Deferrals().is_due(LEDGER, now_s=0.0, world=WORLD)
+
+
+@pytest.mark.parametrize(
+    ("reason", "world", "tries"),
+    [
+        pytest.param(Reason.NO_TARGET, WORLD, 3, id="alike"),
+        pytest.param(Reason.NO_COPY, WORLD, 0, id="another reason begins anew"),
+        pytest.param(Reason.NO_TARGET, BETTER, 0, id="and so does a better world"),
+    ],
+)
+def test_tries_that_failed_alike_are_counted(reason: Reason, world: World, tries: int) -> None:
+    assert deferred().tries(LEDGER, reason, world=world) == tries
+
+
+def test_success_begins_anew() -> None:
+    deferrals = deferred()
 
     deferrals.forget(LEDGER)
 
-    assert deferrals.not_due(now_s=1000.0) == set()
-    assert deferrals.defer(LEDGER, now_s=1000.0) <= 1.2 * 10
+    assert deferrals.is_due(LEDGER, now_s=0.0, world=WORLD)
+    assert deferrals.tries(LEDGER, Reason.NO_TARGET, world=WORLD) == 0
+
+
+@pytest.mark.parametrize(("after_s", "tries"), [(REMEMBERED_S - 1, 3), (REMEMBERED_S, 0)])
+def test_what_was_due_long_ago_is_forgotten(after_s: float, tries: int) -> None:
+    deferrals = deferred()
+
+    deferrals.prune(now_s=100.0 + after_s)
+
+    assert deferrals.tries(LEDGER, Reason.NO_TARGET, world=WORLD) == tries

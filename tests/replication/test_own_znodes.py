@@ -16,7 +16,7 @@ from replication.listing import (
 from replication.membership import Half, LiveNode, Membership, live_nodes
 from replication.own_state import nodes_path, waiting_path
 from replication.payloads import Mark
-from replication.plan import Reason
+from replication.reasons import Reason
 from replication.tree import prepare_tree
 from replication.waiting import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time

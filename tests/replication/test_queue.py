@@ -11,8 +11,9 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, Stat
 from replication import payloads
 from replication.batching import Results
+from replication.mark_tree import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
 from replication.payloads import Mark
-from replication.queue import LEAF_DIRECTORIES_LISTED_MAX, Queue, QueuedLedger
+from replication.queue import Queue, QueuedLedger
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
@@ -24,29 +25,14 @@ EXTRA = "/extra"
 SEED = 11
 
 
-async def look(queue: Queue, *, limit: int = 100, passed_over: Sequence[int] = ()) -> list[int]:
-    found = await queue.look(limit=limit, passed_over=passed_over, rng=random.Random(SEED))
-    return [queued.ledger_id for queued in found]
+async def look(queue: Queue, *, seed: int = SEED) -> frozenset[int]:
+    return (await queue.look(random.Random(seed))).free
 
 
 # --- Looking --------------------------------------------------------------------------------------
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
-@in_virtual_time
-async def test_the_most_endangered_come_first_then_the_oldest() -> None:
-    cluster = await Cluster.start()
-    await cluster.mark(B1, ledger_id=1, ctime_ms=5)
-    await cluster.mark(B1, B2, ledger_id=2, ctime_ms=9)
-    await cluster.mark(B1, ledger_id=3, ctime_ms=4)
-    await cluster.mark(ledger_id=4, ctime_ms=1)
-    without_time = payloads.mark_to_bytes(Mark(replicas=(B1,)))
-    await cluster.store.create(payloads.mark_path(UR, 5), without_time, with_parents=True)
-
-    async with cluster.node() as node:
-        assert await look(node.queue) == [2, 5, 3, 1, 4]
-
-
 @in_virtual_time
 async def test_ledgers_are_found_wherever_they_lie_in_the_tree() -> None:
     cluster = await Cluster.start()
@@ -55,75 +41,69 @@ async def test_ledgers_are_found_wherever_they_lie_in_the_tree() -> None:
         await cluster.mark(B1, ledger_id=ledger_id)
 
     async with cluster.node() as node:
-        assert sorted(await look(node.queue)) == ledger_ids
+        assert await look(node.queue) == {*ledger_ids}
 
 
 @in_virtual_time
-async def test_no_more_are_looked_at_than_wanted_and_none_that_is_locked_or_passed_over() -> None:
+async def test_a_ledger_that_is_locked_is_not_free() -> None:
     cluster = await Cluster.start()
-    for ledger_id in range(20):
+    for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
-    await cluster.store.create(payloads.lock_path(UR, 3), is_ephemeral=True)
+    await cluster.store.create(payloads.lock_path(UR, 1), is_ephemeral=True)
 
     async with cluster.node() as node:
-        passed_over = range(10, 20)
-        some = await look(node.queue, limit=4, passed_over=passed_over)
-        free = await look(node.queue, passed_over=passed_over)
-
-    assert len(some) == 4
-    assert set(some) < set(free)
-    assert sorted(free) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+        assert await look(node.queue) == {0, 2}
 
 
 @in_virtual_time
-async def test_nodes_that_look_at_a_part_of_the_queue_look_at_different_parts() -> None:
+async def test_of_a_long_queue_each_look_lists_another_part_and_knows_that_there_is_more() -> None:
     cluster = await Cluster.start()
-    for number in range(LEAF_DIRECTORIES_LISTED_MAX + 4):
-        for ledger_id in range(4):
-            await cluster.mark(B1, ledger_id=(number << 16) + ledger_id)
+    for number in range(DIRECTORIES_LISTED_MAX + 4):
+        await cluster.mark(B1, ledger_id=number << 16)
 
     async with cluster.node() as node:
-        windows = [
-            {
-                queued.ledger_id
-                for queued in await node.queue.look(
-                    limit=5, passed_over=(), rng=random.Random(seed)
-                )
-            }
-            for seed in range(20)
-        ]
+        looks = [await look(node.queue, seed=seed) for seed in range(20)]
+        is_listed = {node.queue.may_hold(ledger_id) for ledger_id in (0, 5)}
 
-    seen = set().union(*windows)
-    assert len({ledger_id >> 16 for ledger_id in seen}) > LEAF_DIRECTORIES_LISTED_MAX
-    assert {ledger_id & 0xFFFF for ledger_id in seen} == {0, 1, 2, 3}
+    assert {len(found) for found in looks} == {DIRECTORIES_LISTED_MAX}
+    assert len(set().union(*looks)) == DIRECTORIES_LISTED_MAX + 4
+    assert is_listed == {True}
 
 
-@pytest.mark.compat("SubTreeCacheTest.testNoNode", verdict="other")
+@in_virtual_time
+async def test_a_look_is_content_with_enough_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("replication.mark_tree.LEDGERS_ENOUGH", 3)
+    cluster = await Cluster.start()
+    for number in range(DIRECTORIES_AT_ONCE + 1):
+        await cluster.mark(B1, ledger_id=number << 16)
+
+    async with cluster.node() as node:
+        assert len(await look(node.queue)) == DIRECTORIES_AT_ONCE
+        assert node.queue.may_hold(99)
+
+
+@in_virtual_time
+async def test_of_a_queue_that_was_listed_whole_what_is_marked_is_known() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=5)
+
+    async with cluster.node() as node:
+        await look(node.queue)
+
+        assert node.queue.may_hold(5)
+        assert not node.queue.may_hold(6)
+
+
 @in_virtual_time
 async def test_an_empty_queue_and_one_without_its_znodes_have_nothing() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        assert await look(node.queue) == []
+        assert await look(node.queue) == frozenset()
 
         await cluster.store.delete(payloads.marks_path(UR))
-        assert await look(node.queue) == []
+        assert await look(node.queue) == frozenset()
 
 
-@in_virtual_time
-async def test_directories_left_over_without_a_mark_hide_none_that_has_one() -> None:
-    cluster = await Cluster.start()
-    await cluster.mark(B1, ledger_id=50)
-    for ledger_id in range(40):
-        directory = payloads.mark_path(UR, ledger_id).rpartition("/")[0]
-        await cluster.store.create(directory, with_parents=True)
-
-    async with cluster.node() as node:
-        for seed in range(10):
-            found = await node.queue.look(limit=3, passed_over=(), rng=random.Random(seed))
-            assert [queued.ledger_id for queued in found] == [50], seed
-
-
-@pytest.mark.compat("TestLedgerUnderreplicationManager.testHierarchyCleanup", verdict="same")
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 @in_virtual_time
 async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else(
@@ -136,7 +116,7 @@ async def test_tidying_removes_empty_directories_of_every_level_and_nothing_else
     await cluster.store.create(empty, with_parents=True)
 
     async with cluster.node() as node:
-        await look(node.queue)
+        await node.queue.read(await look(node.queue))
         await node.queue.tidy()
 
     assert cluster.tree.snapshot() == before
@@ -152,7 +132,7 @@ async def test_a_directory_that_has_got_a_mark_since_it_was_looked_at_stays() ->
     await cluster.store.create(DIRECTORY, with_parents=True)
 
     async with cluster.node() as node:
-        await look(node.queue)
+        await node.queue.read(await look(node.queue))
         await cluster.mark(B1)
         await node.queue.tidy()
 
@@ -165,9 +145,9 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
     await cluster.store.create(MARK, b"\xff not a mark", with_parents=True)
 
     async with cluster.node() as node:
-        [queued] = await node.queue.look(limit=9, passed_over=(), rng=random.Random(SEED))
+        [queued] = await node.queue.read(await look(node.queue))
 
-        assert queued == QueuedLedger(ledger_id=LEDGER, mark=Mark(), version=0)
+        assert queued.marks == (SeenMark(path=MARK, mark=Mark(), version=0),)
         assert await node.queue.take(queued) is not None
 
 
@@ -309,7 +289,7 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
     async with cluster.node() as node:
         queued, take = await node.queued(), await node.take()
 
-        async def shut_out(operations: Sequence[Operation]) -> Results:
+        async def shut_out(operations: Sequence[Operation], **_: object) -> Results:
             raise MultiFailed(0, UnauthorizedError("no access"))
 
         monkeypatch.setattr(node.batcher, "commit", shut_out)
@@ -327,11 +307,11 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
 @in_virtual_time
 async def test_two_nodes_after_the_same_ledgers_take_each_of_them_once() -> None:
     cluster = await Cluster.start()
-    for ledger_id in range(60):
+    for ledger_id in range(100):
         await cluster.mark(B1, ledger_id=ledger_id)
 
     async with cluster.node("node-1") as one, cluster.node("node-2") as two:
-        found = await one.queue.look(limit=100, passed_over=(), rng=random.Random(SEED))
+        found = await one.queue.read(await look(one.queue))
 
         async def take_all(queue: Queue, wanted: Sequence[QueuedLedger]) -> list[int]:
             takes = await asyncio.gather(*(queue.take(queued) for queued in wanted))
@@ -341,10 +321,10 @@ async def test_two_nodes_after_the_same_ledgers_take_each_of_them_once() -> None
             take_all(one.queue, found), take_all(two.queue, found[::-1])
         )
 
-        assert sorted(ours + theirs) == list(range(60))
+        assert sorted(ours + theirs) == list(range(100))
         assert ours
         assert theirs
-        assert len(await cluster.locked()) == 60
+        assert len(await cluster.locked()) == 100
 
 
 @in_virtual_time

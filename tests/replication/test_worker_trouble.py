@@ -1,7 +1,7 @@
 """The ReplicationWorker where it is switched off, or something goes wrong."""
 
 import asyncio
-from typing import Any
+import random
 
 import pytest
 
@@ -11,7 +11,7 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from replication import payloads
 from replication.outcome import Outcome
-from replication.queue import QueuedLedger, Take
+from replication.queue import Look, Take
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import (
     Cluster,
@@ -187,10 +187,10 @@ async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
     async with cluster.node() as node:
         look, failures = node.queue.look, [UnavailableError("no answer in time")] * 3
 
-        async def fail_at_first(**options: Any) -> list[QueuedLedger]:
+        async def fail_at_first(rng: random.Random) -> Look:
             if failures:
                 raise failures.pop()
-            return await look(**options)
+            return await look(rng)
 
         node.queue.look = fail_at_first  # type: ignore[method-assign]
         async with working(node):
