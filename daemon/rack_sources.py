@@ -1,0 +1,178 @@
+"""Racks from outside ZooKeeper: a file, or a script as BookKeeper and Hadoop have them.
+
+Neither is read on the loop: a file may be on a disk that hangs, and a script may take its time.
+"""
+
+import asyncio
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from pathlib import Path
+
+from ledgers.clock import Clock
+from ledgers.errors import CorruptionError, UnavailableError
+from ledgers.placement.racks import clean_rack
+
+LOOK_INTERVAL_S = 10.0
+"""How often it is looked whether the file has changed."""
+ASK_INTERVAL_S = 600.0
+"""How often a script is asked anew about hosts that it has answered for."""
+ASK_TIMEOUT_S = 10.0
+"""How long one run of a script may take."""
+HOSTS_MAX = 100
+"""Hosts given to one run of a script (Java's networkTopologyScriptNumberArgs)."""
+RESOLVE_TIMEOUT_S = 3.0
+
+
+# --- A file ------------------------------------------------------------------------------------
+
+
+def parse_rack_file(text: str) -> dict[str, str]:
+    """Racks by name: on each line a bookie and its rack, with ``=`` or blanks between them.
+
+    What follows a ``#`` is for people. Raises CorruptionError that names the line.
+    """
+    racks: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].replace("=", " ").split()
+        if not words:
+            continue
+        rack = clean_rack(words[1]) if len(words) == 2 else None
+        if rack is None:
+            raise CorruptionError(
+                f"line {number} is not of the form 'bookie = /rack'; correct it", line=line.strip()
+            )
+        racks[words[0]] = rack
+    return racks
+
+
+class FileRacks:
+    """A text file, read anew whenever it has changed."""
+
+    def __init__(self, path: Path, clock: Clock) -> None:
+        self._path, self._clock = path, clock
+
+    @property
+    def name(self) -> str:
+        return f"file {self._path}"
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        try:
+            return parse_rack_file(await asyncio.to_thread(self._path.read_text, "utf-8"))
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot be read: {error.strerror}; put it there, or empty placement.racks_file"
+            ) from error
+        except UnicodeDecodeError as error:
+            raise CorruptionError("is not a text in UTF-8") from error
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        seen = await asyncio.to_thread(self._stamp)
+        yield
+        while True:
+            await self._clock.sleep(LOOK_INTERVAL_S)
+            stamp = await asyncio.to_thread(self._stamp)
+            if stamp != seen:
+                seen = stamp
+                yield
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """What differs when the file does; None while there is none."""
+        try:
+            stat = self._path.stat()
+        except OSError:
+            return None
+        return stat.st_ino, stat.st_mtime_ns, stat.st_size
+
+
+# --- A script ----------------------------------------------------------------------------------
+
+
+class ScriptRacks:
+    """A command that is given hosts, by IP address where they have one, and prints a rack for each.
+
+    As BookKeeper's ScriptBasedMapping runs it, so that the script of the bookies' clients will do.
+    Answers are remembered for a while.
+    """
+
+    def __init__(self, command: str, clock: Clock, *, timeout_s: float = ASK_TIMEOUT_S) -> None:
+        self._command = shlex.split(command)
+        self._clock, self._timeout_s = clock, timeout_s
+        self._known: dict[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        return f"script {shlex.join(self._command)}"
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        unknown = sorted(set(hosts) - self._known.keys())
+        for start in range(0, len(unknown), HOSTS_MAX):
+            self._known.update(await self._ask(unknown[start : start + HOSTS_MAX]))
+        return dict(self._known)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        yield
+        while True:
+            await self._clock.sleep(ASK_INTERVAL_S)
+            self._known.clear()
+            yield
+
+    async def _ask(self, hosts: Sequence[str]) -> Mapping[str, str]:
+        output = await asyncio.to_thread(run_bounded, [*self._command, *hosts], self._timeout_s)
+        words = output.split()
+        if len(words) != len(hosts):
+            raise CorruptionError(
+                "it must print one rack for each host that it is given; correct it",
+                given=len(hosts),
+                printed=len(words),
+            )
+        racks = map(clean_rack, words)
+        return {host: rack for host, rack in zip(hosts, racks, strict=True) if rack is not None}
+
+
+def run_bounded(command: Sequence[str], timeout_s: float) -> str:
+    """What the command prints. Blocks; killed with all its children when the time is over.
+
+    Its output goes to files: a pipe would be held open by a child that outlives it.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        except OSError as error:
+            raise UnavailableError(
+                f"cannot be run: {error.strerror}; see that it is there and executable, "
+                "or empty placement.racks_script"
+            ) from error
+        try:
+            status = process.wait(timeout_s)
+        except subprocess.TimeoutExpired as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise UnavailableError("took too long, and was killed", timeout_s=timeout_s) from error
+        if status:
+            err.seek(0)
+            said = err.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise UnavailableError("failed", status=status, said=" ".join(said)[:200])
+        out.seek(0)
+        return out.read().decode(errors="replace")
+
+
+# --- Names ---------------------------------------------------------------------------------------
+
+
+async def resolve_host(host: str) -> str | None:
+    """The host's IP address; None where it has none, or nobody knows in time."""
+    try:
+        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
+            found = await asyncio.get_running_loop().getaddrinfo(
+                host, None, type=socket.SOCK_STREAM
+            )
+    except (OSError, TimeoutError, UnicodeError):  # UnicodeError: a label that is too long
+        return None
+    return str(found[0][4][0]) if found else None

@@ -1,0 +1,211 @@
+"""Racks from a file and from a script."""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from daemon.rack_sources import (
+    ASK_INTERVAL_S,
+    HOSTS_MAX,
+    LOOK_INTERVAL_S,
+    FileRacks,
+    ScriptRacks,
+    parse_rack_file,
+    resolve_host,
+    run_bounded,
+)
+from ledgers.errors import CorruptionError, UnavailableError
+from tests.ledgers.client_cases import ManualClock
+
+
+def test_a_file_names_bookies_and_their_racks() -> None:
+    text = """
+        # the ground floor
+        bookie-1:3181 = /rack-1
+        10.0.0.2 rack-2   # by its address
+        bookie-3=/region/rack-3
+    """
+
+    assert parse_rack_file(text) == {
+        "bookie-1:3181": "/rack-1",
+        "10.0.0.2": "/rack-2",
+        "bookie-3": "/region/rack-3",
+    }
+
+
+@pytest.mark.parametrize("line", ["bookie-1", "bookie-1 = /", "bookie-1 = /a /b", "= /a"])
+def test_a_line_that_cannot_be_read_is_named(line: str) -> None:
+    with pytest.raises(CorruptionError, match="line 2 is not of the form 'bookie = /rack'"):
+        parse_rack_file(f"bookie-0 = /a\n{line}\n")
+
+
+def read(source: FileRacks | ScriptRacks, *hosts: str) -> Mapping[str, str]:
+    return asyncio.run(source.read(hosts))
+
+
+def test_a_file_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    path.write_text("bookie-1 = /a\n")
+
+    assert read(FileRacks(path, ManualClock())) == {"bookie-1": "/a"}
+
+
+def test_a_file_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"No such file.*or empty placement\.racks_file"):
+        read(FileRacks(tmp_path / "none", ManualClock()))
+
+
+def test_a_file_that_is_no_text_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    path.write_bytes(b"\xff\xfe")
+
+    with pytest.raises(CorruptionError, match="not a text"):
+        read(FileRacks(path, ManualClock()))
+
+
+def test_a_file_is_read_anew_only_when_it_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    clock = ManualClock()
+
+    async def times() -> list[float]:
+        changes = FileRacks(path, clock).changes()
+        began_s = clock.now_s()
+        seen = []
+        await anext(changes)
+        seen.append(clock.now_s() - began_s)
+        for text in ("a = /1\n", "a = /22\n"):
+            path.write_text(text)
+            await anext(changes)
+            seen.append(clock.now_s() - began_s)
+        await changes.aclose()
+        return seen
+
+    assert asyncio.run(times()) == [0, LOOK_INTERVAL_S, 2 * LOOK_INTERVAL_S]
+
+
+# --- Scripts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """One that notes what it is asked, and puts each host in a rack of its own name."""
+    path = tmp_path / "racks.sh"
+    path.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nfor host; do echo "/rack-of-$host"; done\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def asked(script: Path) -> list[str]:
+    return (script.parent / "asked").read_text().splitlines()
+
+
+def scripted(tmp_path: Path, body: str) -> ScriptRacks:
+    path = tmp_path / "racks.sh"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return ScriptRacks(str(path), ManualClock(), timeout_s=0.3)
+
+
+def test_a_script_is_given_hosts_and_prints_racks(script: Path) -> None:
+    source = ScriptRacks(f"{script} -v", ManualClock())
+
+    with pytest.raises(CorruptionError, match="one rack for each host"):  # "-v" is given one, too
+        read(source, "a")
+    assert read(ScriptRacks(str(script), ManualClock()), "b", "a") == {
+        "a": "/rack-of-a",
+        "b": "/rack-of-b",
+    }
+    assert asked(script) == ["-v a", "a b"]
+
+
+def test_a_script_is_not_asked_again_for_a_while(script: Path) -> None:
+    clock = ManualClock()
+    source = ScriptRacks(str(script), clock)
+
+    async def scenario() -> None:
+        changes = source.changes()
+        await anext(changes)
+        await source.read(["a"])
+        await source.read(["a", "b"])
+        began_s = clock.now_s()
+        await anext(changes)
+        assert clock.now_s() - began_s == ASK_INTERVAL_S
+        await source.read(["a", "b"])
+        await changes.aclose()
+
+    asyncio.run(scenario())
+
+    assert asked(script) == ["a", "b", "a b"]
+
+
+def test_a_script_is_given_a_hundred_hosts_at_most(script: Path) -> None:
+    hosts = [f"host-{number:03}" for number in range(HOSTS_MAX + 1)]
+
+    racks = read(ScriptRacks(str(script), ManualClock()), *hosts)
+
+    assert racks.keys() == set(hosts)
+    assert [len(line.split()) for line in asked(script)] == [HOSTS_MAX, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        pytest.param("echo no >&2; exit 3", r"failed.*status=3.*said=no", id="it fails"),
+        pytest.param("sleep 60", "took too long, and was killed", id="it hangs"),
+        pytest.param("sleep 60 & sleep 60", "took too long", id="so does its child"),
+    ],
+)
+def test_a_script_that_fails_or_hangs_is_said(tmp_path: Path, body: str, words: str) -> None:
+    with pytest.raises(UnavailableError, match=words):
+        read(scripted(tmp_path, body), "a")
+
+
+def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+
+    with pytest.raises(UnavailableError):
+        run_bounded(["/bin/sh", "-c", f"sleep 60 & echo $! > {note}; wait"], 0.3)
+
+    assert ends(int(note.read_text()))
+
+
+def ends(pid: int) -> bool:
+    """Whether the process goes, once it is reaped by whoever inherited it."""
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_script_whose_child_lives_on_holds_up_nobody(tmp_path: Path) -> None:
+    assert read(scripted(tmp_path, "sleep 2 & echo /a"), "host") == {"host": "/a"}
+
+
+def test_a_script_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match=r"cannot be run.*or empty placement\.racks_script"):
+        read(ScriptRacks(str(tmp_path / "none"), ManualClock()), "a")
+
+
+# --- Names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "ip"),
+    [
+        pytest.param("127.0.0.1", "127.0.0.1", id="an address is its own"),
+        pytest.param("x" * 70, None, id="no name of a host"),
+    ],
+)
+def test_a_host_is_resolved_if_it_can_be(host: str, ip: str | None) -> None:
+    assert asyncio.run(resolve_host(host)) == ip

@@ -1,0 +1,112 @@
+"""What a bookie may be called, where it is, and where it was."""
+
+import pytest
+
+from ledgers.errors import CorruptionError
+from ledgers.formats.bookie_info import Address
+from ledgers.formats.pulsar_racks import parse_pulsar_racks
+from ledgers.metadata import BookieId
+from ledgers.placement import DEFAULT_RACK
+from ledgers.placement.racks import Racks, clean_rack, find_rack, names_of
+
+A, B = BookieId("bookie-a:3181"), BookieId("bookie-b:3181")
+
+
+@pytest.mark.parametrize(
+    ("text", "rack"),
+    [
+        ("/rack-1", "/rack-1"),
+        ("rack-1", "/rack-1"),
+        (" /region/rack/ ", "/region/rack"),
+        ("", None),
+        ("/", None),
+        ("  ", None),
+    ],
+)
+def test_a_rack_is_written_as_a_path(text: str, rack: str | None) -> None:
+    assert clean_rack(text) == rack
+
+
+@pytest.mark.parametrize(
+    ("bookie", "address", "ip", "names"),
+    [
+        pytest.param(
+            "opaque",
+            Address(host="host-1", port=3181),
+            "10.0.0.1",
+            ["opaque", "host-1:3181", "host-1", "10.0.0.1"],
+            id="an opaque id",
+        ),
+        pytest.param("host-1:3181", None, None, ["host-1:3181", "host-1"], id="an id that is one"),
+        pytest.param(
+            "host-1:3181",
+            Address(host="10.0.0.1", port=3182),
+            None,
+            ["host-1:3181", "10.0.0.1:3182", "10.0.0.1"],
+            id="what it registered counts",
+        ),
+        pytest.param("opaque", None, None, ["opaque"], id="nothing is known of it"),
+    ],
+)
+def test_a_bookie_has_names(
+    bookie: str, address: Address | None, ip: str | None, names: list[str]
+) -> None:
+    assert list(names_of(BookieId(bookie), address, ip)) == names
+
+
+def test_the_most_exact_name_decides() -> None:
+    table = {"host-1": "/of-the-host", "host-1:3181": "/of-the-bookie"}
+
+    assert find_rack(names_of(BookieId("host-1:3181"), None), table) == "/of-the-bookie"
+    assert find_rack(names_of(BookieId("host-1:3182"), None), table) == "/of-the-host"
+    assert find_rack(names_of(BookieId("host-2:3181"), None), table) is None
+
+
+def test_a_bookie_that_is_away_is_where_it_was() -> None:
+    racks = Racks()
+    racks.learn({A: "/a", B: "/b"}, present={A, B})
+
+    assert racks.learn({A: "/c"}, present={A})
+
+    assert (racks.rack(A), racks.rack(B)) == ("/c", "/b")
+
+
+def test_a_bookie_that_is_there_and_in_no_rack_any_more_is_in_the_default_rack() -> None:
+    racks = Racks()
+    racks.learn({A: "/a"}, present={A})
+
+    assert racks.learn({}, present={A})
+
+    assert racks.rack(A) == DEFAULT_RACK
+
+
+def test_what_was_known_already_is_no_change() -> None:
+    racks = Racks()
+    racks.learn({A: "/a", B: "/b"}, present={A, B})
+
+    assert not racks.learn({A: "/a"}, present={A})
+
+
+def test_pulsars_racks_are_read_whatever_group_they_are_in() -> None:
+    data = b"""{
+        "default": {
+            "bookie-a:3181": {"rack": "rack-1", "hostname": "host-a"},
+            "bookie-b:3181": {"rack": "/region/rack-2", "hostname": ""},
+            "bookie-c:3181": {"rack": "/", "hostname": "host-c"},
+            "bookie-d:3181": {"rack": null}
+        },
+        "isolated": {"bookie-e:3181": {"rack": "/r", "hostname": null, "later": [1]}}
+    }"""
+
+    assert parse_pulsar_racks(data) == {
+        "bookie-a:3181": "/rack-1",
+        "host-a": "/rack-1",
+        "bookie-b:3181": "/region/rack-2",
+        "bookie-e:3181": "/r",
+    }
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"group": 1}', b'{"g": {"b": "rack"}}', b"\xff"])
+def test_what_is_no_map_of_racks_is_not_believed(data: bytes) -> None:
+    with pytest.raises(CorruptionError, match="not a map of groups"):
+        parse_pulsar_racks(data)

@@ -1,0 +1,263 @@
+"""Racks from a source reach the placement, and stay when the source breaks."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.metadata import BookieId
+from ledgers.placement import DEFAULT_RACK
+from ledgers.placement.racks import Racks
+from ledgers.registration import Registration
+from ledgers.store import ANY_VERSION
+from replication.cluster_view import ViewSource
+from replication.racks import (
+    RETRY_S,
+    START_TIMEOUT_S,
+    RackKeeper,
+    RackSource,
+    ZnodeRacks,
+    has_unused_racks,
+)
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT
+
+PATH = "/bookies"
+
+
+async def no_address(host: str) -> str | None:
+    return None
+
+
+@asynccontextmanager
+async def keeping(
+    cluster: Cluster, source: RackSource, *, ips: Mapping[str, str] | None = None
+) -> AsyncIterator[Racks]:
+    """The racks of the cluster, kept fresh from the source."""
+
+    async def resolve(host: str) -> str | None:
+        return (ips or {}).get(host)
+
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    racks = Racks()
+    keeper = RackKeeper(source, racks, views, clock=cluster.clock, resolve_host=resolve)
+    await keeper.start()
+    async with asyncio.TaskGroup() as tasks:
+        followers = [tasks.create_task(views.run()), tasks.create_task(keeper.run())]
+        await cluster.clock.sleep(1)
+        yield racks
+        for follower in followers:
+            follower.cancel()
+
+
+class TableSource:
+    """Tells what it is told to, and is asked anew when a test says so."""
+
+    name = "table"
+
+    def __init__(self, table: Mapping[str, str]) -> None:
+        self.table = dict(table)
+        self.error: Exception | None = None
+        self.hangs = False
+        self.asked: list[list[str]] = []
+        self._changed = asyncio.Event()
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        self.asked.append(list(hosts))
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.error is not None:
+            raise self.error
+        return dict(self.table)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        yield
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            yield
+
+    def change(self, table: Mapping[str, str]) -> None:
+        self.table = dict(table)
+        self._changed.set()
+
+
+def racks_of(racks: Racks, *bookies: BookieId) -> list[str]:
+    return [racks.rack(bookie) for bookie in bookies]
+
+
+@in_virtual_time
+async def test_a_change_of_the_source_counts_at_once() -> None:
+    cluster = await Cluster.start(B1, B2)
+    source = TableSource({B1: "/a", B2: "/b"})
+
+    async with keeping(cluster, source) as racks:
+        assert racks_of(racks, B1, B2) == ["/a", "/b"]
+        source.change({B1: "/a", B2: "/c"})
+        await cluster.clock.sleep(1)
+
+        assert racks_of(racks, B1, B2) == ["/a", "/c"]
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_has_its_rack_at_once() -> None:
+    cluster = await Cluster.start(B1)
+    source = TableSource({B1: "/a", B3: "/c"})
+
+    async with keeping(cluster, source) as racks:
+        assert racks.rack(B3) == DEFAULT_RACK
+        await cluster.register(B3)
+        await cluster.clock.sleep(1)
+
+        assert racks.rack(B3) == "/c"
+
+
+@in_virtual_time
+async def test_a_bookie_that_goes_keeps_its_rack() -> None:
+    """G19."""
+    cluster = await Cluster.start(B1, B2)
+    source = TableSource({B1: "/a", B2: "/b"})
+
+    async with keeping(cluster, source) as racks:
+        await cluster.store.delete(f"{ROOT}/available/{B2}")
+        await cluster.store.delete(f"{ROOT}/cookies/{B2}")
+        await cluster.clock.sleep(1)
+        source.change({B1: "/a"})
+        await cluster.clock.sleep(1)
+
+        assert racks.rack(B2) == "/b"
+
+
+@in_virtual_time
+async def test_a_bookie_that_was_away_all_the_time_is_asked_about_too() -> None:
+    """G19: its cookie tells that there is such a bookie."""
+    cluster = await Cluster.start(B1, B2)
+    await cluster.store.delete(f"{ROOT}/available/{B2}")
+
+    async with keeping(cluster, TableSource({B1: "/a", B2: "/b"})) as racks:
+        assert racks.rack(B2) == "/b"
+
+
+@in_virtual_time
+async def test_the_source_is_asked_by_ip_address_and_may_answer_by_it() -> None:
+    cluster = await Cluster.start(B1)
+    host = B1.rpartition(":")[0]
+    source = TableSource({"10.0.0.1": "/a"})
+
+    async with keeping(cluster, source, ips={host: "10.0.0.1"}) as racks:
+        assert racks.rack(B1) == "/a"
+        assert set(map(tuple, source.asked)) == {("10.0.0.1",)}
+
+
+@in_virtual_time
+async def test_a_broken_source_is_told_of_once_and_the_last_racks_are_kept() -> None:
+    cluster = await Cluster.start(B1)
+    source = TableSource({B1: "/a"})
+
+    with capture_logs() as logs:
+        async with keeping(cluster, source) as racks:
+            source.error = UnavailableError("it is gone; put it back")
+            source.change({B1: "/b"})
+            await cluster.clock.sleep(10 * RETRY_S)
+            assert racks.rack(B1) == "/a"
+            source.error = None
+            await cluster.clock.sleep(2 * RETRY_S)
+
+            assert racks.rack(B1) == "/b"
+
+    told = [entry for entry in logs if entry["event"].startswith("racks.")]
+    assert [entry["event"] for entry in told] == [
+        "racks.changed",
+        "racks.unreadable",
+        "racks.changed",
+        "racks.readable_again",
+    ]
+    assert told[1]["error"] == "it is gone; put it back"
+    assert told[1]["source"] == "table"
+
+
+@in_virtual_time
+async def test_a_source_that_hangs_holds_up_no_start() -> None:
+    cluster = await Cluster.start(B1)
+    source = TableSource({})
+    source.hangs = True
+    began_s = cluster.clock.now_s()
+
+    async with keeping(cluster, source) as racks:
+        assert cluster.clock.now_s() - began_s <= START_TIMEOUT_S + 2
+        assert racks.rack(B1) == DEFAULT_RACK
+
+
+# --- Pulsar's znode --------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_pulsars_znode_is_followed() -> None:
+    cluster = await Cluster.start(B1)
+    await cluster.store.create(PATH, f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
+
+    async with keeping(cluster, ZnodeRacks(cluster.store, PATH)) as racks:
+        assert racks.rack(B1) == "/a"
+        data = f'{{"g": {{"{B1}": {{"rack": "/b"}}}}}}'.encode()
+        await cluster.store.set(PATH, data, version=ANY_VERSION)
+        await cluster.clock.sleep(1)
+
+        assert racks.rack(B1) == "/b"
+
+
+@in_virtual_time
+async def test_a_znode_that_comes_later_is_read_when_it_comes() -> None:
+    cluster = await Cluster.start(B1)
+
+    async with keeping(cluster, ZnodeRacks(cluster.store, PATH)) as racks:
+        await cluster.store.create(PATH, f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
+        await cluster.clock.sleep(2 * RETRY_S)
+
+        assert racks.rack(B1) == "/a"
+
+
+@in_virtual_time
+async def test_a_znode_that_is_no_map_leaves_the_racks_as_they_were() -> None:
+    cluster = await Cluster.start(B1)
+    await cluster.store.create(PATH, f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
+
+    async with keeping(cluster, ZnodeRacks(cluster.store, PATH)) as racks:
+        await cluster.store.set(PATH, b"?", version=ANY_VERSION)
+        await cluster.clock.sleep(2 * RETRY_S)
+
+        assert racks.rack(B1) == "/a"
+
+
+@in_virtual_time
+async def test_without_the_znode_it_says_what_to_do() -> None:
+    cluster = await Cluster.start(B1)
+
+    with pytest.raises(UnavailableError, match=r"or empty placement\.racks_znode"):
+        await ZnodeRacks(cluster.store, PATH).read([])
+
+
+@in_virtual_time
+async def test_a_session_that_is_over_ends_the_keeping() -> None:
+    cluster = await Cluster.start(B1)
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    source = TableSource({})
+    source.error = SessionLostError("over")
+    keeper = RackKeeper(source, Racks(), views, clock=cluster.clock, resolve_host=no_address)
+
+    with pytest.raises(SessionLostError):
+        await keeper.start()
+
+
+@in_virtual_time
+async def test_racks_that_nobody_reads_are_noticed() -> None:
+    cluster = await Cluster.start(B1)
+
+    assert not await has_unused_racks(cluster.store)
+    await cluster.store.create(PATH, b"{}")
+    assert await has_unused_racks(cluster.store)
