@@ -1,0 +1,152 @@
+"""Maintenance and decommission as operators order them, on real bookies, with Java's last word."""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.demo.shapes import Ending
+from daemon.demo.workload import Written
+from daemon.local.cluster import LocalCluster
+from ledgers.store import ANY_VERSION
+from replication import payloads
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, expire, kill_and_expire
+from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
+from tests.cluster.test_commands import bookmender
+from tests.java.messages import Expected, Verdict
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+NO_GRACE = {"REPLICATION_OPEN_LEDGER_GRACE_S": "0"}
+SOON_S = 2.0
+"""Time enough for an auditor that has no delay to mark what it takes for lost."""
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"session_timeout_s": SESSION_TIMEOUT_S}
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+async def set_delay(on: Bench, delay_s: int) -> None:
+    data = payloads.recovery_delay_to_bytes(delay_s)
+    await on.seen.store.set(payloads.recovery_delay_path(on.seen.ur), data, version=ANY_VERSION)
+
+
+async def versions(on: Bench, written: Sequence[Written]) -> list[int]:
+    return [(await on.seen.manager.read(ledger.ledger_id)).version for ledger in written]
+
+
+def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
+    expected = [
+        Expected(
+            ledger=ledger.ledger_id,
+            last=ledger.acknowledged - 1,
+            sha256=hashlib.sha256(
+                b"".join(map(ledger.shape.payload, range(ledger.acknowledged)))
+            ).hexdigest(),
+        )
+        for ledger in written
+    ]
+    report = java.judge(uri, [each.ledger for each in expected], expected=expected)
+    assert report.verdict is Verdict.WHOLE, report
+
+
+def test_within_a_maintenance_window_a_bookies_restart_marks_and_copies_nothing(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    away = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(8)))
+            node = start("node")
+            await wait_for(lambda: events(node, "audit.finished"), "audit")
+            before = await versions(on, written)
+            said = await bookmender(
+                uri, "bookie", "maintenance", away, "--for", "1h", "--reason", "new disk"
+            )
+            assert said.exit_code == 0, said
+
+            await asyncio.to_thread(module_cluster.terminate, away)
+            expire(module_cluster, away)
+            await asyncio.sleep(SOON_S)
+            listed = await bookmender(uri, "bookie", "list", "-o", "json")
+            assert {
+                row["bookie_id"]: (row["state"], row["maintenance"]["reason"])
+                for row in listed.record["bookies"]
+                if row["maintenance"]
+            } == {away: ("away", "new disk")}
+            assert await on.is_idle()
+            await asyncio.to_thread(module_cluster.start_bookie, away)
+            ended = await bookmender(uri, "bookie", "maintenance", away, "--end")
+            assert ended.exit_code == 0, ended
+            await asyncio.sleep(SOON_S)
+
+            assert await on.is_idle()
+            assert await versions(on, written) == before
+            assert not events(node, "bookies.lost")
+            assert not errors(node)
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+@pytest.mark.compat("BookieDecommissionTest.testDecommissionBookie", verdict="better")
+@pytest.mark.compat(
+    "BookieDecommissionTest.testDecommissionForLedgersWithMultipleSegmentsAndNotWriteClosed",
+    verdict="better",
+)
+@pytest.mark.compat("BookieDecommissionTest.testDecommissionForEmptyLedgers", verdict="better")
+def test_a_stopped_bookie_is_decommissioned_whatever_state_its_ledgers_are_in(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    victim = module_cluster.bookies[0]
+
+    async def run() -> list[Written]:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(
+                *(shape(number) for number in range(8)),
+                *(shape(number, entry_count=0) for number in range(8, 16)),
+                *(shape(number, ending=Ending.ABANDONED) for number in range(16, 24)),
+                *(
+                    shape(number, ending=Ending.ABANDONED, entry_count=0)
+                    for number in range(24, 32)
+                ),
+            )
+            assert await on.names(written, victim)
+            node = start("node", settings=NO_GRACE)
+            await wait_for(lambda: events(node, "audit.finished"), "audit")
+            await set_delay(on, 3_600)
+
+            refused = await bookmender(uri, "bookie", "decommission", victim)
+            assert refused.exit_code == 1
+            assert "stop it for good" in refused.complaint
+
+            kill_and_expire(module_cluster, victim)
+            await asyncio.sleep(SOON_S)
+            assert await on.is_idle(), "within the delay it is not lost"
+            said = await bookmender(uri, "bookie", "decommission", victim, "-o", "json")
+
+            assert said.exit_code == 0, said
+            assert json.loads(said.out)["cookie_deleted"] is True
+            assert await on.names(written, victim) == []
+            assert await on.is_idle()
+            assert victim not in await on.seen.registration.cookies()
+            again = await bookmender(uri, "bookie", "decommission", victim)
+            assert again.exit_code == 0, again
+            return written
+
+    written = asyncio.run(run())
+    assert_whole(java, uri, written)
+    assert not any(victim in mark.replicas for mark in java.under_replicated(uri))
