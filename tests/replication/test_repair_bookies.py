@@ -14,6 +14,7 @@ from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import lost_b2, once_copied, once_while_copying, repair_with
+from tests.replication.watched import settle
 
 # --- Targets --------------------------------------------------------------------------------------
 
@@ -58,6 +59,55 @@ async def test_rule_s11_a_bookie_that_collected_the_ledger_as_garbage_is_no_targ
     "TestLedgerFragmentReplication.testReplicateLFShouldReturnFalseIfTheReplicationFails",
     verdict="better",
 )
+@in_virtual_time
+async def test_rule_s11_what_a_bookie_refused_is_not_offered_to_it_again_until_it_restarts() -> (
+    None
+):
+    cluster = await lost_b2(B1, B2, B3, B4)
+    cluster.put(LEDGER, 0, B4)
+    cluster.bookie(B4).collect(LEDGER)
+    offers: list[BookieId] = []
+
+    async def note(transfer: Transfer) -> None:
+        if transfer.target is not None:
+            offers.append(transfer.target)
+
+    cluster.bookies.before_transfer = note
+    async with cluster.node() as node:
+        take = await node.take()
+        for _ in range(3):
+            outcome = await node.repairer.repair(take)
+            assert outcome.reason is Reason.NO_TARGET
+            assert "1 refused it" in outcome.detail
+        assert offers == [B4]
+
+        await cluster.kill(B4)
+        cluster.bookie(B4).crash()
+        await cluster.revive(B4)
+        await settle()
+        outcome = await node.repairer.repair(take)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s11_a_bookie_that_merely_did_not_answer_is_tried_by_the_next_repair() -> None:
+    cluster = await lost_b2(B1, B2, B3, B4)
+    cluster.bookies.fail(B4, Op.ADD, Fault(error=UnavailableError))
+
+    async with cluster.node() as node:
+        take = await node.take()
+        outcome = await node.repairer.repair(take)
+        assert outcome.reason is Reason.NO_TARGET
+
+        cluster.bookies.stop_failing(B4, Op.ADD)
+        outcome = await node.repairer.repair(take)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
 @in_virtual_time
 async def test_when_everybody_refuses_the_ledger_waits_for_a_target() -> None:
     cluster = await lost_b2(B1, B2, B3, B4, B5)
