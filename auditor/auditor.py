@@ -16,7 +16,7 @@ import structlog
 from prometheus_client import Counter
 
 from auditor.absence import lost_bookies, next_loss_s, still_absent
-from auditor.endangered import most_endangered_first
+from auditor.endangered import most_endangered_first, most_urgent
 from auditor.marking import Marker
 from auditor.records import AuditRecord, Records
 from auditor.scan import Rebirth, scan_ledgers
@@ -183,10 +183,10 @@ class Auditor:
         scan = await scan_ledgers(
             self._manager, lost=lost, available=self._views.current.available, reborn=reborn
         )
-        marks = await self._marker.mark_all(
-            most_endangered_first(scan.endangered, self._absences.since_s)
-        )
+        ordered = most_endangered_first(scan.endangered, self._absences.since_s)
+        marks = await self._marker.mark_all(ordered)
         MARKS.inc(marks)
+        await self._records.write_urgent(most_urgent(ordered), now_ms=self._clock.wall_ms())
         self._absences.named = scan.absent_members | self._views.current.available
         await self._records.write_audit(
             AuditRecord(

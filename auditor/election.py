@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from ledgers.errors import LeadershipLostError, NoNodeError
-from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore
+from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
+from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
 from replication import payloads
 from replication.batching import Guard
 from replication.membership import Membership, ensure
@@ -55,11 +55,22 @@ class Election:
         log.info("election.entered", vote=vote_path)
         while (predecessor := await self._predecessor(vote_path)) is not None:
             await self._wait_gone(f"{self._election}/{predecessor}")
-        await self._store.set(
-            self._election, self._vote, version=ANY_VERSION
-        )  # as Java does, for people
+        leadership = Leadership(vote_path=vote_path, membership=self._membership)
+        await self._announce(leadership)
         log.info("election.won", vote=vote_path)
-        return Leadership(vote_path=vote_path, membership=self._membership)
+        return leadership
+
+    async def _announce(self, leadership: Leadership) -> None:
+        """As Java does, for people. A write as leader like any other (rule S9)."""
+        write = SetData(path=self._election, data=self._vote, version=ANY_VERSION)
+        guards = leadership.guards
+        try:
+            await self._store.multi([*(guard.check for guard in guards), write])
+        except MultiFailed as failure:
+            if failure.index < len(guards):
+                guard = guards[failure.index]
+                raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
+            raise failure.cause from failure
 
     async def wait_lost(self, leadership: Leadership) -> None:
         """Return when the vote is gone: deleted by hand, or with the session."""
@@ -87,6 +98,7 @@ class Leader:
     """Who leads: what its vote says (a bookie id, or a host), and the session it is held by."""
 
     candidate: str | None
+    """None for a vote that cannot be read: it leads all the same."""
     session_id: int
 
 
@@ -97,10 +109,17 @@ async def current_leader(store: MetadataStore, ur: str) -> Leader | None:
         votes = in_order(await store.children(election))
         for vote in votes[:1]:
             data, stat = await store.get(f"{election}/{vote}")
-            return Leader(candidate=payloads.parse_vote(data), session_id=stat.ephemeral_owner)
+            return Leader(candidate=_candidate(data), session_id=stat.ephemeral_owner)
     except NoNodeError:  # no election yet, or the leader has just gone
         pass
     return None
+
+
+def _candidate(data: bytes) -> str | None:
+    try:
+        return payloads.parse_vote(data)
+    except CorruptionError:
+        return None
 
 
 def in_order(names: Sequence[str]) -> list[str]:

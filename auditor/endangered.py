@@ -4,7 +4,7 @@ Most endangered first: fewest good copies left of any entry, then the oldest los
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
@@ -61,3 +61,14 @@ def most_endangered_first(
         return ledger.copies_left, oldest_s, -ledger.length
 
     return sorted(found, key=urgency)
+
+
+def most_urgent(ordered: Sequence[Endangered]) -> list[int]:
+    """Those that all workers should take before any other. ``ordered``: most endangered first.
+
+    With one copy left, or none, or with fewer than the rest has.
+    """
+    if not ordered:
+        return []
+    safest = ordered[-1].copies_left
+    return [x.ledger_id for x in ordered if x.copies_left <= 1 or x.copies_left < safest]

@@ -6,13 +6,14 @@ far the draining of bookies is.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
 from replication.batching import Batcher
-from replication.own_state import own_path, read_json
+from replication.own_state import own_path, read_json, urgent_path
+from replication.urgent import read_urgent, urgent_to_bytes
 
 UNREADABLE_KEPT_MAX = 100
 
@@ -82,6 +83,12 @@ class Records:
     async def write_drains(self, drains: DrainRecord) -> None:
         record = {"version": 1, **asdict(drains)}
         await self._write(_drains_path(self._ur), json.dumps(record).encode())
+
+    async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
+        """Most endangered first. Where there are none, and were none, nothing is written."""
+        if ledger_ids or await read_urgent(self._store, self._ur):
+            data = urgent_to_bytes(ledger_ids, written_ms=now_ms)
+            await self._write(urgent_path(self._ur), data)
 
     async def _write(self, path: str, data: bytes) -> None:
         """Create it, or overwrite what an earlier leader left."""

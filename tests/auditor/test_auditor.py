@@ -12,6 +12,7 @@ from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableErr
 from ledgers.metadata import BookieId
 from ledgers.store import Delete
 from replication import payloads
+from replication.urgent import read_urgent
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
@@ -39,6 +40,24 @@ async def test_the_ledgers_of_a_bookie_that_goes_are_marked() -> None:
 
         assert await marked_soon(cluster) == [0, 1]
         assert await replicas(cluster, 0) == (B1,)
+
+
+@in_virtual_time
+async def test_workers_are_told_which_ledgers_are_the_most_endangered_and_when_none_is_any_more() -> (
+    None
+):
+    cluster = await with_ledgers((B1, B2), (B1, B2, B3), (B1, B3), (B4, B5))
+    async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=20)):
+        await cluster.kill(B1, B3)
+        await asyncio.sleep(SOON_S)
+        urgent = await read_urgent(cluster.store, UR)
+        assert set(urgent) == {0, 1, 2}
+        assert urgent[-1] == 0, "the others have no copy left of some entries"
+
+        await cluster.revive(B1)
+        await cluster.revive(B3)
+        await asyncio.sleep(20)
+        assert await read_urgent(cluster.store, UR) == ()
 
 
 @in_virtual_time

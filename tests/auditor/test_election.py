@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from auditor.election import Election, Leader, Leadership, current_leader, in_order
-from ledgers.errors import LeadershipLostError
+from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.memory.store import MemoryStore
 from replication import payloads
 from replication.membership import Half, Membership
@@ -62,6 +62,35 @@ async def test_the_first_vote_leads_and_everybody_can_read_whose_it_is() -> None
     )
     await one.end()
     await two.end()
+
+
+@in_virtual_time
+async def test_a_vote_that_nobody_can_read_leads_all_the_same() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(f"{ELECTION}/V_0000000000", b"\xff", is_ephemeral=True)
+
+    assert await current_leader(cluster.store, UR) == Leader(
+        candidate=None, session_id=cluster.store.session_id
+    )
+
+
+@pytest.mark.parametrize("is_session_gone", [False, True], ids=["vote gone", "session gone"])
+@in_virtual_time
+async def test_rule_s9_nobody_is_announced_as_leader_who_does_not_lead(
+    is_session_gone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await Cluster.start()
+    store = MemoryStore(cluster.tree)
+    membership = await Membership.join(store, UR, node_info("node-1", Half.AUDITOR))
+    election = Election(store, UR, membership, candidate="node-1")
+
+    async def go_meanwhile(vote_path: str) -> None:
+        await cluster.store.delete(membership.path if is_session_gone else vote_path)
+
+    monkeypatch.setattr(election, "_predecessor", go_meanwhile)
+    with pytest.raises(SessionLostError if is_session_gone else LeadershipLostError):
+        await election.win()
+    assert (await cluster.store.get(ELECTION))[0] == b""
 
 
 @in_virtual_time

@@ -1,6 +1,6 @@
 import pytest
 
-from auditor.endangered import endangered, most_endangered_first
+from auditor.endangered import Endangered, endangered, most_endangered_first, most_urgent
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 7))
@@ -66,3 +66,22 @@ def test_fewest_copies_first_then_the_oldest_loss_then_most_bytes() -> None:
     found = [x for x in (small, big, old_loss, one_copy) if x is not None]
 
     assert [x.ledger_id for x in most_endangered_first(found, since_s)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("copies_left", "urgent"),
+    [
+        pytest.param([], [], id="nothing is endangered"),
+        pytest.param([2, 2, 2], [], id="all alike, and none on its last copy"),
+        pytest.param([1, 1], [0, 1], id="all on their last copy"),
+        pytest.param([0, 1, 2, 2], [0, 1], id="the last copy, or none"),
+        pytest.param([2, 3, 3], [0], id="fewer than the rest"),
+    ],
+)
+def test_what_is_urgent(copies_left: list[int], urgent: list[int]) -> None:
+    ordered = [
+        Endangered(ledger_id=i, lost=(BOOKIES[0],), copies_left=left, length=0)
+        for i, left in enumerate(copies_left)
+    ]
+
+    assert most_urgent(ordered) == urgent

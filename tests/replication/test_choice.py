@@ -1,0 +1,169 @@
+"""Whose ledger is whose, and which come first: pure functions."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from ledgers.metadata import BookieId
+from replication.choice import (
+    HELP_MAX,
+    Candidate,
+    most_endangered_first,
+    others_to_read,
+    own_to_read,
+)
+from replication.mark_tree import SeenMark
+from replication.payloads import Mark
+from replication.queue import QueuedLedger
+from replication.shares import Shares
+from tests.replication.ledger_values import B1, B2, B3
+
+SEED = 3
+WORKERS = [1 << 40 | number for number in range(20)]
+
+
+def rng() -> random.Random:
+    return random.Random(SEED)
+
+
+# --- Shares ---------------------------------------------------------------------------------------
+
+
+def owners(workers: list[int], ledger_ids: range) -> dict[int, int]:
+    shares = {worker: Shares(workers, own=worker) for worker in workers}
+    found = {i: [w for w in workers if shares[w].is_own(i)] for i in ledger_ids}
+    assert all(len(of) == 1 for of in found.values()), "each ledger falls to one worker"
+    return {ledger_id: of[0] for ledger_id, of in found.items()}
+
+
+@pytest.mark.parametrize(
+    "ledger_ids",
+    [
+        pytest.param(range(10_000), id="one after the other"),
+        pytest.param(range(0, 10_000 << 32, 1 << 32), id="far apart"),
+    ],
+)
+def test_every_worker_has_about_its_share(ledger_ids: range) -> None:
+    counts = Counter(owners(WORKERS, ledger_ids).values())
+
+    fair = len(ledger_ids) / len(WORKERS)
+    assert len(counts) == len(WORKERS)
+    assert all(0.6 * fair < count < 1.6 * fair for count in counts.values()), counts
+
+
+def test_when_a_worker_goes_only_its_ledgers_change_hands() -> None:
+    before = owners(WORKERS, range(2_000))
+
+    after = owners(WORKERS[1:], range(2_000))
+
+    moved = {ledger_id for ledger_id, owner in after.items() if owner != before[ledger_id]}
+    assert moved == {ledger_id for ledger_id, owner in before.items() if owner == WORKERS[0]}
+
+
+def test_a_worker_that_is_alone_or_not_listed_yet_has_a_share_all_the_same() -> None:
+    assert all(map(Shares((), own=7).is_own, range(100)))
+    assert any(map(Shares(WORKERS, own=7).is_own, range(1_000)))
+
+
+# --- What is read ---------------------------------------------------------------------------------
+
+
+def test_of_our_own_the_urgent_ones_are_read_first_then_any_up_to_the_limit() -> None:
+    chosen = own_to_read(range(100), [70, 200, 30], limit=10, rng=rng())
+
+    assert chosen[:2] == [70, 30]
+    assert len(set(chosen)) == 10
+    assert set(chosen) <= set(range(100))
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_the_limit_holds_for_urgent_ones_too(limit: int) -> None:
+    assert own_to_read(range(5), [4, 3], limit=limit, rng=rng()) == [4, 3][:limit]
+
+
+@pytest.mark.parametrize(
+    ("left_lying", "worker_count", "room", "count"),
+    [
+        pytest.param(10, 4, 100, 3, id="a share of them, rounded up"),
+        pytest.param(10, 4, 2, 2, id="no more than there is room for"),
+        pytest.param(10, 4, 0, 0, id="none without room"),
+        pytest.param(10, 4, -5, 0, id="none while our own fill it"),
+        pytest.param(1000, 2, 1000, HELP_MAX, id="never more than go into one transaction"),
+        pytest.param(0, 4, 100, 0, id="none when none are left lying"),
+    ],
+)
+def test_others_ledgers_are_helped_with_in_bounds(
+    left_lying: int, worker_count: int, room: int, count: int
+) -> None:
+    chosen = others_to_read(range(left_lying), [], worker_count=worker_count, room=room, rng=rng())
+
+    assert len(chosen) == count
+
+
+# --- The order ------------------------------------------------------------------------------------
+
+
+def candidate(ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5) -> Candidate:
+    mark = SeenMark(path="", mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
+    return Candidate(queued=QueuedLedger(ledger_id=ledger_id, marks=(mark,)), note=None)
+
+
+@pytest.mark.parametrize(
+    ("found", "urgent", "order"),
+    [
+        pytest.param(
+            [candidate(1, B1), candidate(2, B1, B2), candidate(3)], [], [2, 1, 3], id="most missing"
+        ),
+        pytest.param(
+            [candidate(1, B1, B1, B1), candidate(2, B1, B2)],
+            [],
+            [2, 1],
+            id="each bookie counts once",
+        ),
+        pytest.param(
+            [candidate(1, B1, ctime_ms=5), candidate(2, B1, ctime_ms=4)],
+            [],
+            [2, 1],
+            id="the oldest",
+        ),
+        pytest.param(
+            [candidate(1, B1, ctime_ms=5), candidate(2, B1, ctime_ms=None)],
+            [],
+            [2, 1],
+            id="without a time it counts as old",
+        ),
+        pytest.param(
+            [candidate(1, B1, B2, B3), candidate(2, B1), candidate(3, B1)],
+            [3, 9, 2],
+            [3, 2, 1],
+            id="what the leader calls urgent, in its order",
+        ),
+        pytest.param(
+            [candidate(100, B1, ctime_ms=1), candidate(1, B1, ctime_ms=2)],
+            [],
+            [1, 100],
+            id="among equals our own",
+        ),
+        pytest.param(
+            [candidate(1, B1), candidate(100, B1, B2)], [], [100, 1], id="danger before ownership"
+        ),
+    ],
+)
+def test_the_most_endangered_come_first(
+    found: list[Candidate], urgent: list[int], order: list[int]
+) -> None:
+    ordered = most_endangered_first(found, urgent, is_own=lambda ledger_id: ledger_id < 100)
+
+    assert [each.ledger_id for each in ordered] == order
+
+
+def test_a_ledger_with_two_marks_misses_what_either_says_since_the_older() -> None:
+    marks = [
+        SeenMark(path=path, mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
+        for path, replicas, ctime_ms in (("/shared", (B1, B2), 9), ("/own", (B2, B3), 4))
+    ]
+    queued = QueuedLedger(ledger_id=1, marks=tuple(marks))
+
+    assert queued.replicas == {B1, B2, B3}
+    assert queued.since_ms == 4
