@@ -1,0 +1,240 @@
+"""What is found missing, in the cases that the tests of Java's LedgerChecker go through."""
+
+import random
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.registration import Registration
+from replication.check import Verdict
+from replication.cluster_view import ClusterView
+from replication.survey import OpenEnd, Survey, Surveyor
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import LEDGER, ROOT
+
+CHECKER = "TestLedgerChecker"
+Missing = Mapping[int, set[int]]
+"""By the first entry of each fragment, its bookie indexes that miss copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """W 2. ``starts``: the first entry of each ensemble; ``last``: the last of all."""
+
+    ensembles: tuple[tuple[BookieId, ...], ...] = ((B1, B2, B3),)
+    starts: tuple[int, ...] = (0,)
+    last: int = 9
+    is_open: bool = False
+
+    async def write(self, cluster: Cluster) -> None:
+        await cluster.write_ledger(
+            *self.ensembles,
+            starts=self.starts,
+            last=self.last,
+            ack_quorum=2,
+            state=LedgerState.OPEN if self.is_open else LedgerState.CLOSED,
+        )
+
+
+async def missing(cluster: Cluster) -> Missing:
+    surveyor = Surveyor(
+        manager=cluster.manager,
+        bookies=cluster.bookies,
+        clock=cluster.clock,
+        rng=random.Random(0),
+        fallback_digest=DIGEST,
+    )
+    view = ClusterView(bookies=await Registration(cluster.store, ROOT).read())
+    match await surveyor.survey(LEDGER, view):
+        case OpenEnd(versioned=versioned, leaving=leaving):
+            last = versioned.metadata.last_segment
+            return {last.first_entry_id: {last.ensemble.index(bookie) for bookie in leaving}}
+        case Survey(findings=findings):
+            found: dict[int, set[int]] = defaultdict(set)
+            for finding in findings:
+                if finding.verdict is not Verdict.GOOD:
+                    found[finding.fragment.first_entry_id].add(finding.index)
+            return found
+        case None:
+            return {}
+        case blocked:
+            raise AssertionError(blocked)
+
+
+def same(*tests: str) -> pytest.MarkDecorator:
+    return pytest.mark.compat(*(f"{CHECKER}.{test}" for test in tests), verdict="same")
+
+
+@pytest.mark.parametrize(
+    ("ledger", "dead", "found"),
+    [
+        pytest.param(
+            Ledger(), (B2,), {0: {1}}, id="one bookie of one fragment", marks=same("testChecker")
+        ),
+        pytest.param(
+            Ledger(((B1, B2, B3), (B1, B4, B3), (B1, B4, B5)), (0, 4, 7)),
+            (B2, B3, B5),
+            {0: {1, 2}, 4: {2}, 7: {2}},
+            id="several of three fragments",
+            marks=same("testChecker"),
+        ),
+        pytest.param(
+            Ledger(last=0),
+            (B3,),
+            {0: {2}},
+            id="no entry falls to the dead one",
+            marks=same("testShouldNotGetTheFragmentIfThereIsNoMissedEntry"),
+        ),
+        pytest.param(
+            Ledger(((B1, B2, B3), (B1, B2, B4)), (0, 5)),
+            (B1, B2),
+            {0: {0, 1}, 5: {0, 1}},
+            id="two of either fragment",
+            marks=same("testShouldGetTwoFrgamentsIfTwoBookiesFailedInSameEnsemble"),
+        ),
+        pytest.param(
+            Ledger(),
+            (B1, B2, B3),
+            {0: {0, 1, 2}},
+            id="all of an ensemble",
+            marks=same(
+                "testShouldGetFailedEnsembleNumberOfFgmntsIfEnsembleBookiesFailedOnNextWrite"
+            ),
+        ),
+        pytest.param(
+            Ledger(last=-1, is_open=True),
+            (),
+            {},
+            id="an empty ledger on live bookies",
+            marks=same("testShouldNotGetAnyFragmentWithEmptyLedger"),
+        ),
+        pytest.param(
+            Ledger(last=-1, is_open=True),
+            (B1, B2, B3),
+            {0: {0, 1, 2}},
+            id="an empty ledger on dead ones",
+            marks=same("testShouldGet2FragmentsWithEmptyLedgerButBookiesDead"),
+        ),
+        pytest.param(
+            Ledger(last=0, is_open=True),
+            (B2,),
+            {0: {1}},
+            id="an open ledger of one entry",
+            marks=same("testShouldGetOneFragmentWithSingleEntryOpenedLedger"),
+        ),
+        pytest.param(
+            Ledger(((B1, B2, B3), (B1, B4, B3)), (0, 1), last=1),
+            (B2, B3),
+            {0: {1, 2}, 1: {2}},
+            id="one entry before the ensemble changed, one after",
+            marks=same("testSingleEntryAfterEnsembleChange"),
+        ),
+        pytest.param(
+            Ledger(last=-1),
+            (B2,),
+            {0: {1}},
+            id="a closed ledger without entries",
+            marks=same("testClosedEmptyLedger"),
+        ),
+        *(
+            pytest.param(
+                Ledger(last=0),
+                dead,
+                {0: set(range(len(dead)))},
+                id=f"a closed ledger of one entry, {len(dead)} dead",
+                marks=same("testClosedSingleEntryLedger"),
+            )
+            for dead in ((B1,), (B1, B2), (B1, B2, B3))
+        ),
+    ],
+)
+@in_virtual_time
+async def test_what_dead_bookies_make_missing(
+    ledger: Ledger, dead: tuple[BookieId, ...], found: Missing
+) -> None:
+    cluster = await Cluster.start()
+    await ledger.write(cluster)
+
+    await cluster.kill(*dead)
+
+    assert await missing(cluster) == found
+
+
+@same("testShouldNotGetAnyFragmentIfNoLedgerPresent")
+@in_virtual_time
+async def test_of_a_deleted_ledger_nothing_is_missing() -> None:
+    cluster = await Cluster.start()
+    await Ledger().write(cluster)
+    await cluster.kill(B2)
+
+    await cluster.manager.delete(LEDGER, version=0)
+
+    assert await missing(cluster) == {}
+
+
+@pytest.mark.compat(
+    "LedgerCloseTest.testLedgerCheckerShouldnotSelectInvalidLastFragments", verdict="same"
+)
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        pytest.param(Ledger(last=-1, is_open=True), id="without entries"),
+        pytest.param(Ledger(last=9, is_open=True), id="in its only segment"),
+        pytest.param(
+            Ledger(((B1, B2, B3), (B1, B4, B3)), (0, 10), last=9, is_open=True),
+            id="before the first entry of another segment",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_of_an_open_ledger_whose_writer_has_died_nothing_is_missing(ledger: Ledger) -> None:
+    cluster = await Cluster.start()
+
+    await ledger.write(cluster)
+
+    assert await missing(cluster) == {}
+
+
+@pytest.mark.compat(
+    "G8",
+    verdict="better",
+    why="the metadata of a closed ledger says what there is: an entry that all its bookies deny is lost",
+)
+@pytest.mark.parametrize(
+    ("ledger", "found"),
+    [
+        pytest.param(Ledger(last=0), {0: {0, 1}}, id="the only entry"),
+        pytest.param(
+            Ledger(((B1, B2, B3), (B1, B4, B3)), (0, 10), last=10),
+            {10: {1, 2}},
+            id="the only one of the last segment",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_a_last_entry_that_all_its_bookies_deny_is_missing(
+    ledger: Ledger, found: Missing
+) -> None:
+    cluster = await Cluster.start()
+    await ledger.write(cluster)
+
+    for bookie in named_by(await cluster.metadata(), ledger.last):
+        cluster.bookie(bookie).lose(LEDGER, ledger.last)
+
+    assert await missing(cluster) == found
+
+
+@pytest.mark.compat("G10", verdict="better")
+@in_virtual_time
+async def test_a_read_only_bookie_of_an_open_ledger_is_not_missing() -> None:
+    cluster = await Cluster.start()
+    await Ledger(is_open=True).write(cluster)
+
+    await cluster.unregister(B2)
+    await cluster.register(B2, is_read_only=True)
+
+    assert await missing(cluster) == {}

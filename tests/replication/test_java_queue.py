@@ -1,0 +1,134 @@
+"""The queue under the hands of many, as the tests of Java's under-replication manager have it."""
+
+import asyncio
+import random
+
+import pytest
+
+from ledgers.metadata import BookieId
+from replication import payloads
+from tests.auditor.auditing import Leader, leading
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, UR, Node
+
+MANAGER = "TestLedgerUnderreplicationManager"
+LONG_ID = 0xFEADEEFDAC
+"""Of 40 bits: more than one directory of its path differs from those of small ids."""
+SOME_DIRECTORIES_SHARED = 0x5555_5555
+SEED = 11
+
+
+async def replicas(cluster: Cluster, ledger_id: int = LEDGER) -> tuple[BookieId, ...]:
+    data, _ = await cluster.store.get(payloads.mark_path(UR, ledger_id))
+    return payloads.parse_mark(data).replicas
+
+
+@pytest.mark.compat(
+    f"{MANAGER}.testMultipleManagersShouldBeAbleToTakeAndReleaseLock", verdict="same"
+)
+@in_virtual_time
+async def test_two_nodes_take_and_give_back_one_ledger_a_hundred_times_and_never_both() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=LONG_ID)
+    holding: set[str] = set()
+    rng = random.Random(SEED)
+
+    async def take_and_give_back(name: str, node: Node) -> None:
+        taken_count = 0
+        while taken_count < 100:
+            take = await node.queue.take(await node.queued(LONG_ID))
+            if take is not None:
+                assert not holding
+                holding.add(name)
+                await asyncio.sleep(rng.uniform(0, 0.02))
+                holding.remove(name)
+                await node.queue.give_back(take)
+                taken_count += 1
+            await asyncio.sleep(rng.uniform(0, 0.02))
+
+    async with (
+        cluster.node("node-1") as one,
+        cluster.node("node-2") as two,
+        asyncio.TaskGroup() as tasks,
+    ):
+        tasks.create_task(take_and_give_back("node-1", one))
+        tasks.create_task(take_and_give_back("node-2", two))
+
+    assert await cluster.marked() == [LONG_ID]
+    assert await cluster.locked() == []
+
+
+@pytest.mark.compat(f"{MANAGER}.test2reportSame", verdict="same")
+@in_virtual_time
+async def test_two_that_report_the_same_loss_at_once_make_one_mark_that_names_it_once() -> None:
+    cluster = await Cluster.start()
+
+    async with leading(cluster) as leader:
+        await asyncio.gather(*(leader.marker.mark(LEDGER, [B1]) for _ in range(2)))
+
+    assert await replicas(cluster) == (B1,)
+    async with cluster.node() as node:
+        assert await node.queue.finish(await node.take())
+    await cluster.assert_queue_empty()
+
+
+@pytest.mark.compat(f"{MANAGER}.testManyFailuresInAnEnsemble", verdict="same")
+@in_virtual_time
+async def test_losses_that_are_reported_one_by_one_come_together_in_the_mark() -> None:
+    cluster = await Cluster.start()
+
+    async with leading(cluster) as leader:
+        await leader.marker.mark(LEDGER, [B1])
+        await leader.marker.mark(LEDGER, [B2])
+
+    assert await replicas(cluster) == (B1, B2)
+
+
+@pytest.mark.compat(f"{MANAGER}.testMarkSimilarMissingReplica", verdict="same")
+@in_virtual_time
+async def test_bookies_of_which_one_name_is_a_part_of_the_other_are_two_in_a_mark() -> None:
+    cluster = await Cluster.start()
+    names = tuple(map(BookieId, ("localhost:3181", "localhost:318", "localhost:31812")))
+
+    async with leading(cluster) as leader:
+        for name in names:
+            await leader.marker.mark(LEDGER, [name])
+
+    assert await replicas(cluster) == names
+
+
+@pytest.mark.compat(f"{MANAGER}.testHierarchyCleanupInterference", verdict="same")
+@in_virtual_time
+async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the_tree_is_empty() -> (
+    None
+):
+    cluster = await Cluster.start()
+    rng = random.Random(SEED)
+    cluster.tree.latency = lambda: cluster.clock.sleep(rng.uniform(0, 0.02))
+    wanted = [number * SOME_DIRECTORIES_SHARED for number in range(100)]
+    done: list[int] = []
+
+    async def mark_all(leader: Leader) -> None:
+        for ledger_id in wanted:
+            await leader.marker.mark(ledger_id, [B1])
+
+    async def work_off(node: Node) -> None:
+        while len(done) < len(wanted):
+            found = await node.queue.look(rng)
+            for queued in await node.queue.read(found.free):
+                take = await node.queue.take(queued)
+                assert take is not None
+                assert await node.queue.finish(take)
+                done.append(queued.ledger_id)
+            await node.queue.tidy()
+
+    async with leading(cluster) as leader, cluster.node() as node:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(mark_all(leader))
+            tasks.create_task(work_off(node))
+        await node.queue.look(rng)
+        await node.queue.tidy()
+
+    assert sorted(done) == wanted
+    assert await cluster.store.children(payloads.marks_path(UR)) == []
