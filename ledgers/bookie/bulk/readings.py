@@ -16,8 +16,8 @@ from ledgers.bookie.bulk.job import QUANTUM_COUNT, Job
 
 if TYPE_CHECKING:
     from ledgers.bookie.bulk.batches import BatchReads
+    from ledgers.bookie.bulk.gates import Gate
     from ledgers.bookie.bulk.source import SourceLane
-    from ledgers.bookie.bulk.target import TargetLane
 
 BATCH_BYTES = 64 * 1024
 """What one batch read is to bring; a request never asks for more than ``BATCH_BYTES_MAX``."""
@@ -39,12 +39,12 @@ class AnyReading(ABC):
     __slots__ = (
         "_entry_ids",
         "_next",
-        "has_pass",
         "is_over",
         "is_queued",
         "job",
         "lane",
         "ledger_id",
+        "passed",
         "progress_s",
     )
 
@@ -55,17 +55,12 @@ class AnyReading(ABC):
         self.progress_s = 0.0
         """Loop time at which the source last replied, or was asked while nothing was outstanding."""
         self.is_queued = False
-        """Whether it waits for its next turn, in the lane's ring or parked at the target."""
-        self.has_pass = False
-        """Whether it was parked longest, so that it goes before those that still are."""
+        """Whether it waits for its next turn, in the lane's ring or parked at a gate."""
+        self.passed: Gate | None = None
+        """The gate where it was parked longest, so that it goes before those that still are."""
         self.is_over = False
         self._entry_ids = entry_ids
         self._next = 0
-
-    @property
-    def target(self) -> "TargetLane | None":
-        writing = self.job.writing
-        return None if writing is None else writing.lane
 
     @property
     @abstractmethod
@@ -111,8 +106,8 @@ class AnyReading(ABC):
             return []
         self.is_over = True
         entry_ids = self._drop_all()
-        if self.outstanding_count and self.target is not None:
-            self.target.release(self.outstanding_bytes, count=self.outstanding_count)
+        if self.outstanding_count:
+            self.job.give_back(self.outstanding_bytes, count=self.outstanding_count)
         self.lane.forget_if_idle(self)
         return entry_ids
 

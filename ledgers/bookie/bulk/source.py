@@ -29,7 +29,7 @@ R = TypeVar("R", bound=AnyReading)
 class SourceLane(Lane, Generic[R]):
     """Reads from one bookie, of all transfers that read there, in turns of a quantum each.
 
-    A read is issued with credit from two ends: the target's window, and this bookie's budget, which
+    A read is issued with credit from two ends: the gates of its job, and this bookie's budget, which
     the control path draws on too. Where the first lacks, the reading is parked there and the others
     go on; where the second lacks, the lane waits in line.
     """
@@ -107,13 +107,11 @@ class SourceLane(Lane, Generic[R]):
         while self._ring and self._may_ask():
             reading = self._ring[0]
             count = reading.quantum
-            if count and (target := reading.target) is not None:
-                count = target.take(reading, count)
-                if count == 0:
-                    self._ring.popleft()
-                    target.park(reading)
-                    continue
             if count:
+                count = reading.job.take(reading, count)
+                if count == 0:  # it is parked there, and the others go on
+                    self._ring.popleft()
+                    continue
                 asked_count = self._take_credit(reading, count)
                 if asked_count == 0:
                     break
@@ -127,12 +125,12 @@ class SourceLane(Lane, Generic[R]):
             self._transport.write(b"".join(requests))
 
     def _take_credit(self, reading: R, count: int) -> int:
-        """Of this bookie's budget, giving back what the target had granted beyond it."""
+        """Of this bookie's budget, giving back what the gates had granted beyond it."""
         expected_bytes = reading.job.expected_bytes
         granted_count = self._take_reads(count, expected_bytes)
-        if granted_count < count and reading.target is not None:
+        if granted_count < count:
             spare_count = count - granted_count
-            reading.target.release(spare_count * expected_bytes, count=spare_count)
+            reading.job.give_back(spare_count * expected_bytes, count=spare_count)
         return granted_count
 
     def _wait_in_line(self, read_bytes: int) -> None:
@@ -153,11 +151,10 @@ class SourceLane(Lane, Generic[R]):
             reading.job.add_read(stretch.good_count, stretch.good_bytes)
         if not reading.is_over:
             for entry_id, code, taken_bytes in stretch.failures:
-                if reading.target is not None:
-                    reading.target.release(taken_bytes, count=1)
+                reading.job.give_back(taken_bytes, count=1)
                 reading.job.add_failure(reading, entry_id, _answer(code))
-            if stretch.left_out_count and reading.target is not None:
-                reading.target.release(stretch.left_out_bytes, count=stretch.left_out_count)
+            if stretch.left_out_count:
+                reading.job.give_back(stretch.left_out_bytes, count=stretch.left_out_count)
         if reading.is_idle:
             forget(self._readings, reading)
         elif not reading.is_queued and reading.has_pending:
@@ -165,15 +162,16 @@ class SourceLane(Lane, Generic[R]):
 
     def _pass_on(self, reading: R, stretch: "Stretch") -> None:
         """Have the good entries, which are adds by now, sent at the end of this arrival."""
-        reading.job.weigh(stretch.largest_bytes)
-        writing = reading.job.writing
-        if writing is None:
-            return
-        if len(writing.unacknowledged) == stretch.good_count:
-            writing.progress_s = self._loop.time()
+        job, writing = reading.job, reading.job.writing
+        job.weigh(stretch.largest_bytes)
         failed_bytes = sum(taken_bytes for _, _, taken_bytes in stretch.failures)
         good_taken_bytes = stretch.taken_bytes - failed_bytes - stretch.left_out_bytes
-        writing.lane.resize(stretch.good_bytes - good_taken_bytes)
+        if writing is None:
+            job.release(good_taken_bytes, count=stretch.good_count)
+            return
+        job.resize(stretch.good_bytes - good_taken_bytes)
+        if len(writing.unacknowledged) == stretch.good_count:
+            writing.progress_s = self._loop.time()
         self._outgoing.setdefault(writing.lane, []).extend(stretch.frames)
 
     def _finish_arrival(self) -> None:

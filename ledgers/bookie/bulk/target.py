@@ -1,16 +1,15 @@
 """Writing to one bookie: a window of entries on their way, and the replies to them."""
 
 import asyncio
-from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ledgers.bookie.budget import Window
 from ledgers.bookie.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
+from ledgers.bookie.bulk.gates import WindowGate
 from ledgers.bookie.bulk.inbox import Inbox
 from ledgers.bookie.bulk.job import Writing, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane
-from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.metadata import BookieId
@@ -22,57 +21,20 @@ if TYPE_CHECKING:
 class TargetLane(Lane):
     """Adds to one bookie, of all transfers that write there.
 
-    The window counts an entry from before it is asked of its source until it is acknowledged, so
-    that what was read always has a place to go and memory is bounded. Readings that find the window
-    full are parked, and go on in their order whenever half of it is free: nobody overtakes them.
+    The window of ``gate`` counts an entry from before it is asked of its source until it is
+    acknowledged, so that what was read always has a place to go.
     """
 
     def __init__(self, bookie: BookieId, common: Common) -> None:
         super().__init__(bookie, common)
-        self._window = Window(
-            count_max=common.writes_in_flight_max, bytes_max=common.writes_bytes_max
+        self.gate = WindowGate(
+            Window(count_max=common.writes_in_flight_max, bytes_max=common.writes_bytes_max),
+            is_open=False,
         )
         self._writings: dict[int, list[Writing]] = {}
         """By ledger id, in the order in which they began."""
-        self._parked: deque[AnyReading] = deque()
-        self._is_unparking = False
-        """Whether ``_unpark`` is about to be called."""
         self._is_full = False
         self._held_sources: dict[SourceLane[Any], None] = {}
-
-    # --- Credit --------------------------------------------------------------------------------
-
-    def take(self, reading: AnyReading, count: int) -> int:
-        """Credit for up to ``count`` more of its entries; 0 means: park."""
-        if self._transport is None or (self._parked and not reading.has_pass):
-            return 0
-        reading.has_pass = False
-        return self._window.take(count, reading.job.expected_bytes)
-
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        self._window.release(entry_bytes, count=count)
-        if self._parked and not self._is_unparking and self._window.is_half_free:
-            # Once for all that comes back in this turn of the loop: what is let go takes its credit
-            # only in the next one, and until then the window looks free.
-            self._is_unparking = True
-            self._loop.call_soon(self._unpark)
-
-    def resize(self, difference_bytes: int) -> None:
-        """Entries weigh more, or less, than what was taken for them."""
-        self._window.entry_bytes += difference_bytes
-
-    def park(self, reading: AnyReading) -> None:
-        self._parked.append(reading)
-
-    def _unpark(self) -> None:
-        """Let those go on that have waited longest, as many as there is room for."""
-        self._is_unparking = False
-        free_count = self._window.free_count
-        while self._parked and free_count > 0:
-            reading = self._parked.popleft()
-            free_count -= reading.quantum
-            reading.has_pass = True
-            reading.lane.enqueue(reading)
 
     # --- Sending -------------------------------------------------------------------------------
 
@@ -155,7 +117,7 @@ class TargetLane(Lane):
         self._is_proven = True
         self._unasked_count = 0
         writing.progress_s = self._loop.time()
-        self.release(replied_bytes, count=count)
+        writing.job.release(replied_bytes, count=count)
 
     def _refusal(self, code: int, ledger_id: int, entry_id: int) -> BookmenderError:
         error = Status.of_v2(code).error
@@ -182,8 +144,7 @@ class TargetLane(Lane):
     def check_progress(self, now_s: float) -> None:
         if self._transport is None:
             return
-        if self._window.is_half_free:
-            self._unpark()  # those with a pass may all wait for a source that is slow
+        self.gate.unpark_if_free()
         waiting = [writing for writing in self._all_writings() if writing.unacknowledged]
         stalled = [w for w in waiting if now_s - w.progress_s > self._common.timeout_s]
         error = UnavailableError("no reply from the target in time", bookie=self.bookie)
@@ -202,12 +163,18 @@ class TargetLane(Lane):
         entry_bytes = list(writing.unacknowledged.values())
         writing.unacknowledged.clear()
         self.forget_if_idle(writing)
-        self.release(sum(entry_bytes), count=len(entry_bytes))
+        writing.job.release(sum(entry_bytes), count=len(entry_bytes))
+
+    def close_if_idle(self, now_s: float) -> None:
+        super().close_if_idle(now_s)
+        if not self.is_open:
+            self.gate.shut()
 
     def _go_on(self) -> None:
-        self._unpark()
+        self.gate.open()
 
     def _fail_all(self, error: BookmenderError) -> None:
+        self.gate.shut()
         self._is_full = False
         self._let_go()
         for writing in self._all_writings():

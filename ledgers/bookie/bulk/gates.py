@@ -1,0 +1,217 @@
+"""What entries need before they are asked for, and the waiting lines where it lacks.
+
+A transfer's entries pass its gates in turn: the pace that copying is kept to, the window of the
+target, the memory of the process. Each grants credit for so many of them, or parks the reading until
+it can. First come, first served: nobody overtakes those that wait, so that no ledger starves. (The
+last hurdle, the source's own ``ReadBudget``, is no gate: there a whole connection waits in line.)
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ledgers.bookie.budget import Window
+
+if TYPE_CHECKING:
+    from ledgers.bookie.bulk.readings import AnyReading
+
+BURST_S = 0.1
+"""A pace may be caught up with for so long: what is not used by then is lost."""
+
+
+class Gate(ABC):
+    """Grants credit for entries, and parks readings while it has none."""
+
+    def __init__(self) -> None:
+        self._parked: deque[AnyReading] = deque()
+
+    def take(self, reading: "AnyReading", count: int) -> int:
+        """Credit for up to ``count`` more of its entries; 0 means: park."""
+        if reading.passed is self:
+            reading.passed = None
+        elif self._parked:
+            return 0
+        return self._grant(count, reading.job.expected_bytes)
+
+    def park(self, reading: "AnyReading") -> None:
+        self._parked.append(reading)
+
+    def _let_go(self, free_count: float, free_bytes: float) -> None:
+        """Give a turn to those that have waited longest, as many as that is enough for.
+
+        What is let go takes its credit only in the loop's next turn.
+        """
+        while self._parked and free_count > 0 and free_bytes > 0:
+            reading = self._parked.popleft()
+            count = reading.quantum
+            free_count -= count
+            free_bytes -= count * reading.job.expected_bytes
+            reading.passed = self
+            reading.lane.enqueue(reading)
+
+    @abstractmethod
+    def _grant(self, count: int, entry_bytes: int) -> int:
+        """Take credit for up to ``count`` entries of about ``entry_bytes`` each."""
+
+    @abstractmethod
+    def give_back(self, entry_bytes: int, *, count: int) -> None:
+        """They were not asked for after all, or not given."""
+
+    @abstractmethod
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        """Their way is over: acknowledged, or, without a target, read."""
+
+    @abstractmethod
+    def resize(self, difference_bytes: int) -> None:
+        """Entries weigh more, or less, than what was taken for them."""
+
+
+class WindowGate(Gate):
+    """Entries on their way at a time, and their bytes: of a target, or of the whole process.
+
+    Those that were parked go on whenever half of it is free, so that they can ask for many at once.
+    """
+
+    def __init__(self, window: Window, *, is_open: bool = True) -> None:
+        super().__init__()
+        self.window = window
+        self._is_open = is_open
+        self._is_unparking = False
+        """Whether ``_unpark`` is about to be called."""
+
+    def open(self) -> None:
+        self._is_open = True
+        self._unpark()
+
+    def shut(self) -> None:
+        """Grant nothing until it is opened again."""
+        self._is_open = False
+
+    def unpark_if_free(self) -> None:
+        """Those that were let go may all wait for a source that is slow."""
+        if self._parked and self.window.is_half_free:
+            self._unpark()
+
+    def give_back(self, entry_bytes: int, *, count: int) -> None:
+        self.release(entry_bytes, count=count)
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        self.window.release(entry_bytes, count=count)
+        if self._parked and not self._is_unparking and self.window.is_half_free:
+            # Once for all that comes back in this turn of the loop: until what is let go has taken
+            # its credit the window looks free.
+            self._is_unparking = True
+            asyncio.get_running_loop().call_soon(self._unpark)
+
+    def resize(self, difference_bytes: int) -> None:
+        self.window.entry_bytes += difference_bytes
+
+    def _grant(self, count: int, entry_bytes: int) -> int:
+        return self.window.take(count, entry_bytes) if self._is_open else 0
+
+    def _unpark(self) -> None:
+        self._is_unparking = False
+        self._let_go(self.window.free_count, self.window.bytes_max - self.window.entry_bytes)
+
+
+class Pace(Gate):
+    """How many entries, and stored bytes, a second may be copied. 0: no limit. May be set at any time.
+
+    The first entry for which there is any credit passes, however large, and the debt is paid off
+    before the next: so the average holds, and an entry larger than a burst is not stuck.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries = _Bucket()
+        self._bytes = _Bucket()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, *, bytes_per_s: int, entries_per_s: int) -> None:
+        """From now on, for those too that wait already."""
+        now_s = asyncio.get_running_loop().time()
+        self._bytes.set_rate(bytes_per_s, now_s)
+        self._entries.set_rate(entries_per_s, now_s)
+        self._wait()
+
+    def park(self, reading: "AnyReading") -> None:
+        super().park(reading)
+        if self._timer is None:
+            self._wait()
+
+    def give_back(self, entry_bytes: int, *, count: int) -> None:
+        self._entries.balance += count
+        self._bytes.balance += entry_bytes
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        """What was copied is spent."""
+
+    def resize(self, difference_bytes: int) -> None:
+        self._bytes.balance -= difference_bytes
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _grant(self, count: int, entry_bytes: int) -> int:
+        now_s = asyncio.get_running_loop().time()
+        count = min(count, self._entries.units(1, now_s), self._bytes.units(entry_bytes, now_s))
+        self._entries.balance -= count
+        self._bytes.balance -= count * entry_bytes
+        return count
+
+    def _wait(self) -> None:
+        """Until something worth a turn has come together."""
+        self.close()
+        self._timer = None
+        if self._parked:
+            loop = asyncio.get_running_loop()
+            delay_s = max(bucket.delay_s(loop.time()) for bucket in (self._entries, self._bytes))
+            self._timer = loop.call_later(delay_s, self._unpark)
+
+    def _unpark(self) -> None:
+        self._timer = None
+        self._let_go(self._entries.balance, self._bytes.balance)
+        self._wait()
+
+
+_UNLIMITED = 1 << 62
+
+
+class _Bucket:
+    """Credit that grows by ``rate`` a second, up to a burst of it; below 0 it is a debt."""
+
+    __slots__ = ("_rate", "_since_s", "balance")
+
+    def __init__(self) -> None:
+        self._rate = 0
+        self._since_s = 0.0
+        self.balance: float = _UNLIMITED
+
+    def set_rate(self, rate: int, now_s: float) -> None:
+        """0: no limit."""
+        assert rate >= 0, rate
+        if rate != self._rate:
+            self._rate, self._since_s, self.balance = rate, now_s, self._burst(rate)
+
+    def units(self, size: int, now_s: float) -> int:
+        """How many of that size there is credit for: at least one while there is any credit."""
+        self._refill(now_s)
+        return max(1, int(self.balance // size)) if self.balance > 0 else 0
+
+    def delay_s(self, now_s: float) -> float:
+        """Until half a burst is there."""
+        self._refill(now_s)
+        lacking = self._burst(self._rate) / 2 - self.balance
+        return max(0.0, lacking / self._rate) if self._rate else 0.0
+
+    def _refill(self, now_s: float) -> None:
+        grown = self.balance + self._rate * (now_s - self._since_s)
+        self._since_s = now_s
+        # What was given back may exceed a burst: it had been saved up once already.
+        self.balance = min(grown, max(self.balance, self._burst(self._rate)))
+
+    @staticmethod
+    def _burst(rate: int) -> float:
+        return max(1.0, rate * BURST_S) if rate else _UNLIMITED

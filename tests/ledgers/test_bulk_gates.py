@@ -1,0 +1,236 @@
+"""The pace of copying, and the memory of the process: what lets entries on their way, and in which order."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from ledgers.bookie.bulk.gates import BURST_S, Pace
+from ledgers.bookie.bulk.readings import AnyReading
+from tests.ledgers.bulk_cases import Scene, play
+from tests.replication.cluster import in_virtual_time
+
+MINUTE_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Copying:
+    """A reading that wants ever more entries of one size through the pace. It is its own job and lane."""
+
+    pace: Pace
+    expected_bytes: int = 100
+    quantum: int = 16
+    passed: object = None
+    passages: list[tuple[float, int]] = field(default_factory=list)
+    """When how many were let through."""
+
+    @property
+    def job(self) -> "Copying":
+        return self
+
+    @property
+    def lane(self) -> "Copying":
+        return self
+
+    @property
+    def entry_count(self) -> int:
+        return sum(count for _, count in self.passages)
+
+    def enqueue(self, reading: Any) -> None:
+        asyncio.get_running_loop().call_soon(self.go_on)
+
+    def go_on(self) -> None:
+        reading = cast(AnyReading, self)
+        while count := self.pace.take(reading, self.quantum):
+            self.passages.append((asyncio.get_running_loop().time(), count))
+        if self.quantum:
+            self.pace.park(reading)
+
+
+async def copied_in_a_minute(pace: Pace, *copyings: Copying) -> None:
+    for copying in copyings:
+        copying.go_on()
+    await asyncio.sleep(MINUTE_S)
+    pace.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "entry_bytes", "entries_per_s"),
+    [
+        pytest.param({"entries_per_s": 100, "bytes_per_s": 0}, 1, 100, id="entries"),
+        pytest.param({"entries_per_s": 0, "bytes_per_s": 50_000}, 100, 500, id="bytes"),
+        pytest.param({"entries_per_s": 9, "bytes_per_s": 50_000}, 100, 9, id="the scarcer one"),
+        pytest.param({"entries_per_s": 1, "bytes_per_s": 0}, 100, 1, id="one entry a second"),
+        pytest.param(
+            {"entries_per_s": 0, "bytes_per_s": 1_000}, 5_000, 0.2, id="entries beyond a burst"
+        ),
+    ],
+)
+@in_virtual_time
+async def test_copying_keeps_to_its_pace(
+    limits: dict[str, int], entry_bytes: int, entries_per_s: float
+) -> None:
+    pace = Pace()
+    pace.set(**limits)
+    copying = Copying(pace, expected_bytes=entry_bytes)
+
+    await copied_in_a_minute(pace, copying)
+
+    burst = max(2.0, entries_per_s * BURST_S)
+    assert copying.entry_count == pytest.approx(entries_per_s * MINUTE_S, abs=burst, rel=0.02)
+
+
+@in_virtual_time
+async def test_what_was_not_used_is_not_saved_up_beyond_a_fraction_of_a_second() -> None:
+    pace = Pace()
+    pace.set(entries_per_s=1_000, bytes_per_s=0)
+    copying = Copying(pace)
+    await asyncio.sleep(MINUTE_S)
+
+    copying.go_on()
+
+    assert copying.entry_count <= 1_000 * BURST_S
+    pace.close()
+
+
+@in_virtual_time
+async def test_a_pace_counts_what_entries_turned_out_to_weigh() -> None:
+    pace = Pace()
+    pace.set(entries_per_s=0, bytes_per_s=10_000)
+    copying = Copying(pace, quantum=1)
+    copying.go_on()
+    before = copying.entry_count
+
+    pace.resize(100_000)  # ten seconds' worth more than was taken
+    await asyncio.sleep(9.0)
+
+    assert copying.entry_count <= before + 1
+    await asyncio.sleep(5.0)
+    assert copying.entry_count > before + 10
+    pace.close()
+
+
+@in_virtual_time
+async def test_entries_that_were_not_given_are_not_counted() -> None:
+    pace = Pace()
+    pace.set(entries_per_s=10, bytes_per_s=0)
+    copying = Copying(pace, quantum=1)
+    copying.go_on()
+    for _ in range(100):
+        pace.give_back(100, count=1)
+
+    await asyncio.sleep(0.2)
+
+    assert copying.entry_count > 100
+    pace.close()
+
+
+@in_virtual_time
+async def test_a_pace_may_be_changed_and_lifted_while_copies_wait_for_it() -> None:
+    pace = Pace()
+    pace.set(entries_per_s=1, bytes_per_s=0)
+    copying = Copying(pace)
+    copying.go_on()
+    await asyncio.sleep(10.0)
+    slow_count = copying.entry_count
+
+    pace.set(entries_per_s=1_000, bytes_per_s=0)
+    await asyncio.sleep(10.0)
+
+    assert slow_count <= 12
+    assert copying.entry_count > 9_000
+    copying.quantum = 0  # it has all it wanted
+    pace.set(entries_per_s=0, bytes_per_s=0)
+    assert pace.take(cast(AnyReading, Copying(pace)), 1_000_000) == 1_000_000
+
+
+@in_virtual_time
+async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
+    pace = Pace()
+    pace.set(entries_per_s=100, bytes_per_s=0)
+    copyings = [Copying(pace) for _ in range(7)]
+
+    await copied_in_a_minute(pace, *copyings)
+
+    counts = [copying.entry_count for copying in copyings]
+    assert max(counts) < 1.1 * min(counts)
+
+
+# --- In transfers ------------------------------------------------------------------------------
+
+
+def test_a_check_is_not_held_to_the_pace_of_copying() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(500))
+        scene.bulk.pace.set(entries_per_s=1, bytes_per_s=0)
+        copying = asyncio.create_task(scene.run(scene.halves(500)))
+
+        result = await scene.run(scene.halves(500, target=None))
+
+        assert result.entry_count == 500
+        assert not copying.done()
+        scene.bulk.pace.set(entries_per_s=0, bytes_per_s=0)
+        assert (await copying).entry_count == 500
+
+    play(act)
+
+
+@pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
+def test_what_is_on_its_way_is_bounded_whatever_the_number_of_targets(reads_batches: bool) -> None:
+    async def act(scene: Scene) -> None:
+        targets = [scene.target, *scene.others]
+        for number, target in enumerate(targets):
+            scene.fill(range(200), ledger_id=number)
+            target.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            for number, target in enumerate(targets):
+                transfer = scene.runs(200, ledger_id=number, target=target.bookie_id)
+                group.create_task(scene.run(transfer))
+            await scene.until(lambda: sum(t.requests_waiting for t in targets) == 40)
+            await scene.settle()
+
+            assert scene.bulk.totals.entries_read == 40
+            for target in targets:
+                target.may_answer.set()
+
+    play(act, memory_entries_max=40, other_count=4, reads_batches=reads_batches)
+
+
+def test_bytes_on_their_way_are_bounded_with_entries_of_any_size() -> None:
+    async def act(scene: Scene) -> None:
+        targets = [scene.target, *scene.others]
+        for number, target in enumerate(targets):
+            scene.fill(range(20), ledger_id=number, payload=bytes(100_000))
+            target.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            for number, target in enumerate(targets):
+                transfer = scene.halves(
+                    20, ledger_id=number, target=target.bookie_id, entry_bytes_hint=100_040
+                )
+                group.create_task(scene.run(transfer))
+            await scene.until(lambda: sum(t.requests_waiting for t in targets) == 5)
+            await scene.settle()
+
+            assert scene.bulk.totals.read_bytes < 600_000
+            for target in targets:
+                target.may_answer.set()
+
+    play(act, memory_bytes_max=550_000, other_count=4)
+
+
+def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
+    async def act(scene: Scene) -> None:
+        for ledger_id in range(20):
+            scene.fill(range(50), ledger_id=ledger_id)
+
+        results = await asyncio.gather(
+            *(
+                scene.run(scene.halves(50, ledger_id=n, **({"target": None} if n % 2 else {})))
+                for n in range(20)
+            )
+        )
+
+        assert [result.entry_count for result in results] == [50] * 20
+
+    play(act, memory_entries_max=8)
