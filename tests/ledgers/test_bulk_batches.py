@@ -27,6 +27,11 @@ def batch_reply(
     return struct.pack(">iBBH", 32 + len(body), 2, operation, 0) + ids + body
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
+    verdict="better",
+    why="runs of entries are read in batches wherever a bookie knows them, without settings, and whatever E and W",
+)
 def test_runs_of_entries_are_copied_with_few_requests() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2_000))
@@ -94,6 +99,10 @@ def test_rule_s10_a_batch_is_one_read_and_weighs_what_it_brings() -> None:
     play(act, reads_batches=True, reads_in_flight_max=3)
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
+    verdict="better",
+)
 def test_a_batch_that_is_cut_short_goes_on_where_it_stopped() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(300), payload=bytes(30_000))

@@ -16,6 +16,10 @@ WORLD = World(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(WORLD, newest_czxid=8)
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
+    verdict="other",
+)
 @pytest.mark.parametrize(
     ("reason", "nominal_s"),
     [
@@ -47,6 +51,7 @@ def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Def
     return deferrals
 
 
+@pytest.mark.compat("G13", verdict="better")
 @pytest.mark.parametrize(
     ("now_s", "world", "reason", "is_due"),
     [
@@ -93,6 +98,11 @@ def test_tries_that_failed_alike_are_counted(reason: Reason, world: World, tries
     assert deferred().tries(LEDGER, reason, world=world) == tries
 
 
+@pytest.mark.compat(
+    "G13",
+    verdict="better",
+    why="all nodes keep to one note for each ledger; success, a bookie that comes and a changed order begin the pauses anew",
+)
 def test_success_begins_anew() -> None:
     deferrals = deferred()
 

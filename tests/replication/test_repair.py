@@ -25,6 +25,10 @@ from tests.replication.repairs import (
 
 
 @pytest.mark.compat(
+    "BookieAutoRecoveryTest.testLedgerMetadataContainsHostNameAsBookieID",
+    verdict="same",
+)
+@pytest.mark.compat(
     "TestReplicationWorker.testRWShouldReplicateFragmentsToTargetBookie",
     verdict="better",
     why="only the entries that the lost index stored are copied, not the whole run",
@@ -141,6 +145,11 @@ async def test_an_empty_fragment_at_the_end_is_taken_along() -> None:
     assert cluster.bookies.copied_count == 0
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRepairedNotAdheringPlacementPolicyLedgerFragmentsOnRack",
+    verdict="other",
+    why="copies that are all there are not moved to please the policy: the ledger is checked and unmarked",
+)
 @in_virtual_time
 async def test_a_whole_ledger_is_only_unmarked() -> None:
     cluster = await Cluster.start()

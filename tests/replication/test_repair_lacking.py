@@ -197,6 +197,7 @@ async def test_what_is_known_is_repaired_though_another_bookie_does_not_answer()
     await cluster.assert_whole()
 
 
+@pytest.mark.compat("G8", verdict="better")
 @pytest.mark.compat(
     "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker",
     verdict="better",

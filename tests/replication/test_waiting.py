@@ -118,6 +118,7 @@ def view(*, draining: bool = False, **czxids: int) -> ClusterView:
     return ClusterView(bookies=registered(**czxids), orders=orders)
 
 
+@pytest.mark.compat("G13", verdict="better")
 @pytest.mark.parametrize(
     ("then", "now", "reason", "has_improved"),
     [

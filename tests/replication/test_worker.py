@@ -282,6 +282,12 @@ async def test_the_note_counts_the_tries_that_failed_alike_and_says_since_when()
     assert later.tries in (4, 5)
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testRWShouldRetryUntilThereAreEnoughBksAvailableForReplication",
+    "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker",
+    "G13",
+    verdict="better",
+)
 @in_virtual_time
 async def test_a_bookie_that_comes_makes_it_worth_a_try_at_once() -> None:
     cluster = await without_target()
