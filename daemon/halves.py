@@ -20,6 +20,7 @@ from auditor.election import Election
 from auditor.marking import Marker
 from auditor.records import Records
 from daemon.local_bookie import local_bookie
+from daemon.placing import Placing, begin_placing
 from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets, reads_in_flight_max
 from ledgers.bookie.bulk.transfers import BulkTransfers
@@ -29,7 +30,6 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType
-from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -44,6 +44,7 @@ from replication.own_state import own_path
 from replication.payloads import underreplication_path
 from replication.queue import Queue
 from replication.repair import Repairer
+from replication.room import RoomSource
 from replication.survey import Surveyor
 from replication.targets import Receivers
 from replication.tree import prepare_tree
@@ -123,12 +124,31 @@ async def run_worker_session(settings: Settings, journal: MetadataJournal) -> No
         )
         stack.push_async_callback(bookies.close)
         batcher = Batcher(session.store, [session.membership.guard])
-        worker = _worker(settings, session, batcher, bookies)
+        placing = await begin_placing(
+            settings.placement,
+            store=session.store,
+            views=session.views,
+            local=session.local,
+            clock=session.clock,
+            rng=session.rng,
+        )
+        rooms = RoomSource(
+            bookies,
+            session.views,
+            floor_share=settings.replication.free_room_min,
+            clock=session.clock,
+            rng=session.rng,
+        )
+        worker = _worker(
+            settings, session, batcher, bookies, _receivers(settings, session, placing, rooms)
+        )
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(batcher.run())
             tasks.create_task(_keep_to_our_share(settings, session, budgets))
             tasks.create_task(_pause_while_suspended(session.store, bulk))
             tasks.create_task(_tell_of_returns(session.views, bookies, bulk))
+            tasks.create_task(placing.run())
+            tasks.create_task(rooms.run())
             await worker.run()
 
 
@@ -194,20 +214,31 @@ async def _join(
     )
 
 
+def _receivers(
+    settings: Settings, session: Session, placing: Placing, rooms: RoomSource
+) -> Receivers:
+    return Receivers(
+        placing.policy,
+        clock=session.clock,
+        local=session.local,
+        is_local_only=settings.replication.target == "local",
+        rooms=rooms,
+        rack=placing.racks.rack,
+    )
+
+
 def _worker(
-    settings: Settings, session: Session, batcher: Batcher, bookies: BookieClient
+    settings: Settings,
+    session: Session,
+    batcher: Batcher,
+    bookies: BookieClient,
+    receivers: Receivers,
 ) -> ReplicationWorker:
     ours = settings.replication
     fallback_digest = EntryDigest(
         DigestType[ours.default_digest_type], ours.default_password.encode()
     )
     queue = Queue(session.store, batcher, session.ur, holder=socket.gethostname())
-    receivers = Receivers(
-        RandomPlacement(session.rng, local=session.local),
-        clock=session.clock,
-        local=session.local,
-        is_local_only=ours.target == "local",
-    )
     repairer = Repairer(
         queue=queue,
         manager=session.manager,

@@ -17,7 +17,7 @@ from auditor.settings import AuditorSettings
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.formats.layout import MetadataUri
-from replication.settings import ReplicationSettings
+from replication.settings import PlacementSettings, ReplicationSettings
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
 
@@ -93,6 +93,7 @@ class Settings:
     zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
     auditor: AuditorSettings = field(default_factory=AuditorSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:

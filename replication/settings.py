@@ -1,5 +1,6 @@
 """What an operator may set of replication. Parsed and checked in ``daemon.settings``."""
 
+import re
 from dataclasses import dataclass
 
 from ledgers.errors import SettingsError
@@ -69,6 +70,73 @@ class ReplicationSettings:
             )
 
 
-def _require(key: str, value: float, least: float, most: float) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSettings:
+    """The section ``[placement]``: where copies go. To be the same as the cluster's clients have it."""
+
+    policy: str = "rack"
+    """Which of BookKeeper's placement policies rules: ``random``, ``rack``, ``region`` or ``zone``."""
+    racks_file: str = ""
+    """A text file of racks: on each line ``bookie = /rack``. At most one of these three is set; without
+    any, all bookies are in the same rack."""
+    racks_script: str = ""
+    """A command that is given hosts and prints a rack for each, as networkTopologyScriptFileName."""
+    racks_znode: str = ""
+    """The path of Pulsar's znode of racks, usually ``/bookies``."""
+    min_racks: int = 2
+    """``rack``: how many racks each entry is in at least (minNumRacksPerWriteQuorum)."""
+    enforce_min_racks: bool = False
+    """Whether a ledger stays short of a copy rather than break that rule."""
+    regions: str = ""
+    """``region``: the only ones where copies may be, as ``R1;R2`` (reppRegionsToWrite). Empty: all."""
+    min_regions: int = 2
+    """How many regions each acknowledged entry is in at least (reppMinimumRegionsForDurability)."""
+    enforce_min_regions: bool = True
+    """Whether a ledger stays short of a copy rather than break that rule, or leave these regions."""
+    min_zones: int = 2
+    """``zone``: how many zones each entry is in at least (minNumZonesPerWriteQuorum)."""
+    desired_zones: int = 3
+    """And how many if possible (desiredNumZonesPerWriteQuorum)."""
+    enforce_zones: bool = True
+    """Whether a ledger stays short of a copy rather than break that rule."""
+    weighted_by_room: bool = False
+    """Whether bookies with more free room are chosen more often (diskWeightBasedPlacementEnabled)."""
+    room_weight_max: float = 3.0
+    """So many times as often as the median bookie at most. 0: no limit."""
+
+    def __post_init__(self) -> None:
+        _require("min_racks", self.min_racks, 1, 100, section="placement")
+        _require("min_regions", self.min_regions, 1, 100, section="placement")
+        _require("min_zones", self.min_zones, 1, 100, section="placement")
+        _require("desired_zones", self.desired_zones, self.min_zones, 100, section="placement")
+        _require("room_weight_max", self.room_weight_max, 0, 1_000, section="placement")
+        policies = ("random", "rack", "region", "zone")
+        if self.policy not in policies:
+            raise SettingsError.not_allowed("placement.policy", self.policy, ", ".join(policies))
+        if self.racks_znode and not re.fullmatch("(/[^/]+)+", self.racks_znode):
+            allowed = "the path of a znode, as /bookies"
+            raise SettingsError.not_allowed("placement.racks_znode", self.racks_znode, allowed)
+        self._check_sources()
+
+    def _check_sources(self) -> None:
+        given = [key for key in ("racks_file", "racks_script", "racks_znode") if getattr(self, key)]
+        if len(given) > 1:
+            raise SettingsError(
+                f"placement.{given[0]} and placement.{given[1]} are both set; set one of them",
+                setting=f"placement.{given[1]}",
+            )
+        is_bound = self.policy == "rack" and self.enforce_min_racks
+        if not given and (is_bound or self.policy in ("region", "zone")):
+            key = "enforce_min_racks" if is_bound else "policy"
+            raise SettingsError(
+                f"placement.{key} is {getattr(self, key)!r}, which needs to know where the bookies are; "
+                "set placement.racks_file, placement.racks_script or placement.racks_znode, too",
+                setting=f"placement.{key}",
+            )
+
+
+def _require(
+    key: str, value: float, least: float, most: float, *, section: str = "replication"
+) -> None:
     if not least <= value <= most:
-        raise SettingsError.not_allowed(f"replication.{key}", value, f"{least:g} to {most:g}")
+        raise SettingsError.not_allowed(f"{section}.{key}", value, f"{least:g} to {most:g}")

@@ -1,0 +1,115 @@
+"""Where copies go, as the settings want it: the policy, and the racks that it goes by."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from daemon.rack_sources import FileRacks, ScriptRacks, resolve_host
+from ledgers.clock import Clock
+from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH
+from ledgers.metadata import BookieId
+from ledgers.placement import (
+    NoRule,
+    PlacementPolicy,
+    RackRule,
+    RegionRule,
+    Rule,
+    RuledPlacement,
+    Weighting,
+    ZoneRule,
+)
+from ledgers.placement.racks import Racks, clean_rack
+from ledgers.store import MetadataStore
+from replication.cluster_view import ViewSource
+from replication.racks import RackKeeper, RackSource, ResolveHost, ZnodeRacks, has_unused_racks
+from replication.settings import PlacementSettings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placing:
+    """The policy of one session, and what keeps its racks fresh: None where they have no source."""
+
+    policy: PlacementPolicy
+    racks: Racks
+    keeper: RackKeeper | None
+
+    async def run(self) -> None:
+        if self.keeper is not None:
+            await self.keeper.run()
+
+
+async def begin_placing(
+    settings: PlacementSettings,
+    *,
+    store: MetadataStore,
+    views: ViewSource,
+    local: BookieId | None,
+    clock: Clock,
+    rng: random.Random,
+    resolve: ResolveHost = resolve_host,
+) -> Placing:
+    """With racks read once, if that can be had soon. ``local``: the bookie preferred among equals."""
+    racks = Racks()
+    source = rack_source(settings, store, clock)
+    keeper = None
+    if source is not None:
+        keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)
+        await keeper.start()
+    elif await has_unused_racks(store):
+        log.warning(
+            "racks.not_used",
+            path=PULSAR_RACKS_PATH,
+            next_step=f'set placement.racks_znode = "{PULSAR_RACKS_PATH}", as Pulsar goes by it',
+        )
+    policy = RuledPlacement(
+        rule_of(settings),
+        rng,
+        locate=racks.rack,
+        local=local,
+        weighting=weighting_of(settings),
+    )
+    return Placing(policy=policy, racks=racks, keeper=keeper)
+
+
+def rule_of(settings: PlacementSettings) -> Rule:
+    match settings.policy:
+        case "rack":
+            return RackRule(min_racks=settings.min_racks, is_enforced=settings.enforce_min_racks)
+        case "region":
+            regions = map(clean_rack, settings.regions.split(";"))
+            return RegionRule(
+                min_regions=settings.min_regions,
+                regions=frozenset(region for region in regions if region is not None),
+                is_enforced=settings.enforce_min_regions,
+            )
+        case "zone":
+            return ZoneRule(
+                min_zones=settings.min_zones,
+                desired_zones=settings.desired_zones,
+                is_enforced=settings.enforce_zones,
+            )
+        case _:
+            return NoRule()
+
+
+def weighting_of(settings: PlacementSettings) -> Weighting | None:
+    if not settings.weighted_by_room:
+        return None
+    return Weighting(multiple_max=settings.room_weight_max)
+
+
+def rack_source(
+    settings: PlacementSettings, store: MetadataStore, clock: Clock
+) -> RackSource | None:
+    """The one that is set."""
+    if settings.racks_file:
+        return FileRacks(Path(settings.racks_file), clock)
+    if settings.racks_script:
+        return ScriptRacks(settings.racks_script, clock)
+    if settings.racks_znode:
+        return ZnodeRacks(store, settings.racks_znode)
+    return None

@@ -1,0 +1,206 @@
+"""The section [placement] becomes a rule, a weighting and a source of racks."""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon.placing import Placing, begin_placing, rack_source, rule_of, weighting_of
+from daemon.rack_sources import FileRacks, ScriptRacks
+from ledgers.errors import SettingsError
+from ledgers.placement import (
+    Candidate,
+    NoRule,
+    RackRule,
+    RegionRule,
+    Rule,
+    Weighting,
+    ZoneRule,
+)
+from ledgers.registration import Registration
+from replication.cluster_view import ViewSource
+from replication.racks import ZnodeRacks
+from replication.settings import PlacementSettings
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import ROOT
+
+
+def settings(**given: object) -> PlacementSettings:
+    return PlacementSettings(**given)  # type: ignore[arg-type]  # a table of keywords
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        pytest.param({}, RackRule(min_racks=2, is_enforced=False), id="as BookKeeper's clients"),
+        pytest.param({"policy": "random"}, NoRule(), id="random"),
+        pytest.param(
+            {"min_racks": 3, "enforce_min_racks": True, "racks_file": "racks"},
+            RackRule(min_racks=3, is_enforced=True),
+            id="racks, enforced",
+        ),
+        pytest.param(
+            {"policy": "region", "regions": "east; /west;", "racks_znode": "/bookies"},
+            RegionRule(min_regions=2, regions=frozenset({"/east", "/west"}), is_enforced=True),
+            id="regions",
+        ),
+        pytest.param(
+            {
+                "policy": "region",
+                "min_regions": 3,
+                "enforce_min_regions": False,
+                "racks_script": "racks.sh",
+            },
+            RegionRule(min_regions=3, is_enforced=False),
+            id="regions, not enforced",
+        ),
+        pytest.param(
+            {
+                "policy": "zone",
+                "min_zones": 1,
+                "desired_zones": 2,
+                "enforce_zones": False,
+                "racks_file": "racks",
+            },
+            ZoneRule(min_zones=1, desired_zones=2, is_enforced=False),
+            id="zones",
+        ),
+    ],
+)
+def test_a_policy_is_a_rule(given: dict[str, object], rule: Rule) -> None:
+    assert rule_of(settings(**given)) == rule
+
+
+def test_choices_are_weighted_only_if_that_is_wanted() -> None:
+    assert weighting_of(settings()) is None
+    assert weighting_of(settings(weighted_by_room=True)) == Weighting(multiple_max=3.0)
+    assert weighting_of(settings(weighted_by_room=True, room_weight_max=0.0)) == Weighting(
+        multiple_max=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"policy": "racks"}, "placement.policy is 'racks'; allowed: random, rack, region, zone"),
+        ({"min_racks": 0}, "placement.min_racks is 0; allowed: 1 to 100"),
+        ({"desired_zones": 1}, "placement.desired_zones is 1; allowed: 2 to 100"),
+        ({"room_weight_max": -1.0}, "placement.room_weight_max is -1.0; allowed: 0 to 1000"),
+        (
+            {"racks_znode": "bookies"},
+            "placement.racks_znode is 'bookies'; allowed: the path of a znode, as /bookies",
+        ),
+        (
+            {"racks_file": "a", "racks_znode": "/b"},
+            "placement.racks_file and placement.racks_znode are both set; set one of them",
+        ),
+        (
+            {"policy": "zone"},
+            "placement.policy is 'zone', which needs to know where the bookies are; set "
+            "placement.racks_file, placement.racks_script or placement.racks_znode, too",
+        ),
+        (
+            {"enforce_min_racks": True},
+            "placement.enforce_min_racks is True, which needs to know where the bookies are; set "
+            "placement.racks_file, placement.racks_script or placement.racks_znode, too",
+        ),
+    ],
+)
+def test_what_cannot_be_is_said(given: dict[str, object], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        settings(**given)
+
+    assert str(caught.value) == message
+
+
+@in_virtual_time
+async def test_racks_come_from_the_source_that_is_set() -> None:
+    cluster = await Cluster.start()
+
+    def source(**given: object) -> object:
+        return rack_source(settings(**given), cluster.store, cluster.clock)
+
+    assert source() is None
+    assert isinstance(source(racks_file="racks"), FileRacks)
+    assert isinstance(source(racks_script="racks.sh -v"), ScriptRacks)
+    assert isinstance(source(racks_znode="/bookies"), ZnodeRacks)
+
+
+async def no_address(host: str) -> str | None:
+    return None
+
+
+async def placing(cluster: Cluster, **given: object) -> Placing:
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    return await begin_placing(
+        settings(**given),
+        store=cluster.store,
+        views=views,
+        local=None,
+        clock=cluster.clock,
+        rng=random.Random(1),
+        resolve=no_address,
+    )
+
+
+@in_virtual_time
+async def test_the_first_choice_goes_by_racks_already() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    racks = f"""{{"g": {{
+        "{B1}": {{"rack": "/a"}}, "{B2}": {{"rack": "/b"}},
+        "{B3}": {{"rack": "/b"}}, "{B4}": {{"rack": "/c"}}
+    }}}}"""
+    await cluster.store.create("/bookies", racks.encode())
+
+    begun = await placing(cluster, racks_znode="/bookies", min_racks=2, enforce_min_racks=True)
+    chosen = begun.policy.choose_replacement(
+        [Candidate(bookie=b, rack=begun.racks.rack(b)) for b in (B3, B4)],
+        ensemble=(B1, B2),
+        index=0,
+        write_quorum=2,
+    )
+
+    assert chosen == B4
+
+
+@pytest.mark.parametrize(
+    ("given", "is_there", "warnings"),
+    [
+        pytest.param({}, True, ["racks.not_used"], id="nobody reads Pulsar's racks"),
+        pytest.param({}, False, [], id="there are none"),
+        pytest.param({"racks_znode": "/bookies"}, True, [], id="they are read"),
+        pytest.param(
+            {"racks_znode": "/bookies"}, False, ["racks.unreadable"], id="they are not there"
+        ),
+    ],
+)
+def test_racks_that_nobody_reads_are_warned_of(
+    given: dict[str, object], is_there: bool, warnings: list[str]
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        cluster = await Cluster.start(B1)
+        if is_there:
+            await cluster.store.create("/bookies", b"{}")
+        await placing(cluster, **given)
+
+    with capture_logs() as logs:
+        scenario()
+
+    assert [each["event"] for each in logs if each["log_level"] != "info"] == warnings
+
+
+def test_a_file_of_racks_that_is_not_there_stops_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:  # in real time: the file is read on a thread
+        begun = await placing(await Cluster.start(B1), racks_file=str(tmp_path / "none"))
+
+        assert begun.policy.choose_ensemble([Candidate(bookie=B1)], 1, write_quorum=1) == (B1,)
+
+    with capture_logs() as logs:
+        asyncio.run(scenario())
+
+    assert [each["event"] for each in logs] == ["racks.unreadable"]
