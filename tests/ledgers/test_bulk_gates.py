@@ -142,6 +142,7 @@ async def test_a_pace_may_be_changed_and_lifted_while_copies_wait_for_it() -> No
     assert copying.entry_count > 9_000
     copying.quantum = 0  # it has all it wanted
     pace.set(entries_per_s=0, bytes_per_s=0)
+    await asyncio.sleep(0.1)
     assert pace.take(cast(AnyReading, Copying(pace)), 1_000_000) == 1_000_000
 
 

@@ -2,7 +2,7 @@
 
 In reading order: ``transfers``, the way in; ``job``, what becomes of one transfer's entries;
 ``readings``, its entries at one source; ``gates``, what they need before they are asked for;
-``source``, the connections read from, of which ``singles``
-and ``batches`` are the two kinds, each with its hot loop; ``target``, those written to; ``lane`` and
-``inbox``, what all kinds of connection share; ``frames``, the bytes.
+``source``, the connections read from, of which ``singles`` and ``batches`` are the two kinds, each
+with its hot loop; ``target``, those written to; ``lane`` and ``inbox``, what all kinds of connection
+share; ``frames``, the bytes.
 """
