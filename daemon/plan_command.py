@@ -1,0 +1,157 @@
+"""``bookmender plan``."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.planning import Previews, plan_for
+from daemon.visit import Visit, run_visit
+from ledgers.metadata import BookieId
+from replication.plan import Repair
+from replication.preview import Preview
+from replication.reasons import Blocked
+
+LIMIT_DEFAULT = 20
+
+
+@click.command()
+@click.argument("ledger_ids", metavar="[LEDGER]...", type=click.IntRange(min=0), nargs=-1)
+@click.option("--bookie", metavar="ID", help="Ledgers on this bookie, as if it were being drained.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1, max=10_000),
+    default=LIMIT_DEFAULT,
+    show_default=True,
+    help="How many ledgers at most, where none are named.",
+)
+@config_option
+@output_option
+@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+def plan(
+    ledger_ids: tuple[int, ...],
+    bookie: str | None,
+    limit: int,
+    config: Path | None,
+    output: str,
+) -> None:
+    """What would be copied from where to where, and what stands in the way. Changes nothing.
+
+    Each ledger is looked at and planned for just as a daemon on this host would: metadata is read,
+    bookies are asked for the ends of their copies; no lock is taken, nothing is written or fenced.
+    Among targets that are equally good the choice is by chance, so that a daemon may take another.
+
+    \b
+      bookmender plan                       the most endangered of the marked ledgers
+      bookmender plan 17 4711               these, marked or not
+      bookmender plan --bookie host:3181    what draining it, or losing it, would take
+
+    Exits 0 when nothing is to be done for them, 1 when something is, 3 when it could not tell.
+    """
+    if ledger_ids and bookie is not None:
+        raise click.UsageError("either ledgers or --bookie")
+
+    async def look(cluster: Visit) -> Previews:
+        wanted = None if bookie is None else BookieId(bookie)
+        return await plan_for(cluster, ledger_ids, wanted, limit=limit)
+
+    found = run_visit(config, look)
+    click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
+    sys.exit(0 if all(each.plan.is_whole for each in found.ledgers) else 1)
+
+
+def to_json(found: Previews) -> dict[str, Any]:
+    return {
+        "ledgers": [_record(each) for each in found.ledgers],
+        "entries": sum(each.entry_count for each in found.ledgers),
+        "bytes": sum(each.byte_count for each in found.ledgers),
+        "more_ledgers": found.more,
+    }
+
+
+def _record(found: Preview) -> dict[str, Any]:
+    return {
+        "ledger_id": found.ledger_id,
+        "is_gone": found.is_gone,
+        "is_whole": found.plan.is_whole and not found.is_gone,
+        "entries": found.entry_count,
+        "bytes": found.byte_count,
+        "copies": [_copy_record(repair) for repair in found.repairs],
+        "in_the_way": [_blocked_record(blocked) for blocked in found.plan.blocked],
+    }
+
+
+def _copy_record(repair: Repair) -> dict[str, Any]:
+    return {
+        "first_entry_id": repair.fragment.first_entry_id,
+        "last_entry_id": repair.fragment.last_entry_id,
+        "bookie_index": repair.index,
+        "from": repair.replaced,
+        "to": repair.target,
+        "is_in_place": repair.is_in_place,
+        "entries": len(repair.entry_ids),
+        "bytes": repair.byte_count,
+    }
+
+
+def _blocked_record(blocked: Blocked) -> dict[str, Any]:
+    return {
+        "reason": blocked.reason.value,
+        "detail": blocked.detail,
+        "until_ms": blocked.until_ms,
+    }
+
+
+def to_text(found: Previews) -> str:
+    lines = [line for each in found.ledgers for line in _lines(each)]
+    entry_count = sum(each.entry_count for each in found.ledgers)
+    byte_count = sum(each.byte_count for each in found.ledgers)
+    lines.append(
+        f"{len(found.ledgers)} ledgers, {entry_count} entries to copy, about {_size(byte_count)}"
+        + _more(found.more)
+    )
+    return "\n".join(lines)
+
+
+def _more(more: int | None) -> str:
+    if more is None:
+        return "; there are more ledgers (--limit)"
+    return f"; {more} more ledgers not shown (--limit)" if more else ""
+
+
+def _lines(found: Preview) -> list[str]:
+    head = f"ledger {found.ledger_id}: "
+    if found.is_gone:
+        return [head + "there is none"]
+    if found.plan.is_whole:
+        return [head + "nothing to do"]
+    if found.repairs:
+        head += f"{found.entry_count} entries to copy, about {_size(found.byte_count)}"
+    else:
+        head += "nothing can be copied now"
+    return [
+        head,
+        *(f"  {_copy_text(repair)}" for repair in found.repairs),
+        *(f"  in the way: {b.reason.value}: {b.detail}" for b in found.plan.blocked),
+    ]
+
+
+def _copy_text(repair: Repair) -> str:
+    fragment = repair.fragment
+    where = f"entries {fragment.first_entry_id} to {fragment.last_entry_id}, index {repair.index}"
+    what = f"{len(repair.entry_ids)} entries"
+    if repair.is_in_place:
+        return f"{where}: {what} back to {repair.target}"
+    return f"{where}: {what} from the others' copies, {repair.replaced} -> {repair.target}"
+
+
+def _size(byte_count: int) -> str:
+    size = float(byte_count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

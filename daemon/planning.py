@@ -1,0 +1,179 @@
+"""Which ledgers a plan is shown for, and the parts that make one: those of a worker, without its locks."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from daemon.local_bookie import local_bookie
+from daemon.placing import begin_placing
+from daemon.visit import Visit
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.clock import SystemClock
+from ledgers.entry import EntryDigest
+from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.metadata import BookieId, DigestType
+from replication.cluster_view import ClusterView, ViewSource
+from replication.listing import marked_ledger_ids, read_marks
+from replication.order_book import OrderBook
+from replication.orders import DrainOrder
+from replication.own_state import own_path
+from replication.preview import Preview, Previewer
+from replication.room import RoomSource
+from replication.survey import Surveyor
+from replication.targets import Receivers
+from replication.urgent import read_urgent
+
+READS_IN_FLIGHT = 8
+"""Of a command at one bookie: those who repair have the rest (rule S10)."""
+LEDGERS_AT_ONCE = 16
+MARKS_READ_MAX = 5_000
+METADATA_READ_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Ledgers to plan for, and how many more there are: None where nobody has counted."""
+
+    ledger_ids: Sequence[int]
+    more: int | None = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Previews:
+    ledgers: Sequence[Preview]
+    more: int | None
+
+
+async def plan_for(
+    cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId | None, *, limit: int
+) -> Previews:
+    """For these ledgers, for those of a bookie as if it were drained, or for the most endangered."""
+    if ledger_ids:
+        chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
+    elif bookie is not None:
+        chosen = await ledgers_of(cluster, bookie, limit=limit)
+    else:
+        chosen = await most_endangered(cluster, limit=limit)
+    async with open_previewer(cluster, drained=bookie) as previewer:
+        previews = await _at_once(previewer.preview, chosen.ledger_ids)
+    return Previews(ledgers=previews, more=chosen.more)
+
+
+async def _at_once(
+    preview: Callable[[int], Awaitable[Preview]], ledger_ids: Sequence[int]
+) -> list[Preview]:
+    found: list[Preview] = []
+    for start in range(0, len(ledger_ids), LEDGERS_AT_ONCE):
+        part = ledger_ids[start : start + LEDGERS_AT_ONCE]
+        found += await asyncio.gather(*map(preview, part))
+    return found
+
+
+async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:
+    """Of both queues: what the leader calls urgent, then most bookies missing, then the oldest loss.
+
+    Of a very long queue only a part of the marks is read.
+    """
+    store, own = cluster.store, own_path(cluster.ur)
+    listed = {*await marked_ledger_ids(store, cluster.ur), *await marked_ledger_ids(store, own)}
+    urgent = [i for i in await read_urgent(store, cluster.ur) if i in listed]
+    rest = sorted(listed.difference(urgent))
+    marks = [
+        *await read_marks(store, cluster.ur, rest[:MARKS_READ_MAX]),
+        *await read_marks(store, own, rest[:MARKS_READ_MAX]),
+    ]
+    ranks: dict[int, tuple[int, int]] = {}
+    for each in marks:
+        missing = len(each.mark.replicas) if each.mark else 0
+        since_ms = (each.mark.ctime_ms or 0) if each.mark else 0
+        rank = (-missing, since_ms)
+        ranks[each.ledger_id] = min(rank, ranks.get(each.ledger_id, rank))
+    ordered = [*urgent, *sorted(ranks, key=lambda ledger_id: (ranks[ledger_id], ledger_id))]
+    unread = max(0, len(rest) - MARKS_READ_MAX)
+    return Chosen(ledger_ids=ordered[:limit], more=max(0, len(ordered) - limit) + unread)
+
+
+async def ledgers_of(cluster: Visit, bookie: BookieId, *, limit: int) -> Chosen:
+    """The first ledgers whose metadata names the bookie; what cannot be read is passed over."""
+    found: list[int] = []
+    async for ledger_ids in cluster.manager.ledger_ids():
+        for start in range(0, len(ledger_ids), METADATA_READ_AT_ONCE):
+            part = ledger_ids[start : start + METADATA_READ_AT_ONCE]
+            named = await asyncio.gather(*(_names(cluster, i, bookie) for i in part))
+            found += [i for i, is_named in zip(part, named, strict=True) if is_named]
+            if len(found) > limit:
+                return Chosen(ledger_ids=found[:limit], more=None)
+    return Chosen(ledger_ids=found)
+
+
+async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool:
+    try:
+        versioned = await cluster.manager.read(ledger_id)
+    except (NoSuchLedgerError, CorruptionError):
+        return False
+    return bookie in versioned.metadata.bookies
+
+
+@asynccontextmanager
+async def open_previewer(
+    cluster: Visit, *, drained: BookieId | None = None
+) -> AsyncIterator[Previewer]:
+    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained, too."""
+    ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
+    views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
+    view = await views.refresh()
+    local = local_bookie(cluster.settings.node.bookie_id, view.bookies)
+    budgets = Budgets(reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie))
+    bookies = BookieClient(
+        resolve=views.resolve,
+        budgets=budgets,
+        bulk=BulkTransfers(budgets, resolve=views.resolve),
+        clock=clock,
+        rng=rng,
+        settings=BookieClientSettings(),
+    )
+    try:
+        placing = await begin_placing(
+            cluster.settings.placement,
+            store=cluster.store,
+            views=views,
+            local=local,
+            clock=clock,
+            rng=rng,
+        )
+        rooms = RoomSource(bookies, views, floor_share=ours.free_room_min, clock=clock, rng=rng)
+        await rooms.ask_due()
+        surveyor = Surveyor(
+            manager=cluster.manager,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+            fallback_digest=EntryDigest(
+                DigestType[ours.default_digest_type], ours.default_password.encode()
+            ),
+            checked_share=ours.checked_share,
+            entry_lists=ours.entry_lists,
+        )
+        receivers = Receivers(
+            placing.policy,
+            clock=clock,
+            local=local,
+            is_local_only=ours.target == "local",
+            rooms=rooms,
+            rack=placing.racks.rack,
+        )
+        yield Previewer(surveyor, receivers, _as_if_drained(view, drained))
+    finally:
+        await bookies.close()
+
+
+def _as_if_drained(view: ClusterView, bookie: BookieId | None) -> ClusterView:
+    if bookie is None:
+        return view
+    draining = {**view.orders.draining}
+    draining.setdefault(bookie, DrainOrder(since_ms=0))
+    return replace(view, orders=replace(view.orders, draining=draining))

@@ -1,0 +1,127 @@
+"""Plans that are shown and not carried out."""
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from ledgers.memory.bookies import NO_FAULT, Fault, Op, no_faults
+from ledgers.memory.store import MemoryStore
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from ledgers.store import Operation
+from replication.cluster_view import ViewSource
+from replication.order_book import OrderBook
+from replication.preview import Preview, Previewer
+from replication.reasons import Reason
+from replication.survey import Surveyor
+from replication.targets import Receivers
+from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import LEDGER, ROOT, UR
+from tests.replication.repairs import drain, keep_away, repair
+
+WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
+
+
+@asynccontextmanager
+async def touching_nothing(cluster: Cluster) -> AsyncIterator[None]:
+    """Neither ZooKeeper nor any bookie is written to, and nothing is fenced."""
+    touched: list[object] = []
+
+    def note_request(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        if op in WRITES:
+            touched.append(op)
+        return NO_FAULT
+
+    def note_write(store: MemoryStore, operations: Sequence[Operation]) -> None:
+        touched.extend(operations)
+
+    cluster.bookies.faults, cluster.tree.faults = note_request, note_write
+    yield
+    assert touched == []
+    cluster.bookies.faults, cluster.tree.faults = no_faults, None
+
+
+async def preview(cluster: Cluster, *, local: BookieId | None = None) -> Preview:
+    rng = random.Random(cluster.seed)
+    views = ViewSource(
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+    )
+    surveyor = Surveyor(
+        manager=cluster.manager,
+        bookies=cluster.bookies,
+        clock=cluster.clock,
+        rng=rng,
+        fallback_digest=DIGEST,
+    )
+    receivers = Receivers(RandomPlacement(rng, local=local), clock=cluster.clock, local=local)
+    previewer = Previewer(surveyor, receivers, await views.refresh())
+    async with touching_nothing(cluster):
+        return await previewer.preview(LEDGER)
+
+
+@in_virtual_time
+async def test_it_says_what_the_repair_then_does() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    found = await preview(cluster, local=B5)
+    outcome = await repair(cluster, local=B5)
+
+    [step] = found.repairs
+    assert (step.replaced, step.target, step.index) == (B2, B5, 1)
+    assert (found.entry_count, found.byte_count) == (7, 7 * ENTRY_BYTES)
+    assert (outcome.entry_count, outcome.entry_bytes) == (found.entry_count, found.byte_count)
+    assert await cluster.ensembles() == [(B1, B5, B3)]
+
+
+@in_virtual_time
+async def test_a_whole_ledger_needs_nothing_and_one_that_is_gone_neither() -> None:
+    cluster = await Cluster.start()
+    assert (await preview(cluster)).is_gone
+
+    await cluster.write_ledger((B1, B2, B3))
+
+    found = await preview(cluster)
+    assert found.plan.is_whole
+    assert not found.is_gone
+
+
+@in_virtual_time
+async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN)
+    await cluster.kill(B2)
+
+    found = await preview(cluster)
+
+    [blocked] = found.plan.blocked
+    assert blocked.reason is Reason.OPEN_LEDGER_GRACE
+    assert B2 in blocked.detail
+
+
+@in_virtual_time
+async def test_what_is_in_the_way_stands_beside_what_can_be_done() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    until_ms = await keep_away(cluster, B1)
+    await cluster.kill(B1)
+    await drain(cluster, B3)
+
+    found = await preview(cluster, local=B4)
+
+    assert [(r.replaced, r.target) for r in found.repairs] == [(B3, B4)]
+    assert [(b.reason, b.until_ms) for b in found.plan.blocked] == [(Reason.MAINTENANCE, until_ms)]
+
+
+@in_virtual_time
+async def test_metadata_that_cannot_be_read_is_in_the_way() -> None:
+    cluster = await Cluster.start()
+    written = await cluster.write_ledger((B1, B2, B3))
+    await cluster.store.set(cluster.manager.path(LEDGER), b"nonsense", version=written.version)
+
+    found = await preview(cluster)
+
+    assert [b.reason for b in found.plan.blocked] == [Reason.CORRUPT_METADATA]
