@@ -1,0 +1,189 @@
+"""Ledgers of which nobody has some entries: cut around them, and everything else as Java reads it."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from ledgers.entry import EntryDigest
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.striping import write_set
+from replication.waiting import WaitingNotes
+from tests.cluster.our_client import OurClient, our_client, sha256_of
+from tests.cluster.steps import GONE, Bench, bench, nodes, wait_for
+from tests.cluster.test_commands import bookmender
+from tests.java.messages import Verdict
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+LAST = 29
+LOST = 13
+PASSWORD = b"secret"
+DIGEST = EntryDigest(DigestType.CRC32C, PASSWORD)
+PAYLOADS = [b"entry %d" % entry_id * 20 for entry_id in range(LAST + 1)]
+SOON = {
+    "AUDITOR_ENABLED": "false",
+    "REPLICATION_RETRY_MIN_S": "0.2",
+    "REPLICATION_RETRY_MAX_S": "0.4",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"bookies": 4}
+
+
+@pytest.fixture
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holed:
+    """A closed ledger that misses one bookie everywhere, and one entry altogether."""
+
+    client: OurClient
+    ledger_id: int
+    ensemble: tuple[BookieId, ...]
+    write_quorum: int
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return LedgerMetadata(
+            ensemble_size=len(self.ensemble),
+            write_quorum=self.write_quorum,
+            ack_quorum=self.write_quorum,
+            state=LedgerState.CLOSED,
+            last_entry_id=LAST,
+            length=sum(map(len, PAYLOADS)),
+            password=PASSWORD,
+            segments=(Segment(first_entry_id=0, ensemble=self.ensemble),),
+        )
+
+    async def make(self) -> None:
+        for entry_id in range(LAST + 1):
+            if entry_id != LOST:
+                await self.put(entry_id)
+        await self.client.manager.create(self.ledger_id, self.metadata)
+
+    async def put(self, entry_id: int) -> None:
+        """On those of its bookies that there are, as a writer would have."""
+        entry = DIGEST.pack(
+            ledger_id=self.ledger_id,
+            entry_id=entry_id,
+            lac=entry_id - 1,
+            length=sum(map(len, PAYLOADS[: entry_id + 1])),
+            payload=PAYLOADS[entry_id],
+        )
+        indexes = write_set(
+            entry_id, ensemble_size=len(self.ensemble), write_quorum=self.write_quorum
+        )
+        for bookie in (self.ensemble[index] for index in indexes):
+            if bookie != GONE:
+                await self.client.bookies.add(
+                    bookie, entry, master_key=DIGEST.master_key, is_recovery=True
+                )
+
+    async def segments(self) -> list[tuple[int, tuple[BookieId, ...]]]:
+        found = (await self.client.manager.read(self.ledger_id)).metadata
+        return [(segment.first_entry_id, segment.ensemble) for segment in found.segments]
+
+
+@pytest.mark.parametrize(
+    ("size", "write_quorum"),
+    [pytest.param(2, 2, id="not striped"), pytest.param(3, 2, id="striped: E 3, W 2")],
+)
+def test_a_ledger_that_was_split_around_a_lost_entry_reads_in_java(
+    size: int,
+    write_quorum: int,
+    module_cluster: LocalCluster,
+    uri: str,
+    java: JavaTool,
+    tmp_path: Path,
+) -> None:
+    others = module_cluster.bookies[: size - 1]
+    # Entry 13 is on the indexes 1 and 0 of two, 1 and 2 of three.
+    ensemble = (others[0], GONE, *others[1:])
+
+    async def run() -> None:
+        async with our_client(uri) as client, bench(uri) as on, nodes(uri, tmp_path) as start:
+            ledger = Holed(
+                client=client,
+                ledger_id=await client.manager.new_ledger_id(),
+                ensemble=ensemble,
+                write_quorum=write_quorum,
+            )
+            await ledger.make()
+            await on.mark([ledger.ledger_id])
+            await assert_planned(uri, ledger)
+
+            start("node", settings=SOON)
+            await wait_for(lambda: is_put_aside(on, ledger), "reason")
+            await assert_split(ledger, uri, java)
+
+            await ledger.put(LOST)  # as if a bookie had come back that has it
+            await on.wait_idle()
+            assert GONE not in (await client.manager.read(ledger.ledger_id)).metadata.bookies
+            await assert_reads_whole(ledger, uri, java)
+
+    asyncio.run(run())
+
+
+async def assert_planned(uri: str, ledger: Holed) -> None:
+    """The command says what is to be copied, by ledger and from the queue alike, and changes nothing."""
+    before = await ledger.client.manager.read(ledger.ledger_id)
+    by_id, queued = await asyncio.gather(
+        bookmender(uri, "plan", str(ledger.ledger_id), "--json"),
+        bookmender(uri, "plan", "-o", "json"),
+    )
+
+    assert (by_id.exit_code, queued.exit_code) == (1, 1), by_id.err + queued.err
+    [planned], [found] = by_id.record["ledgers"], queued.record["ledgers"]
+    [copy] = planned["copies"]
+    assert (copy["from"], copy["bookie_index"], copy["is_in_place"]) == (GONE, 1, False)
+    assert copy["to"] not in ledger.ensemble
+    assert copy["entries"] == len(ledger_entries(ledger))
+    assert found["ledger_id"] == ledger.ledger_id
+    assert (await ledger.client.manager.read(ledger.ledger_id)).version == before.version
+
+
+def ledger_entries(ledger: Holed) -> list[int]:
+    """What index 1 stores."""
+    return [
+        entry_id
+        for entry_id in range(LAST + 1)
+        if 1
+        in write_set(entry_id, ensemble_size=len(ledger.ensemble), write_quorum=ledger.write_quorum)
+    ]
+
+
+async def is_put_aside(on: Bench, ledger: Holed) -> bool:
+    note = await WaitingNotes(on.seen.store, on.seen.ur).read(ledger.ledger_id)
+    return note is not None and note.reason.value == "no-copy" and f"entry {LOST} " in note.detail
+
+
+async def assert_split(ledger: Holed, uri: str, java: JavaTool) -> None:
+    before, place, after = await ledger.segments()
+    assert [start for start, _ in (before, place, after)] == [0, LOST, LOST + 1]
+    assert place[1] == ledger.ensemble
+    assert before[1] == after[1]
+    assert GONE not in before[1]
+
+    report = await asyncio.to_thread(java.judge, uri, [ledger.ledger_id])
+    verdict = report.ledgers[ledger.ledger_id]
+    assert verdict.copies == ledger.write_quorum * (LAST + 1)
+    assert verdict.good == ledger.write_quorum * LAST, "all but the lost entry"
+    read = await asyncio.to_thread(java.read, uri, ledger.ledger_id, last=LOST - 1)
+    assert (read.last, read.sha256) == (LOST - 1, sha256_of(PAYLOADS[:LOST]))
+
+
+async def assert_reads_whole(ledger: Holed, uri: str, java: JavaTool) -> None:
+    report = await asyncio.to_thread(java.judge, uri, [ledger.ledger_id])
+    assert report.ledgers[ledger.ledger_id].verdict is Verdict.WHOLE
+    read = await asyncio.to_thread(java.read, uri, ledger.ledger_id)
+    assert (read.last, read.sha256) == (LAST, sha256_of(PAYLOADS))
