@@ -74,6 +74,8 @@ async def run(plan: Plan, say: Say) -> Run:
         settings={
             "BOOKMENDER_METADATA_SERVICE_URI": cluster.metadata_service_uri,
             "BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S": f"{GRACE_S:g}",
+            # A laptop's disk is often nearly full; the local bookies put up with it as well.
+            "BOOKMENDER_REPLICATION_FREE_ROOM_MIN": "0",
             "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}",
         },
     )
