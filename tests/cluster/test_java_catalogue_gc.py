@@ -123,6 +123,11 @@ def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
 
 
 @pytest.mark.compat("GcOverreplicatedLedgerTest.testNoGcIfLedgerBeingReplicated", verdict="same")
+@pytest.mark.compat(
+    "G16",
+    verdict="better",
+    why="whoever orders a repair, a worker carries it out, under the ledger's lock",
+)
 def test_a_copy_under_way_is_not_collected_because_its_ledger_is_locked(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:

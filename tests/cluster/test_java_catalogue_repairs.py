@@ -146,6 +146,7 @@ async def lose_of_two_fragments(on: Bench, ledger: Written) -> None:
 @pytest.mark.compat(
     "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker", verdict="better"
 )
+@pytest.mark.compat("G13", verdict="better")
 def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie_is_back(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShouldRetryUntilThereAreEnoughBksAvailableForReplication",
     verdict="better",
+    why="a bookie that joins is tried at once, and until then everybody can read the reason",
 )
 @pytest.mark.compat(
     "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",

@@ -1,0 +1,85 @@
+"""What real bookies list of the ledgers that Java wrote, as against what the metadata says they should."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from ledgers.bookies import Bookies
+from ledgers.errors import NoSuchEntryError
+from ledgers.fragments import Fragment, fragments
+from ledgers.metadata import BookieId, LedgerMetadata
+from tests.cluster.our_client import our_client
+from tests.java.messages import Shape
+from tests.java.tool import JavaTool
+
+pytest_plugins = ["tests.java.fixtures"]
+pytestmark = pytest.mark.cluster
+
+ADMIN = "BookKeeperAdminTest"
+
+
+async def listed(bookies: Bookies, bookie: BookieId, ledger_id: int) -> list[int]:
+    try:
+        runs = await bookies.list_entries(bookie, ledger_id)
+    except NoSuchEntryError:
+        return []
+    return [entry_id for run in runs for entry_id in run]
+
+
+def whole(ledger_id: int, metadata: LedgerMetadata, entry_count: int) -> Sequence[Fragment]:
+    """Its fragments; of an open ledger as if it ended with its last entry."""
+    if not metadata.is_closed:
+        metadata = metadata.closed(last_entry_id=entry_count - 1, length=0)
+    return fragments(ledger_id, metadata)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(
+            Shape(ensemble_size=3, write_quorum=2, ack_quorum=2, entries=11),
+            id="closed",
+            marks=pytest.mark.compat(f"{ADMIN}.testGetListOfEntriesOfClosedLedger", verdict="same"),
+        ),
+        pytest.param(
+            Shape(ensemble_size=3, write_quorum=2, ack_quorum=2, entries=11, close=False),
+            id="open",
+            marks=pytest.mark.compat(
+                f"{ADMIN}.testGetListOfEntriesOfNotClosedLedger", verdict="same"
+            ),
+        ),
+        pytest.param(
+            Shape(ensemble_size=3, write_quorum=1, ack_quorum=1, entries=8),
+            id="one copy of each entry",
+            marks=pytest.mark.compat(
+                f"{ADMIN}.testGetListOfEntriesOfLedgerWithJustOneBookieInWriteQuorum",
+                verdict="same",
+            ),
+        ),
+        pytest.param(
+            Shape(ensemble_size=4, write_quorum=2, ack_quorum=2, entries=1),
+            id="a bookie to which no entry falls",
+            marks=pytest.mark.compat(
+                f"{ADMIN}.testGetListOfEntriesOfLedgerWithEntriesNotStripedToABookie",
+                verdict="same",
+            ),
+        ),
+    ],
+)
+def test_every_bookie_lists_just_the_entries_of_its_index(
+    cluster: LocalCluster, java: JavaTool, shape: Shape
+) -> None:
+    uri = cluster.metadata_service_uri
+    (written,) = java.write(uri, shape)
+
+    async def look() -> None:
+        async with our_client(uri) as ours:
+            metadata = (await ours.manager.read(written.ledger)).metadata
+            (fragment,) = whole(written.ledger, metadata, shape.entries)
+            for index, bookie in enumerate(fragment.ensemble):
+                found = await listed(ours.bookies, bookie, written.ledger)
+                assert found == list(fragment.entries_of(index))
+
+    asyncio.run(look())

@@ -1,0 +1,38 @@
+"""Cases of Java's tests about its ReplicationWorker that no other test of repairs goes through."""
+
+import pytest
+
+from ledgers.metadata import LedgerState
+from replication.outcome import OutcomeKind
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import repair
+
+
+@pytest.mark.compat(
+    "BookieWriteLedgerTest.testReadLacNotSameWithMetadataLedgerReplication",
+    verdict="better",
+    why="a writer begins a segment when all before it is acknowledged, whatever LAC is told: nobody "
+    "is fenced",
+)
+@in_virtual_time
+async def test_before_an_empty_last_segment_whose_bookies_tell_an_old_lac_all_is_repaired_at_once() -> (
+    None
+):
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        (B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=9, ack_quorum=2, state=LedgerState.OPEN
+    )
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    (_, other, _), last = await cluster.ensembles()
+    metadata = await cluster.metadata()
+    assert outcome.kind is OutcomeKind.DONE
+    assert other not in {B1, B2, B3, B4}
+    assert last == (B1, B4, B3)
+    assert metadata.state is LedgerState.OPEN
+    assert all(cluster.good_copies(LEDGER, metadata, entry_id) == 2 for entry_id in range(10))
+    await cluster.assert_queue_empty()
