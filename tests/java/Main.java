@@ -30,6 +30,7 @@ public final class Main {
                     "judge", Judge::run,
                     "write", Writer::write,
                     "write-forever", Writer::writeForever,
+                    "write-paced", PacedWriter::run,
                     "read", Reader::run,
                     "follow", Reader::follow,
                     "metadata", Inspection::metadata,

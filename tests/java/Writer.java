@@ -115,7 +115,7 @@ final class Writer {
     }
 
     /** Becomes true at the end of stdin; what comes in before is dropped. */
-    private static AtomicBoolean watchStdin() {
+    static AtomicBoolean watchStdin() {
         AtomicBoolean hasEnded = new AtomicBoolean();
         Thread watch =
                 new Thread(() -> {

@@ -193,6 +193,21 @@ class Added(Record, frozen=True, kw_only=True, tag="added"):
     entry: int
 
 
+class Pacing(Record, frozen=True, kw_only=True, tag="pacing"):
+    """A paced writer has its ledger; entry ``n`` is due at ``start_ns + n * interval_ns``, monotonic."""
+
+    ledger: int
+    start_ns: int
+    interval_ns: int
+
+
+class Paced(Record, frozen=True, kw_only=True, tag="paced"):
+    """How long after they were due a paced writer's next entries were acknowledged, from ``first`` on."""
+
+    first: int
+    latencies_us: tuple[int, ...]
+
+
 class Stopped(Record, frozen=True, kw_only=True, tag="stopped"):
     """An endless writer's end. ``last`` and ``sha256``: of what was acknowledged."""
 
@@ -228,6 +243,8 @@ AnyRecord = (
     | Auditor
     | Created
     | Added
+    | Pacing
+    | Paced
     | Stopped
     | Failure
     | End
