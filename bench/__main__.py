@@ -1,5 +1,5 @@
-"""``python -m bench``: the measurement against Java's AutoRecovery."""
+"""``python -m bench``: the measurement against Java's AutoRecovery, in short."""
 
-from bench.repair_bench import main
+from bench.repair import main
 
-main(prog_name="python -m bench")
+main(["--quick"], prog_name="python -m bench")

@@ -3,14 +3,14 @@
 import socket
 import struct
 import time
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
 
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 
-ADDS_IN_FLIGHT = 256
+WINDOW_ENTRIES, WINDOW_BYTES = 1_000, 4 << 20
 CONNECT_ATTEMPTS, CONNECT_WAIT_S = 20, 0.1
+NO_LEDGER_ID = (1 << 63) - 1
 _REPLY = struct.Struct(">iiiqq")
 
 
@@ -19,12 +19,11 @@ def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: byt
 
     Raises UnavailableError when it refuses one.
     """
-    remaining = iter(entries)
     with _connect(bookie) as connection:
-        while batch := list(islice(remaining, ADDS_IN_FLIGHT)):
-            connection.sendall(b"".join(_add(entry, master_key) for entry in batch))
-            for _ in batch:
-                _, _, code, ledger_id, entry_id = _REPLY.unpack(_receive(connection, _REPLY.size))
+        for window in _windows(entries):
+            connection.sendall(b"".join(_add(entry, master_key) for entry in window))
+            replies = _receive(connection, _REPLY.size * len(window))
+            for _, _, code, ledger_id, entry_id in _REPLY.iter_unpack(replies):
                 if code != 0:
                     raise UnavailableError(
                         "add was refused",
@@ -35,13 +34,27 @@ def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: byt
                     )
 
 
+def _windows(entries: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """As many entries as may be under way at once, again and again."""
+    window: list[bytes] = []
+    window_bytes = 0
+    for entry in entries:
+        window.append(entry)
+        window_bytes += len(entry)
+        if len(window) == WINDOW_ENTRIES or window_bytes >= WINDOW_BYTES:
+            yield window
+            window, window_bytes = [], 0
+    if window:
+        yield window
+
+
 def _connect(bookie: BookieId) -> socket.socket:
     """A connection that has answered: a bookie that starts up accepts some only to reset them."""
     host, _, port = bookie.rpartition(":")
     for _ in range(CONNECT_ATTEMPTS):
         connection = socket.create_connection((host, int(port)), timeout=30)
         try:
-            connection.sendall(struct.pack(">iiqq", 20, 0x0202_0000, 0, 0))
+            connection.sendall(struct.pack(">iiqq", 20, 0x0202_0000, NO_LEDGER_ID, 0))
             _receive(connection, _REPLY.size)  # "no such ledger"
         except (ConnectionError, UnavailableError):
             connection.close()
@@ -56,10 +69,10 @@ def _add(entry: bytes, master_key: bytes) -> bytes:
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:
-    data = b""
+    data = bytearray()
     while len(data) < size:
         piece = connection.recv(size - len(data))
         if not piece:
             raise UnavailableError("bookie closed the connection")
         data += piece
-    return data
+    return bytes(data)

@@ -1,166 +1,192 @@
-"""The ledgers that lose a bookie: the same ones for every contender, written, read back, deleted.
+"""The ledgers that lose a bookie: the same ones for every contender.
 
 Ensembles go round the bookies in turn, so that each contender loses exactly as much.
 """
 
-import asyncio
-import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from daemon.demo.shapes import Shape
-from daemon.demo.workload import Written
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
-from ledgers.bookies import Bookies
-from ledgers.clock import SystemClock
-from ledgers.errors import UnavailableError
-from ledgers.fragments import fragments
-from ledgers.manager import LedgerManager
-from ledgers.metadata import BookieId, DigestType
-from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import Targets
-from ledgers.operations.opening import ledger_digest
-from ledgers.operations.writer import LedgerWriter
-from ledgers.placement import Candidate, RandomPlacement
-from ledgers.store import ANY_VERSION
-from replication.check import Verdict, check
+from ledgers.entry import HEADER_BYTES, EntryDigest
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
+from ledgers.striping import entries_of
 
-T = TypeVar("T")
-R = TypeVar("R")
-ENSEMBLE_SIZE = 3
+DIGEST = EntryDigest(DigestType.CRC32C, b"")
+OVERHEAD_BYTES = HEADER_BYTES + DIGEST.size
 VICTIM_INDEX = 2
-"""Of the cluster's bookies the one that is killed; it stands in the ensembles 0, 1 and 2."""
-LEDGERS_AT_ONCE = 50
-SEED = 7
+"""Of the cluster's bookies the one that is killed."""
+QUICK_SHARE = 10
+_NOISE = bytes(range(256)) * 258  # 64 KiB and a little: payloads are slices that start elsewhere
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """``ledger_count`` ledgers alike. ``is_open``: left so by writers that are gone."""
+
+    ledger_count: int
+    entry_count: int
+    payload_bytes: int = 1_024
+    ensemble_size: int = 3
+    write_quorum: int = 3
+    ack_quorum: int = 2
+    is_open: bool = False
+
+    @property
+    def entry_bytes(self) -> int:
+        """As stored."""
+        return OVERHEAD_BYTES + self.payload_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``ledger_count`` closed ledgers, each of ``entry_count`` entries of ``entry_bytes``."""
-
     name: str
-    ledger_count: int
-    entry_count: int
-    entry_bytes: int = 1_024
+    title: str
+    parts: tuple[Part, ...]
 
-    def shape(self, number: int) -> Shape:
-        return Shape(
-            number=number,
-            ensemble_size=ENSEMBLE_SIZE,
-            write_quorum=ENSEMBLE_SIZE,
-            ack_quorum=ENSEMBLE_SIZE,  # all copies are there before one is lost
+    def quick(self) -> "Load":
+        """The same, a tenth of it."""
+        return replace(self, parts=tuple(_tenth(part) for part in self.parts))
+
+    def ledgers(self, bookies: Sequence[BookieId], *, first_ledger_id: int) -> list["BenchLedger"]:
+        """On these bookies, under successive ids."""
+        alike = [(part, number) for part in self.parts for number in range(part.ledger_count)]
+        return [
+            BenchLedger(
+                ledger_id=ledger_id,
+                part=part,
+                ensemble=_ensemble(bookies, start=number, size=part.ensemble_size),
+            )
+            for ledger_id, (part, number) in enumerate(alike, start=first_ledger_id)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchLedger:
+    """One ledger of a load: where each of its entries lies, and what it contains."""
+
+    ledger_id: int
+    part: Part
+    ensemble: tuple[BookieId, ...]
+
+    def metadata(self) -> LedgerMetadata:
+        part = self.part
+        created = LedgerMetadata(
+            ensemble_size=part.ensemble_size,
+            write_quorum=part.write_quorum,
+            ack_quorum=part.ack_quorum,
             digest_type=DigestType.CRC32C,
-            metadata_version=3,
-            entry_bytes=self.entry_bytes,
-            entry_count=self.entry_count,
+            segments=(Segment(first_entry_id=0, ensemble=self.ensemble),),
+        )
+        if part.is_open:
+            return created
+        length = part.entry_count * part.payload_bytes
+        return created.closed(last_entry_id=part.entry_count - 1, length=length)
+
+    def stripe(self, bookie: BookieId) -> Sequence[int]:
+        """The entry ids that it stores; none when it is no member."""
+        if bookie not in self.ensemble:
+            return ()
+        return entries_of(
+            self.ensemble.index(bookie),
+            first_entry_id=0,
+            last_entry_id=self.part.entry_count - 1,
+            ensemble_size=self.part.ensemble_size,
+            write_quorum=self.part.write_quorum,
         )
 
-    def lost_count(self, bookies: Sequence[BookieId]) -> int:
-        """Of the ledgers, how many name the victim."""
-        victim = bookies[VICTIM_INDEX]
-        return sum(victim in ensemble(number, bookies) for number in range(self.ledger_count))
-
-
-def ensemble(number: int, bookies: Sequence[BookieId]) -> list[BookieId]:
-    return [bookies[(number + step) % len(bookies)] for step in range(ENSEMBLE_SIZE)]
-
-
-class Ledgers:
-    """Writes, proves and deletes ledgers, as an application would."""
-
-    def __init__(self, manager: LedgerManager, bookies: Bookies) -> None:
-        self._manager, self._bookies = manager, bookies
-        self._clock, self._rng = SystemClock(), random.Random(SEED)
-
-    async def write(self, load: Load, on: Sequence[BookieId]) -> list[Written]:
-        async def write_one(number: int) -> Written:
-            candidates = [Candidate(bookie=bookie) for bookie in ensemble(number, on)]
-            return await self._write(load.shape(number), candidates)
-
-        return await _gather(write_one, range(load.ledger_count))
-
-    async def assert_whole(self, written: Sequence[Written], victim: BookieId) -> None:
-        """Raises UnavailableError unless each copy that the metadata names is there, digests right."""
-
-        async def is_whole(ledger: Written) -> bool:
-            return await self._is_whole(ledger, victim)
-
-        verdicts = await _gather(is_whole, written)
-        if not all(verdicts):
-            raise UnavailableError(
-                "ledgers are not whole after their repair",
-                ledger_ids=[w.ledger_id for w, ok in zip(written, verdicts, strict=True) if not ok],
+    def entries(self, bookie: BookieId) -> Iterator[bytes]:
+        """What it stores, packed."""
+        payload_bytes = self.part.payload_bytes
+        for entry_id in self.stripe(bookie):
+            start = (self.ledger_id + entry_id) % 251
+            yield DIGEST.pack(
+                ledger_id=self.ledger_id,
+                entry_id=entry_id,
+                lac=entry_id - 1,
+                length=(entry_id + 1) * payload_bytes,
+                payload=_NOISE[start : start + payload_bytes],
             )
 
-    async def delete(self, written: Sequence[Written]) -> None:
-        async def delete_one(ledger: Written) -> None:
-            await self._manager.delete(ledger.ledger_id, version=ANY_VERSION)
 
-        await _gather(delete_one, written)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stake:
+    """What a bookie's death takes away. ``open_ledgers`` are among ``ledgers``; bytes as stored."""
 
-    async def _is_whole(self, written: Written, victim: BookieId) -> bool:
-        versioned = await self._manager.read(written.ledger_id)
-        metadata = versioned.metadata
-        findings = await check(
-            fragments(written.ledger_id, metadata, lac=written.acknowledged - 1),
-            bookies=self._bookies,
-            digest=ledger_digest(metadata),
-            available=metadata.bookies - {victim},
-            distrusted=metadata.bookies,  # every entry is read, not just the ends
-        )
-        return all(finding.verdict is Verdict.GOOD for finding in findings)
-
-    async def _write(self, shape: Shape, candidates: list[Candidate]) -> Written:
-        async def writable() -> list[Candidate]:
-            return candidates
-
-        async with LedgerWriter.create(
-            LedgerOptions(
-                ensemble_size=shape.ensemble_size,
-                write_quorum=shape.write_quorum,
-                ack_quorum=shape.ack_quorum,
-                digest_type=shape.digest_type,
-            ),
-            manager=self._manager,
-            bookies=self._bookies,
-            targets=Targets(writable=writable, placement=RandomPlacement(self._rng)),
-            clock=self._clock,
-            random=self._rng,
-        ) as writer:
-            for entry_id in range(shape.entry_count):
-                last = await writer.send(shape.payload(entry_id))
-            await last
-            await writer.close()
-            return Written(shape=shape, ledger_id=writer.ledger_id, acknowledged=shape.entry_count)
+    ledgers: int
+    open_ledgers: int
+    entries: int
+    stored_bytes: int
 
 
-@asynccontextmanager
-async def open_ledgers(manager: LedgerManager) -> AsyncIterator[Ledgers]:
-    """With connections of its own: a bookie that was killed and came back is met afresh."""
-    budgets = Budgets()
-    bookies = BookieClient(
-        resolve=lambda bookie: None,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=SystemClock(),
-        rng=random.Random(SEED),
-        settings=BookieClientSettings(),
+def stake(ledgers: Sequence[BenchLedger], victim: BookieId) -> Stake:
+    lost = [ledger for ledger in ledgers if victim in ledger.ensemble]
+    return Stake(
+        ledgers=len(lost),
+        open_ledgers=sum(ledger.part.is_open for ledger in lost),
+        entries=sum(len(ledger.stripe(victim)) for ledger in lost),
+        stored_bytes=sum(len(ledger.stripe(victim)) * ledger.part.entry_bytes for ledger in lost),
     )
-    try:
-        yield Ledgers(manager, bookies)
-    finally:
-        await bookies.close()
 
 
-async def _gather(action: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
-    slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
+def _ensemble(bookies: Sequence[BookieId], *, start: int, size: int) -> tuple[BookieId, ...]:
+    return tuple(bookies[(start + step) % len(bookies)] for step in range(size))
 
-    async def act(item: T) -> R:
-        async with slots:
-            return await action(item)
 
-    return await asyncio.gather(*map(act, items))
+def _tenth(part: Part) -> Part:
+    """Of the ledgers, where there are many, else of their entries."""
+    if part.ledger_count >= QUICK_SHARE * 5:
+        return replace(part, ledger_count=part.ledger_count // QUICK_SHARE)
+    return replace(part, entry_count=max(1, part.entry_count // QUICK_SHARE))
+
+
+WARM_UP = Load(
+    name="warm-up",
+    title="warm-up",
+    parts=(
+        Part(ledger_count=300, entry_count=10),
+        Part(ledger_count=2, entry_count=2_000),
+    ),
+)
+
+LOADS: Mapping[str, Load] = {
+    load.name: load
+    for load in (
+        Load(
+            name="a",
+            title="2,000 ledgers of 10 × 1 KB, E3 W3",
+            parts=(Part(ledger_count=2_000, entry_count=10),),
+        ),
+        Load(
+            name="b",
+            title="4 of 20,000 × 1 KB, E3 W3",
+            parts=(Part(ledger_count=4, entry_count=20_000),),
+        ),
+        Load(
+            name="c",
+            title="4 of 20,000 × 1 KB, E4 W2",
+            parts=(Part(ledger_count=4, entry_count=20_000, ensemble_size=4, write_quorum=2),),
+        ),
+        Load(
+            name="d",
+            title="20 of 200 × 64 KB, E3 W3",
+            parts=(Part(ledger_count=20, entry_count=200, payload_bytes=65_536),),
+        ),
+        Load(
+            name="e",
+            title="1,000 empty ledgers, E3 W3",
+            parts=(Part(ledger_count=1_000, entry_count=0),),
+        ),
+        Load(
+            name="f",
+            title="mixed, 20 of them open",
+            parts=(
+                Part(ledger_count=600, entry_count=10),
+                Part(ledger_count=200, entry_count=0),
+                Part(ledger_count=5, entry_count=2_000, ensemble_size=4, write_quorum=2),
+                Part(ledger_count=5, entry_count=50, payload_bytes=65_536, write_quorum=2),
+                Part(
+                    ledger_count=20, entry_count=20, ensemble_size=2, write_quorum=2, is_open=True
+                ),
+            ),
+        ),
+    )
+}

@@ -1,0 +1,164 @@
+"""Where contenders meet: ZooKeeper and five bookies, the ledgers on them, and the judge of their copies.
+
+Bookies run with the memory and the compiler that an operator would give them; ZooKeeper does not wait
+for the disk.
+"""
+
+import asyncio
+import itertools
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from bench.journals import added_bytes
+from bench.loading import store_entries
+from bench.loads import DIGEST, VICTIM_INDEX, WARM_UP, BenchLedger, Load
+from daemon.local.cluster import LocalCluster
+from daemon.local.spec import port_of
+from daemon.settings import Settings
+from daemon.visit import Visit, visit
+from ledgers.errors import UnavailableError
+from ledgers.metadata import BookieId
+from ledgers.store import ANY_VERSION
+from tests.java.messages import Verdict
+from tests.java.tool import JavaTool
+
+BOOKIE_COUNT = 5
+BOOKIE_SESSION_TIMEOUT_S = 2.0
+BOOKIE_JVM_FLAGS = (
+    "-Xmx256m",
+    "-XX:MaxDirectMemorySize=256m",
+    "-XX:TieredStopAtLevel=4",
+    "-XX:ReservedCodeCacheSize=240m",
+)
+BOOKIE_SETTINGS = {"journalMaxBackups": "20"}  # they are counted: see journals
+FIRST_LEDGER_ID = 1_000_000
+"""Far from those that the id generator hands out to a writer beside the load."""
+REQUESTS_AT_ONCE = 200
+CLOCK_ERROR_S = 1.0
+"""Of a file's time of change; a journal read for nothing costs little."""
+
+
+@dataclass(slots=True)
+class Arena:
+    """One cluster, and all that the bench does to it but killing."""
+
+    cluster: LocalCluster
+    seen: Visit
+    java: JavaTool
+    _written_since_s: float = 0.0
+    _ledger_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_LEDGER_ID))
+
+    @property
+    def victim(self) -> BookieId:
+        return self.cluster.bookies[VICTIM_INDEX]
+
+    @property
+    def survivors(self) -> list[BookieId]:
+        return [bookie for bookie in self.cluster.bookies if bookie != self.victim]
+
+    async def write(self, load: Load) -> list[BenchLedger]:
+        """Its ledgers, each copy of each entry in its place."""
+        self._written_since_s = time.time() - CLOCK_ERROR_S
+        count = sum(part.ledger_count for part in load.parts)
+        first = next(self._ledger_ids)
+        self._ledger_ids = itertools.count(first + count)
+        ledgers = load.ledgers(self.cluster.bookies, first_ledger_id=first)
+        await asyncio.gather(
+            *(asyncio.to_thread(_fill, bookie, ledgers) for bookie in self.cluster.bookies)
+        )
+        manager = self.seen.manager
+        await _each(ledgers, lambda ledger: manager.create(ledger.ledger_id, ledger.metadata()))
+        return ledgers
+
+    async def judge(self, ledgers: Sequence[BenchLedger]) -> int:
+        """How many copies BookKeeper's own client read; raises UnavailableError unless all are good."""
+        ledger_ids = [ledger.ledger_id for ledger in ledgers]
+        ask = partial(self.java.judge, self.cluster.metadata_service_uri, ledger_ids)
+        report = await asyncio.to_thread(ask)
+        if report.verdict is not Verdict.WHOLE:
+            summary = report.summary
+            raise UnavailableError(
+                "the judge finds copies missing",
+                verdict=report.verdict.value,
+                copies=summary.copies,
+                good=summary.good,
+            )
+        return report.summary.copies
+
+    async def delete(self, ledgers: Sequence[BenchLedger]) -> None:
+        manager = self.seen.manager
+        await _each(ledgers, lambda ledger: manager.delete(ledger.ledger_id, version=ANY_VERSION))
+
+    async def restore(self, ledgers: Sequence[BenchLedger]) -> None:
+        """Without these ledgers, and with the victim back, as before the loss."""
+        await asyncio.gather(
+            self.delete(ledgers), asyncio.to_thread(self.cluster.start_bookie, self.victim)
+        )
+
+    async def copied_bytes(self, ledgers: Sequence[BenchLedger]) -> int:
+        """What the survivors stored of these ledgers, written last, beyond what ``write`` gave them."""
+        ledger_ids = frozenset(ledger.ledger_id for ledger in ledgers)
+        written = sum(
+            len(ledger.stripe(bookie)) * ledger.part.entry_bytes
+            for ledger in ledgers
+            for bookie in self.survivors
+        )
+        since_s = self._written_since_s
+
+        def stored() -> int:
+            journals = map(self._journals, self.survivors)
+            return sum(added_bytes(each, ledger_ids, since_s=since_s) for each in journals)
+
+        return await asyncio.to_thread(stored) - written
+
+    def _journals(self, bookie: BookieId) -> Path:
+        return self.cluster.data / "bookies" / str(port_of(bookie)) / "journal"
+
+    def packets(self) -> int:
+        """Received by ZooKeeper so far, without this process's own requests."""
+        monitor = self.cluster.zookeeper_monitor()
+        return int(monitor["zk_packets_received"]) - self.seen.store.request_count
+
+
+@asynccontextmanager
+async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
+    """A fresh one, its bookies warmed up by being filled and read."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-repair-") as folder,
+        LocalCluster.start(
+            Path(folder),
+            bookies=BOOKIE_COUNT,
+            session_timeout_s=BOOKIE_SESSION_TIMEOUT_S,
+            bookie_settings=BOOKIE_SETTINGS,
+            bookie_jvm_flags=BOOKIE_JVM_FLAGS,
+        ) as cluster,
+    ):
+        async with visit(Settings(metadata_service_uri=cluster.metadata_service_uri)) as seen:
+            arena = Arena(cluster, seen, java)
+            ledgers = await arena.write(WARM_UP)
+            await arena.judge(ledgers)
+            await arena.delete(ledgers)
+            yield arena
+
+
+def _fill(bookie: BookieId, ledgers: Sequence[BenchLedger]) -> None:
+    entries = chain.from_iterable(ledger.entries(bookie) for ledger in ledgers)
+    store_entries(bookie, entries, master_key=DIGEST.master_key)
+
+
+async def _each(
+    ledgers: Iterable[BenchLedger], action: Callable[[BenchLedger], Awaitable[object]]
+) -> None:
+    slots = asyncio.Semaphore(REQUESTS_AT_ONCE)
+
+    async def act(ledger: BenchLedger) -> None:
+        async with slots:
+            await action(ledger)
+
+    await asyncio.gather(*map(act, ledgers))

@@ -1,0 +1,158 @@
+"""One loss, measured: a bookie is killed, and the queue watched until nothing names it any more.
+
+The watching costs ZooKeeper as little as can be (one ``exists`` of the queue's directory at a time),
+and what it costs is subtracted, as is what the cluster does when idle.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from auditor.scan import scan_ledgers
+from bench.arena import Arena
+from bench.loads import BenchLedger, stake
+from bench.usage import Cpu, cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
+from daemon.local.processes import Child
+from ledgers.errors import UnavailableError
+from replication.payloads import mark_path
+
+POLL_S = 0.005
+SESSION_END_TIMEOUT_S = 30.0
+REPAIR_TIMEOUT_S = 240.0
+IDLE_S = 2.0
+"""For so long the idle cluster's packets are counted."""
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """What one repair took, from the end of the lost bookie's znode to whole: the empty queue, and no
+    metadata that names it. CPU in seconds, user and system; ``bookies``: the four that live."""
+
+    lost_ledgers: int
+    lost_entries: int
+    lost_bytes: int
+    """As stored: headers and digests included."""
+    copied_bytes: int
+    first_mark_s: float
+    closed_whole_s: float
+    """When only open ledgers were left to repair."""
+    whole_s: float
+    repairer_cpu_s: float
+    repairer_system_cpu_s: float
+    bookies_cpu_s: float
+    zookeeper_cpu_s: float
+    machine_cpu_s: float
+    """Of all processes, this one and those that have nothing to do with it included."""
+    packets: float
+    """That ZooKeeper received, marks included, without the idle cluster's and the bench's own."""
+    rss_bytes_max: int
+    gone_at_s: float
+    """Monotonic."""
+
+
+class Loss:
+    """The loss of the arena's victim, with ``child`` as the daemon that repairs."""
+
+    def __init__(self, arena: Arena, child: Child, ledgers: Sequence[BenchLedger]) -> None:
+        self._arena, self._child, self._ledgers = arena, child, ledgers
+        self._stake = stake(ledgers, arena.victim)
+        self._directories = {
+            mark_path(arena.seen.ur, ledger.ledger_id).rsplit("/", 2)[0] for ledger in ledgers
+        }
+
+    async def measure(self, *, idle_packets_per_s: float) -> Measure:
+        """Kill, and return when all is repaired. Raises UnavailableError when it takes too long."""
+        arena = self._arena
+        forget_rss_max(self._child.pid)
+        packets, began_s = arena.packets(), time.monotonic()
+        arena.cluster.kill(arena.victim)
+        await self._wait(self._is_gone, SESSION_END_TIMEOUT_S)
+        gone_s, before = time.monotonic(), self._used()
+        await self._wait(self._is_marked, SESSION_END_TIMEOUT_S)
+        first_mark_s = time.monotonic()
+        closed_s, ended_s, after, packets_then = await self._wait_repaired()
+        repairer, bookies, zookeeper, machine = (
+            later - earlier for later, earlier in zip(after, before, strict=True)
+        )
+        return Measure(
+            lost_ledgers=self._stake.ledgers,
+            lost_entries=self._stake.entries,
+            lost_bytes=self._stake.stored_bytes,
+            copied_bytes=await arena.copied_bytes(self._ledgers),
+            first_mark_s=first_mark_s - gone_s,
+            closed_whole_s=closed_s - gone_s,
+            whole_s=ended_s - gone_s,
+            repairer_cpu_s=repairer.total_s,
+            repairer_system_cpu_s=repairer.system_s,
+            bookies_cpu_s=bookies.total_s,
+            zookeeper_cpu_s=zookeeper.total_s,
+            machine_cpu_s=machine.total_s,
+            packets=packets_then - packets - idle_packets_per_s * (ended_s - began_s),
+            rss_bytes_max=rss_bytes_max(self._child.pid),
+            gone_at_s=gone_s,
+        )
+
+    async def _wait_repaired(self) -> tuple[float, float, tuple[Cpu, ...], int]:
+        """When only open ledgers were left, when none, and what was used up and received by then.
+
+        An empty queue alone proves nothing: some marks may not have been made yet.
+        """
+        closed_s = time.monotonic()
+
+        async def is_unmarked() -> bool:
+            nonlocal closed_s
+            marked = await self._marked_count()
+            if marked > self._stake.open_ledgers:
+                closed_s = time.monotonic()
+            return marked == 0
+
+        while True:
+            await self._wait(is_unmarked, REPAIR_TIMEOUT_S)
+            ended_s, used, packets = time.monotonic(), self._used(), self._arena.packets()
+            if not await self._is_named():
+                return closed_s, ended_s, used, packets
+
+    async def _wait(self, condition: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not await condition():
+            if time.monotonic() > deadline_s or not self._child.is_running:
+                raise UnavailableError(
+                    f"the repair does not end; the end of {self._child.log}:\n{self._child.log_tail()}"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _is_gone(self) -> bool:
+        seen = self._arena.seen
+        path = f"{seen.settings.uri.root}/available/{self._arena.victim}"
+        return await seen.store.exists(path) is None
+
+    async def _is_marked(self) -> bool:
+        return await self._marked_count() > 0
+
+    async def _marked_count(self) -> int:
+        store = self._arena.seen.store
+        stats = [await store.exists(directory) for directory in self._directories]
+        return sum(stat.child_count for stat in stats if stat is not None)
+
+    async def _is_named(self) -> bool:
+        """Whether any metadata still names the victim."""
+        scan = await scan_ledgers(self._arena.seen.manager, lost=[self._arena.victim], available=())
+        return bool(scan.endangered or scan.unreadable)
+
+    def _used(self) -> tuple[Cpu, ...]:
+        """By the repairer, the bookies, ZooKeeper and the whole machine."""
+        cluster = self._arena.cluster
+        return (
+            cpu_of([self._child.pid]),
+            cpu_of(cluster.pid(bookie) for bookie in self._arena.survivors),
+            cpu_of([cluster.zookeeper_pid]),
+            cpu_of_machine(),
+        )
+
+
+async def idle_packets_per_s(arena: Arena) -> float:
+    """What the cluster, daemon included, sends to ZooKeeper while nothing happens."""
+    packets, began_s = arena.packets(), time.monotonic()
+    await asyncio.sleep(IDLE_S)
+    return (arena.packets() - packets) / (time.monotonic() - began_s)

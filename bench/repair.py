@@ -1,0 +1,185 @@
+"""Our daemon and Java's AutoRecovery on the same bookies, turn about: ``python -m bench.repair``.
+
+Each repeat is a fresh cluster, on which every contender has its turn, in another order each time. Every
+run is recorded as it ends; a bench that was interrupted goes on with ``--resume``, and what is not asked
+for again (``--only``, ``--contenders``) stays as it was.
+"""
+
+import asyncio
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+import click
+
+from bench.arena import open_arena
+from bench.contenders import CONTENDERS, JAVA, OURS, OURS_OPEN, Contender
+from bench.loads import LOADS, Load
+from bench.plot import plot
+from bench.progress import Progress
+from bench.report import report
+from bench.runs import Key, Pass, Run, RunFile
+from bench.turns import take_turn
+from bench.writer import PacedWriter
+from ledgers.errors import BookmenderError
+from tests.java.tool import JavaTool
+
+T = TypeVar("T")
+RESULTS = Path(__file__).with_name("results")
+BY_NAME = {contender.name: contender for contender in CONTENDERS}
+BESIDE_WRITER = (JAVA, OURS)
+QUICK = (JAVA, OURS_OPEN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One contender's runs, load after load, on the cluster of this pass and repeat."""
+
+    of_pass: Pass
+    repeat: int
+    contender: Contender
+    keys: tuple[Key, ...]
+
+
+@click.command()
+@click.option("--only", default=",".join(LOADS), show_default=True, help="Loads.")
+@click.option("--contenders", default=",".join(BY_NAME), show_default=True)
+@click.option("--repeat", default=3, show_default=True, help="Best and median of so many runs.")
+@click.option("--writer-repeat", default=1, show_default=True, help="Likewise beside a writer.")
+@click.option("--quick", is_flag=True, help="A tenth of each load, once; leaves no record.")
+@click.option("--resume", is_flag=True, help="Keep the runs that are recorded already.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=RESULTS,
+    help="The folder for repair.md, repair.svg and repair.jsonl.",
+)
+def main(
+    only: str,
+    contenders: str,
+    repeat: int,
+    writer_repeat: int,
+    quick: bool,
+    resume: bool,
+    results: Path,
+) -> None:
+    """Measure repairs of ours and of Java's on a local cluster."""
+    loads, taking_part = _chosen(LOADS, only), _chosen(BY_NAME, contenders)
+    if quick:
+        loads = [load.quick() for load in loads]
+        taking_part = [each for each in taking_part if each in QUICK]
+        repeat, writer_repeat = 1, 0
+    turns = plan(taking_part, loads, repeat=repeat, writer_repeat=writer_repeat)
+    with _folder(None if quick else results) as folder:
+        runs = RunFile(folder / "repair.jsonl")
+        if not resume:
+            runs.forget({key for turn in turns for key in turn.keys})
+        bench = Bench(loads={load.name: load for load in loads}, runs=runs)
+        try:
+            bench.run(turns)
+        finally:
+            text = report(runs, failures=bench.failures)
+            (folder / "repair.md").write_text(text)
+            (folder / "repair.svg").write_text(plot(runs))
+        click.echo(text)
+
+
+def plan(
+    contenders: Sequence[Contender], loads: Sequence[Load], *, repeat: int, writer_repeat: int
+) -> list[Turn]:
+    """Turns in order. Nobody always meets the fresher bookies: every other time it goes backwards."""
+    turns: list[Turn] = []
+    for of_pass, count in ((Pass.ALONE, repeat), (Pass.BESIDE_WRITER, writer_repeat)):
+        for number in range(1, count + 1):
+            for contender in contenders if number % 2 else reversed(contenders):
+                if of_pass is Pass.ALONE or contender in BESIDE_WRITER:
+                    keys = tuple(Key(of_pass, load.name, contender.name, number) for load in loads)
+                    turns.append(
+                        Turn(of_pass=of_pass, repeat=number, contender=contender, keys=keys)
+                    )
+    return turns
+
+
+@dataclass(slots=True)
+class Bench:
+    """Takes the turns. One that fails is noted, and the others go on, on a fresh cluster."""
+
+    loads: Mapping[str, Load]
+    runs: RunFile
+    failures: list[str] = field(default_factory=list)
+    _progress: Progress = field(default_factory=Progress)
+
+    def run(self, turns: Sequence[Turn]) -> None:
+        """Leaves out what is recorded."""
+        left = [rest for turn in turns if (rest := self._rest(turn)).keys]
+        self._progress.expect(key for turn in left for key in turn.keys)
+        with JavaTool() as java:
+            for _, together in groupby(left, key=lambda turn: (turn.of_pass, turn.repeat)):
+                waiting = list(together)
+                while waiting:
+                    asyncio.run(self._on_one_cluster(java, waiting))
+
+    def _rest(self, turn: Turn) -> Turn:
+        return replace(turn, keys=tuple(key for key in turn.keys if key not in self.runs))
+
+    async def _on_one_cluster(self, java: JavaTool, waiting: list[Turn]) -> None:
+        """Takes turns off ``waiting`` until there are none, or one fails."""
+        self._progress.say("starting ZooKeeper and the bookies")
+        async with open_arena(java) as arena:
+            with ExitStack() as stack:
+                writer = None
+                if waiting[0].of_pass is Pass.BESIDE_WRITER:
+                    uri = arena.cluster.metadata_service_uri
+                    writer = stack.enter_context(PacedWriter(uri, avoid=arena.victim))
+                while waiting:
+                    turn = waiting.pop(0)
+                    self._progress.say(f"{turn.contender.title}: starting, and warming up")
+                    wanted = [(key, self.loads[key.load]) for key in turn.keys]
+                    try:
+                        await take_turn(
+                            arena, turn.contender, wanted, writer=writer, on_run=self._add
+                        )
+                    except BookmenderError as error:
+                        self._fail(turn, error)
+                        return
+
+    def _add(self, run: Run) -> None:
+        self.runs.add(run)
+        measure = run.measure
+        self._progress.done(
+            run.key, f"{measure.lost_ledgers:,} ledgers whole after {measure.whole_s:.2f} s"
+        )
+
+    def _fail(self, turn: Turn, error: BookmenderError) -> None:
+        missing = [key for key in turn.keys if key not in self.runs]
+        loads = ", ".join(key.load for key in missing)
+        self.failures.append(
+            f"{turn.contender.title}, {turn.of_pass.value}, repeat {turn.repeat}, loads {loads}: {error}"
+        )
+        self._progress.drop(missing, self.failures[-1])
+
+
+@contextmanager
+def _folder(results: Path | None) -> Iterator[Path]:
+    """A passing one for None."""
+    if results is not None:
+        results.mkdir(parents=True, exist_ok=True)
+        yield results
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-results-") as folder:
+        yield Path(folder)
+
+
+def _chosen(options: Mapping[str, T], names: str) -> list[T]:
+    wanted = names.split(",")
+    if unknown := [name for name in wanted if name not in options]:
+        raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(options)}")
+    return [option for name, option in options.items() if name in wanted]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The record of all runs, one JSON line each, written as they come: an interrupted bench keeps them."""
+
+import enum
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from bench.loss import Measure
+from bench.writer import Disturbance
+
+
+class Pass(enum.Enum):
+    """Rates are measured alone; whether writers suffer, and how fast repair then is, beside one."""
+
+    ALONE = "alone"
+    BESIDE_WRITER = "beside-writer"
+
+
+class Key(NamedTuple):
+    """One run of the plan. ``repeat`` counts from 1."""
+
+    of_pass: Pass
+    load: str
+    contender: str
+    repeat: int
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One loss, repaired. ``judged_copies``: that BookKeeper's own client then read, all of them good."""
+
+    of_pass: Pass
+    load: str
+    contender: str
+    repeat: int
+    judged_copies: int
+    measure: Measure
+    writer: Disturbance | None = None
+
+    @property
+    def key(self) -> Key:
+        return Key(self.of_pass, self.load, self.contender, self.repeat)
+
+
+class RunFile:
+    """Runs by key; the last one of a key counts."""
+
+    def __init__(self, path: Path) -> None:
+        """Goes on with what is in ``path``, if it exists."""
+        self._path = path
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        self._runs = {run.key: run for run in map(_DECODER.decode, lines)}
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._runs
+
+    def add(self, run: Run) -> None:
+        self._runs[run.key] = run
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab") as file:
+            file.write(msgspec.json.encode(run) + b"\n")
+
+    def forget(self, keys: Collection[Key]) -> None:
+        """Drop them from the file, too."""
+        self._runs = {key: run for key, run in self._runs.items() if key not in keys}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in self))
+
+
+_DECODER = msgspec.json.Decoder(Run)

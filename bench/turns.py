@@ -1,0 +1,107 @@
+"""One contender's turn in the arena: its daemon alone, a small loss to get warm, then load after load."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from bench.arena import Arena
+from bench.contenders import Contender
+from bench.loads import WARM_UP, Load
+from bench.loss import Loss, Measure, idle_packets_per_s
+from bench.runs import Key, Run
+from bench.writer import Disturbance, PacedWriter
+from daemon.local.processes import Child
+from ledgers.errors import NoNodeError, UnavailableError
+from replication.payloads import election_path
+
+ELECTION_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 10.0
+POLL_S = 0.1
+SETTLE_S, QUIET_S = 1.0, 6.0
+"""A writer is watched for so long before and after a loss, once what came before has settled."""
+
+
+async def take_turn(
+    arena: Arena,
+    contender: Contender,
+    runs: Sequence[tuple[Key, Load]],
+    *,
+    writer: PacedWriter | None,
+    on_run: Callable[[Run], None],
+) -> None:
+    """Measure these loads, one after the other. ``writer``: goes on beside them.
+
+    Raises UnavailableError when a repair does not end or leaves copies missing: such a run does not
+    count, and the arena is not what it was.
+    """
+    async with _daemon(arena, contender) as child:
+        warm_up = await arena.write(WARM_UP)
+        await Loss(arena, child, warm_up).measure(idle_packets_per_s=0)
+        await arena.restore(warm_up)
+        idle = await idle_packets_per_s(arena)
+        for key, load in runs:
+            ledgers = await arena.write(load)
+            loss = Loss(arena, child, ledgers)
+            if writer is None:
+                measure, disturbance = await loss.measure(idle_packets_per_s=idle), None
+            else:
+                measure, disturbance = await _beside(writer, loss, idle)
+            judged = await arena.judge(ledgers)
+            await arena.restore(ledgers)
+            on_run(
+                Run(
+                    of_pass=key.of_pass,
+                    load=key.load,
+                    contender=key.contender,
+                    repeat=key.repeat,
+                    judged_copies=judged,
+                    measure=measure,
+                    writer=disturbance,
+                )
+            )
+
+
+async def _beside(
+    writer: PacedWriter, loss: Loss, idle_packets_per_s: float
+) -> tuple[Measure, Disturbance]:
+    await asyncio.sleep(SETTLE_S + QUIET_S)
+    quiet_s = time.monotonic()
+    measure = await loss.measure(idle_packets_per_s=idle_packets_per_s)
+    await asyncio.sleep(QUIET_S)
+    after_s = time.monotonic()
+    whole_at_s = measure.gone_at_s + measure.whole_s
+    return measure, Disturbance(
+        before=await asyncio.to_thread(writer.latency, quiet_s - QUIET_S, quiet_s),
+        during=await asyncio.to_thread(writer.latency, measure.gone_at_s, whole_at_s),
+        after=await asyncio.to_thread(writer.latency, after_s - QUIET_S, after_s),
+    )
+
+
+@asynccontextmanager
+async def _daemon(arena: Arena, contender: Contender) -> AsyncIterator[Child]:
+    """From its vote in the election until the vote is gone again."""
+    child = contender.start(arena.cluster)
+    try:
+        await _wait_for_votes(arena, True, child)
+        yield child
+    finally:
+        child.terminate()
+        if not child.wait(timeout_s=STOP_TIMEOUT_S):
+            child.kill()
+    await _wait_for_votes(arena, False)
+
+
+async def _wait_for_votes(arena: Arena, wanted: bool, child: Child | None = None) -> None:
+    deadline_s = time.monotonic() + ELECTION_TIMEOUT_S
+    while await _has_votes(arena) is not wanted:
+        if time.monotonic() > deadline_s or (child is not None and not child.is_running):
+            raise UnavailableError("the election does not end")
+        await asyncio.sleep(POLL_S)
+
+
+async def _has_votes(arena: Arena) -> bool:
+    try:
+        return bool(await arena.seen.store.children(election_path(arena.seen.ur)))
+    except NoNodeError:
+        return False

@@ -1,0 +1,119 @@
+"""A Java client that writes on while bookies are repaired: what its adds take, quiet and disturbed.
+
+500 adds of 1 KB a second on a fixed schedule, each measured from the moment it was due.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from daemon.local.jars import BOOKKEEPER_DEFAULT
+from ledgers.errors import UnavailableError
+from ledgers.metadata import BookieId
+from tests.java import messages
+from tests.java.jvm import Jvm
+
+ADDS_PER_S = 500
+PAYLOAD_BYTES = 1_024
+CATCH_UP_TIMEOUT_S = 30.0
+CATCH_UP_POLL_S = 0.05
+
+
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
+    """Of the adds that were due in a span of time."""
+
+    adds: int
+    p50_ms: float
+    p99_ms: float
+
+    @classmethod
+    def of(cls, latencies_ms: Iterable[float]) -> "Latency":
+        ordered = sorted(latencies_ms)
+        return cls(
+            adds=len(ordered),
+            p50_ms=percentile(ordered, 0.5),
+            p99_ms=percentile(ordered, 0.99),
+        )
+
+
+class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
+    """A writer beside one repair: before the loss, from loss to whole, and after."""
+
+    before: Latency
+    during: Latency
+    after: Latency
+
+    @property
+    def quiet_p99_ms(self) -> float:
+        """The worse one."""
+        return max(self.before.p99_ms, self.after.p99_ms)
+
+    @property
+    def p99_times_quiet(self) -> float:
+        return self.during.p99_ms / self.quiet_p99_ms
+
+
+class PacedWriter:
+    """A context manager. ``avoid``: the bookie that is going to be lost, and holds nothing of it."""
+
+    def __init__(self, uri: str, *, avoid: BookieId) -> None:
+        shape: dict[str, object] = msgspec.to_builtins(
+            messages.Shape(ack_quorum=2, sizes=(PAYLOAD_BYTES,))
+        )
+        self._jvm = Jvm(BOOKKEEPER_DEFAULT)
+        self._jvm.send("write-paced", uri, shape | {"avoid": avoid, "perS": ADDS_PER_S})
+        self._records = self._jvm.answer()
+        pacing = next(self._records)
+        assert isinstance(pacing, messages.Pacing), pacing
+        self._start_ns, self._interval_ns = pacing.start_ns, pacing.interval_ns
+        self._latencies_us: list[int] = []
+        """By entry id. Appended to by the listener alone."""
+        self._error: Exception | None = None
+        self._listener = threading.Thread(target=self._listen, name="paced-writer", daemon=True)
+        self._listener.start()
+
+    def latency(self, begin_s: float, end_s: float) -> Latency:
+        """Of the adds due in between (monotonic); waits until all of them are acknowledged."""
+        first, stop = self._entry_due(begin_s), self._entry_due(end_s)
+        deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
+        while len(self._latencies_us) < stop:
+            if self._error is not None or time.monotonic() > deadline_s:
+                raise UnavailableError(f"the Java writer does not go on: {self._error}")
+            time.sleep(CATCH_UP_POLL_S)
+        return Latency.of(us / 1e3 for us in self._latencies_us[first:stop])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._jvm.kill()
+        self._jvm.close()
+        self._listener.join()
+
+    def _entry_due(self, at_s: float) -> int:
+        since_start_ns = at_s * 1e9 - self._start_ns
+        return max(0, math.ceil(since_start_ns / self._interval_ns))
+
+    def _listen(self) -> None:
+        try:
+            for record in self._records:
+                assert isinstance(record, messages.Paced), record
+                assert record.first == len(self._latencies_us), record
+                self._latencies_us.extend(record.latencies_us)
+        except Exception as error:  # told to whoever asks next
+            self._error = error
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share does not exceed; NaN without any."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
