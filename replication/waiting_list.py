@@ -60,11 +60,15 @@ class WaitingList:
         self._clock = clock
         self._rng = rng
         self._deferrals = Deferrals()
+        self._seen: tuple[ClusterView, World] | None = None
+        """The view that ``world`` was last reckoned from."""
 
     @property
     def world(self) -> World:
         """As it is now."""
-        return World.of(self._view)
+        if self._seen is None or self._seen[0] is not self._view:
+            self._seen = self._view, World.of(self._view)
+        return self._seen[1]
 
     @property
     def _view(self) -> ClusterView:

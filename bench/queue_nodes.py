@@ -1,0 +1,123 @@
+"""Worker halves without bookies: real sessions, queue and worker, repairs that only take their time.
+
+Several share a process, as a hundred processes would measure the machine rather than the queue.
+"""
+
+import asyncio
+import logging
+import random
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import cast
+
+import structlog
+
+from ledgers.clock import SystemClock
+from ledgers.registration import Registration
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.batching import Batcher
+from replication.cluster_view import ViewSource
+from replication.membership import Half, Membership, NodeInfo
+from replication.outcome import DONE, MARKED_AGAIN, Outcome
+from replication.queue import Queue, Take
+from replication.repair import Repairer
+from replication.settings import ReplicationSettings
+from replication.waiting import WaitingNotesWriter
+from replication.worker import TAKES, ReplicationWorker
+
+SESSION_TIMEOUT_S = 60.0
+"""Long: many sessions in one process are slow to say that they live."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesTask:
+    """What one process is to run."""
+
+    hosts: str
+    root: str
+    ur: str
+    first: int
+    count: int
+    repair_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesResult:
+    """What came of it. ``per_node``: ledgers taken by each."""
+
+    lost_races: int
+    requests: int
+    per_node: tuple[int, ...]
+
+
+class _Timed:
+    """In place of a ``Repairer``: the ledger is whole after so long."""
+
+    def __init__(self, queue: Queue, repair_s: float) -> None:
+        self._queue = queue
+        self._repair_s = repair_s
+        self.count = 0
+
+    async def repair(self, take: Take, sighting: object = None) -> Outcome:
+        self.count += 1
+        await asyncio.sleep(self._repair_s)
+        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+
+
+def run_nodes(task: NodesTask, parent: Connection) -> None:
+    """A process's main function: says ``ready``, works until told to stop, sends a ``NodesResult``."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    asyncio.run(_run_nodes(task, parent))
+
+
+async def _run_nodes(task: NodesTask, parent: Connection) -> None:
+    async with AsyncExitStack() as stack:
+        stores: list[ZooKeeperStore] = []
+        repairs: list[_Timed] = []
+        tasks = await stack.enter_async_context(asyncio.TaskGroup())
+        running: list[asyncio.Task[None]] = []
+        for number in range(task.first, task.first + task.count):
+            store = await ZooKeeperStore.open(task.hosts, session_timeout_s=SESSION_TIMEOUT_S)
+            stack.push_async_callback(store.close)
+            batcher, worker, repair = await _node(task, store, number)
+            running += [tasks.create_task(batcher.run()), tasks.create_task(worker.run())]
+            stores.append(store)
+            repairs.append(repair)
+        parent.send("ready")
+        await asyncio.to_thread(parent.recv)
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        parent.send(
+            NodesResult(
+                lost_races=int(TAKES.labels(outcome="lost")._value.get()),
+                requests=sum(store.request_count for store in stores),
+                per_node=tuple(repair.count for repair in repairs),
+            )
+        )
+
+
+async def _node(
+    task: NodesTask, store: ZooKeeperStore, number: int
+) -> tuple[Batcher, ReplicationWorker, _Timed]:
+    clock, rng = SystemClock(), random.Random(number)
+    views = ViewSource(Registration(store, task.root), clock)
+    await views.refresh()
+    name = f"node-{number}"
+    info = NodeInfo(half=Half.WORKER, host=name, pid=number, bookie_id=None, started_ms=0)
+    membership = await Membership.join(store, task.ur, info)
+    batcher = Batcher(store, [membership.guard])
+    queue = Queue(store, batcher, task.ur, holder=name)
+    repair = _Timed(queue, task.repair_s)
+    worker = ReplicationWorker(
+        queue=queue,
+        repairer=cast(Repairer, repair),
+        views=views,
+        notes=WaitingNotesWriter(store, batcher, task.ur),
+        settings=ReplicationSettings(),
+        node=name,
+        clock=clock,
+        rng=rng,
+    )
+    return batcher, worker, repair
