@@ -8,8 +8,8 @@ import asyncio
 import os
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import structlog
@@ -110,8 +110,34 @@ async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> N
 
 async def run_worker_session(settings: Settings, journal: MetadataJournal) -> None:
     """Take ledgers and repair them until the session ends."""
+    async with open_worker(settings, journal) as opened:
+        await opened.worker.run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenWorker:
+    """A worker that is ready to run, with what runs beside it. ``batcher``: for writes of its session."""
+
+    session: Session
+    batcher: Batcher
+    worker: ReplicationWorker
+
+
+def _whole_queue(session: Session, batcher: Batcher) -> Queue:
+    return Queue(session.store, batcher, session.ur, holder=socket.gethostname())
+
+
+@asynccontextmanager
+async def open_worker(
+    settings: Settings,
+    journal: MetadataJournal,
+    *,
+    half: Half = Half.WORKER,
+    make_queue: Callable[[Session, Batcher], Queue] = _whole_queue,
+) -> AsyncIterator[OpenWorker]:
+    """Errors are those of ``open_session``; what ends the session ends the body."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(settings, Half.WORKER, journal))
+        session = await stack.enter_async_context(open_session(settings, half, journal))
         budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
         bulk = BulkTransfers(budgets, resolve=session.views.resolve)
         bookies = BookieClient(
@@ -140,16 +166,28 @@ async def run_worker_session(settings: Settings, journal: MetadataJournal) -> No
             rng=session.rng,
         )
         worker = _worker(
-            settings, session, batcher, bookies, _receivers(settings, session, placing, rooms)
+            settings,
+            session,
+            make_queue(session, batcher),
+            batcher,
+            bookies,
+            _receivers(settings, session, placing, rooms),
         )
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(batcher.run())
-            tasks.create_task(_keep_to_our_share(settings, session, budgets))
-            tasks.create_task(_pause_while_suspended(session.store, bulk))
-            tasks.create_task(_tell_of_returns(session.views, bookies, bulk))
-            tasks.create_task(placing.run())
-            tasks.create_task(rooms.run())
-            await worker.run()
+            beside = [
+                tasks.create_task(work)
+                for work in (
+                    batcher.run(),
+                    _keep_to_our_share(settings, session, budgets),
+                    _pause_while_suspended(session.store, bulk),
+                    _tell_of_returns(session.views, bookies, bulk),
+                    placing.run(),
+                    rooms.run(),
+                )
+            ]
+            yield OpenWorker(session=session, batcher=batcher, worker=worker)
+            for task in beside:
+                task.cancel()
 
 
 @asynccontextmanager
@@ -230,6 +268,7 @@ def _receivers(
 def _worker(
     settings: Settings,
     session: Session,
+    queue: Queue,
     batcher: Batcher,
     bookies: BookieClient,
     receivers: Receivers,
@@ -238,7 +277,6 @@ def _worker(
     fallback_digest = EntryDigest(
         DigestType[ours.default_digest_type], ours.default_password.encode()
     )
-    queue = Queue(session.store, batcher, session.ur, holder=socket.gethostname())
     repairer = Repairer(
         queue=queue,
         manager=session.manager,
@@ -287,12 +325,16 @@ async def _end_with_vote(vote_lost: Awaitable[None]) -> None:
 async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budgets) -> None:
     """The more nodes repair, the fewer reads each of them may have at one bookie (rule S10)."""
     while True:
+        seen = session.views.change_count
         nodes = await session.membership.everybody()
-        workers = [node for node in nodes if node.info.half is Half.WORKER]
+        readers = [node for node in nodes if node.info.half is not Half.AUDITOR]
+        ordered = session.views.current.orders.limits.reads_in_flight_per_bookie
         budgets.reads_in_flight_max = reads_in_flight_max(
-            settings.replication.reads_in_flight_per_bookie, reader_count=len(workers)
+            ordered or settings.replication.reads_in_flight_per_bookie, reader_count=len(readers)
         )
-        await session.clock.sleep(SHARES_INTERVAL_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SHARES_INTERVAL_S):
+                await session.views.wait_change(seen)
 
 
 async def _keep_to_requests_per_s(settings: Settings, session: Session) -> None:

@@ -13,8 +13,8 @@ import structlog
 
 from daemon.halves import open_session, run_auditor_session, run_worker_session
 from daemon.settings import Settings
-from daemon.threads import HalfThread, leaves
-from ledgers.errors import BookmenderError, SettingsError
+from daemon.threads import HalfThread, own_cause
+from ledgers.errors import SettingsError
 from replication.journal import MetadataJournal
 from replication.membership import Half
 
@@ -77,10 +77,9 @@ def check_cluster(settings: Settings, journal: MetadataJournal) -> None:
     try:
         asyncio.run(check())
     except BaseExceptionGroup as group:
-        causes = [cause for cause in leaves(group) if isinstance(cause, BookmenderError)]
-        if not causes:
+        if (cause := own_cause(group)) is None:
             raise
-        raise causes[0] from group
+        raise cause from group
 
 
 def open_journal(settings: Settings) -> MetadataJournal:

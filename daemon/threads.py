@@ -100,3 +100,8 @@ def leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
+
+
+def own_cause(error: BaseExceptionGroup[BaseException]) -> BookmenderError | None:
+    """The first of ours among them: what a user is told; None where there is none."""
+    return next((leaf for leaf in leaves(error) if isinstance(leaf, BookmenderError)), None)

@@ -4,10 +4,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
@@ -55,8 +56,16 @@ async def visit(settings: Settings) -> AsyncIterator[Visit]:
 def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T:
     """Open a session by the settings, let ``action`` look, close it."""
 
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+
     async def run() -> T:
-        async with visit(load_settings(config, os.environ)) as cluster:
+        async with visit(settings) as cluster:
             return await action(cluster)
 
     return asyncio.run(run())
+
+
+def log_errors_only(settings: Settings) -> None:
+    """To standard error: what a command has to say, it prints."""
+    set_up_logs(replace(settings.log, level="error"))

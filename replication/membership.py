@@ -18,10 +18,12 @@ from replication.own_state import nodes_path
 
 
 class Half(enum.Enum):
-    """The half of a daemon that a session belongs to."""
+    """The half of a daemon that a session belongs to, or what else it is."""
 
     AUDITOR = "auditor"
     WORKER = "worker"
+    HAND = "hand"
+    """A repair by hand: it reads from bookies as a worker does, but has no share of the queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

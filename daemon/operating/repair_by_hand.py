@@ -1,0 +1,141 @@
+"""Repairing ledgers from a command: in this process, with the locks and the engine that daemons have.
+
+The ledgers are marked in our own queue first. So nodes that run help, a crash or Ctrl-C leaves the rest
+to them, and the lock keeps bookies' garbage collectors and Java's workers off (G16: Java's own tool
+takes none).
+"""
+
+import asyncio
+import socket
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from auditor.endangered import Endangered, most_endangered_first
+from auditor.marking import Marker
+from auditor.scan import scan_ledgers
+from daemon.halves import Session, open_session, open_worker
+from daemon.operating.progress import Show
+from daemon.settings import Settings
+from daemon.visit import Visit
+from ledgers.errors import NoSuchLedgerError
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId
+from ledgers.store import MetadataStore
+from replication.batching import Batcher
+from replication.given_ledgers import GivenLedgers
+from replication.journal import MetadataJournal
+from replication.listing import marked_ledger_ids, read_marks
+from replication.membership import Half
+from replication.own_state import own_path
+from replication.waiting import WaitingNote, WaitingNotes, WaitingNotesWriter
+
+POLL_S = 0.5
+POLLED_LEDGERS_PER_S = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairedByHand:
+    """``waiting``: those that are left, each of which waits for help; empty when all is done."""
+
+    ledger_count: int
+    waiting: tuple[WaitingNote, ...] = ()
+
+
+async def find_ledgers(
+    cluster: Visit, ledger_ids: Collection[int], bookie: BookieId | None
+) -> list[Endangered]:
+    """These, and then all that name the bookie, the most endangered first: as they are to be marked.
+
+    Raises NoSuchLedgerError, CorruptionError (nothing can be done about it), UnavailableError.
+    """
+    named = {ledger_id: await _named(cluster.manager, ledger_id) for ledger_id in ledger_ids}
+    if bookie is None:
+        return list(named.values())
+    await cluster.store.sync(cluster.settings.uri.root)
+    scan = await scan_ledgers(cluster.manager, lost=[bookie], available=())
+    others = [ledger for ledger in scan.endangered if ledger.ledger_id not in named]
+    return [*named.values(), *most_endangered_first(others, {})]
+
+
+async def repair_by_hand(
+    settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered], *, show: Show
+) -> RepairedByHand:
+    """Mark them, and work on them until no mark is left or each that is left waits for help."""
+    ledger_ids = frozenset(ledger.ledger_id for ledger in ledgers)
+
+    def queue(session: Session, batcher: Batcher) -> GivenLedgers:
+        return GivenLedgers(
+            session.store, batcher, session.ur, holder=socket.gethostname(), ledger_ids=ledger_ids
+        )
+
+    async with open_worker(settings, journal, half=Half.HAND, make_queue=queue) as opened:
+        session = opened.session
+        await mark_for_repair(session, opened.batcher, ledgers)
+        async with asyncio.TaskGroup() as tasks:
+            worker = tasks.create_task(opened.worker.run())
+            waiting = await _wait_done(session, ledger_ids, show)
+            worker.cancel()
+    return RepairedByHand(ledger_count=len(ledgers), waiting=waiting)
+
+
+async def mark_by_hand(
+    settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered]
+) -> RepairedByHand:
+    """Mark them, and leave the work to the nodes."""
+    async with open_session(settings, Half.HAND, journal) as session:
+        batcher = Batcher(session.store, [session.membership.guard])
+        async with asyncio.TaskGroup() as tasks:
+            sender = tasks.create_task(batcher.run())
+            await mark_for_repair(session, batcher, ledgers)
+            sender.cancel()
+    return RepairedByHand(ledger_count=len(ledgers))
+
+
+async def mark_for_repair(
+    session: Session, batcher: Batcher, ledgers: Sequence[Endangered]
+) -> None:
+    """In our own queue. What some node noted of a ledger's next try is not waited for any more."""
+    marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
+    await marker.mark_all(ledgers)
+    notes = WaitingNotesWriter(session.store, batcher, session.ur)
+    noted = await notes.ledger_ids()
+    for ledger in ledgers:
+        if ledger.ledger_id in noted:
+            await notes.delete(ledger.ledger_id)
+
+
+async def _named(manager: LedgerManager, ledger_id: int) -> Endangered:
+    try:
+        versioned = await manager.read(ledger_id)
+    except NoSuchLedgerError:
+        await manager.sync(ledger_id)
+        versioned = await manager.read(ledger_id)
+    return Endangered(ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length)
+
+
+async def _wait_done(
+    session: Session, ledger_ids: Collection[int], show: Show
+) -> tuple[WaitingNote, ...]:
+    """Until none is marked (empty), or all that are wait for more than time to pass (their notes)."""
+    left = sorted(ledger_ids)
+    while left := await _still_marked(session.store, session.ur, left):
+        notes = await _notes(session, left)
+        needy = tuple(note for note in notes if note.reason.needs_help)
+        if len(needy) == len(left):
+            return needy
+        show(len(left), beside=f"{len(notes):,} of them wait" if notes else "")
+        await session.clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
+    return ()
+
+
+async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[int]:
+    listed = set(await marked_ledger_ids(store, own_path(ur)))
+    marks = await read_marks(store, own_path(ur), sorted(listed.intersection(ledger_ids)))
+    return [marked.ledger_id for marked in marks]
+
+
+async def _notes(session: Session, ledger_ids: Collection[int]) -> list[WaitingNote]:
+    notes = WaitingNotes(session.store, session.ur)
+    noted = (await notes.ledger_ids()).intersection(ledger_ids)
+    found = await asyncio.gather(*map(notes.read, sorted(noted)))
+    return [note for note in found if note is not None]

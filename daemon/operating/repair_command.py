@@ -1,0 +1,95 @@
+"""``bookmender repair``."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.node import open_journal
+from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
+from daemon.operating.progress import ProgressLine
+from daemon.operating.repair_by_hand import (
+    RepairedByHand,
+    find_ledgers,
+    mark_by_hand,
+    repair_by_hand,
+)
+from daemon.settings import Settings, load_settings
+from daemon.status import note_record
+from daemon.threads import own_cause
+from daemon.visit import log_errors_only, visit
+from ledgers.metadata import BookieId
+
+
+@click.command()
+@click.argument("ledger_ids", metavar="[LEDGER]...", type=click.IntRange(min=0), nargs=-1)
+@click.option("--bookie", type=BookieArgument(), help="Every ledger that names it, too.")
+@click.option("--mark-only", is_flag=True, help="Leave the work to the nodes.")
+@config_option
+@output_option
+def repair(
+    ledger_ids: tuple[int, ...],
+    bookie: BookieId | None,
+    mark_only: bool,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Check ledgers copy by copy and repair what they lack, here and now.
+
+    They are marked in a queue that only bookmender's nodes see, and worked on by this very process,
+    under the locks that all use; nodes that run take their part. It needs no daemon, and goes on while
+    auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
+
+    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help or are
+    not there, 3 when it could not tell.
+    """
+    if not ledger_ids and bookie is None:
+        raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+    done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
+    if output == "json":
+        record = {
+            "ledgers": done.ledger_count,
+            "waiting": [note_record(note) for note in done.waiting],
+        }
+        click.echo(json.dumps(record, indent=2))
+    else:
+        click.echo(_text(done, mark_only=mark_only))
+    sys.exit(1 if done.waiting else 0)
+
+
+async def _run(
+    settings: Settings, ledger_ids: tuple[int, ...], bookie: BookieId | None, mark_only: bool
+) -> RepairedByHand:
+    async with visit(settings) as cluster:
+        if bookie is not None:
+            require_known([bookie], await known_bookies(cluster))
+        ledgers = await find_ledgers(cluster, ledger_ids, bookie)
+    journal = open_journal(settings)
+    line = ProgressLine("ledgers")
+    try:
+        if mark_only:
+            return await mark_by_hand(settings, journal, ledgers)
+        return await repair_by_hand(settings, journal, ledgers, show=line.show)
+    except BaseExceptionGroup as group:
+        if (cause := own_cause(group)) is None:
+            raise
+        raise cause from group
+    finally:
+        line.close()
+        journal.close()
+
+
+def _text(done: RepairedByHand, *, mark_only: bool) -> str:
+    lines = [
+        f"ledger {note.ledger_id} waits for help: {note.reason.value}: {note.detail}"
+        for note in done.waiting
+    ]
+    whole = done.ledger_count - len(done.waiting)
+    lines.append(f"{whole:,} ledgers {'marked' if mark_only else 'whole'}")
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""A worker that was given ledgers by hand: it sees to these, and to nothing else."""
+
+import asyncio
+import random
+
+from replication import payloads
+from replication.given_ledgers import GivenLedgers
+from replication.membership import Half, Membership
+from replication.own_state import own_path
+from replication.settings import ReplicationSettings
+from replication.worker import ReplicationWorker
+from tests.replication.cluster import Cluster, in_virtual_time, until, with_lost_b2
+from tests.replication.ledger_values import B2
+from tests.replication.nodes import UR, Node, node_info
+
+OWN = own_path(UR)
+
+
+def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker:
+    """A worker of this session that was given the ledgers."""
+    rng = random.Random(cluster.seed)
+    return ReplicationWorker(
+        queue=GivenLedgers(node.store, node.batcher, UR, holder="hand", ledger_ids=ledger_ids),
+        repairer=node.repairer,
+        views=node.views,
+        notes=node.notes,
+        settings=ReplicationSettings(),
+        node="hand",
+        clock=cluster.clock,
+        rng=rng,
+    )
+
+
+async def mark_own(cluster: Cluster, *ledger_ids: int) -> None:
+    for ledger_id in ledger_ids:
+        await cluster.store.create(payloads.mark_path(OWN, ledger_id), with_parents=True)
+
+
+async def run_until_unmarked(cluster: Cluster, worker: ReplicationWorker, *ledger_ids: int) -> None:
+    async def are_done() -> bool:
+        paths = [payloads.mark_path(ur, i) for ur in (UR, OWN) for i in ledger_ids]
+        return not any([await cluster.store.exists(path) for path in paths])
+
+    running = asyncio.create_task(worker.run())
+    try:
+        await until(cluster, are_done)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_only_what_was_given_is_taken() -> None:
+    cluster = await with_lost_b2(3)
+    await mark_own(cluster, 0, 1)
+    async with cluster.node() as node:
+        await run_until_unmarked(cluster, by_hand(cluster, node, 1), 1)
+
+    assert await cluster.marked() == [0, 2]
+    assert B2 not in (await cluster.metadata(1)).bookies
+    await cluster.assert_whole(1)
+    assert B2 in (await cluster.metadata(0)).bookies
+
+
+@in_virtual_time
+async def test_nothing_is_left_to_workers_that_may_be_gone_or_busy() -> None:
+    cluster = await with_lost_b2(8)
+    async with cluster.node() as node:
+        for number in range(9):
+            await Membership.join(cluster.store, UR, node_info(f"busy-{number}", Half.WORKER))
+        began_s = cluster.clock.now_s()
+        await run_until_unmarked(cluster, by_hand(cluster, node, *range(8)), *range(8))
+
+        assert cluster.clock.now_s() - began_s < ReplicationSettings().idle_wait_s
+
+
+@in_virtual_time
+async def test_it_is_repaired_by_hand_while_auto_recovery_is_disabled() -> None:
+    cluster = await with_lost_b2(1)
+    await cluster.store.create(payloads.disable_path(UR))
+    async with cluster.node() as node:
+        await run_until_unmarked(cluster, by_hand(cluster, node, 0), 0)
+
+    await cluster.assert_whole(0)
+
+
+@in_virtual_time
+async def test_who_repairs_by_hand_has_no_share_of_others_ledgers() -> None:
+    cluster = await with_lost_b2(0)
+    await Membership.join(cluster.store, UR, node_info("hand", Half.HAND))
+    async with cluster.node() as node:
+        assert await node.queue.workers() == {node.store.session_id}
+        assert len(await node.membership.everybody()) == 2, "but it reads from bookies (S10)"
