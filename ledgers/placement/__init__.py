@@ -2,11 +2,11 @@
 
 ``policy`` is the interface: candidates, what a policy is asked, what it may say of an ensemble that
 stands. ``rules`` are what parts the policies (racks, regions, zones, or none); ``ruled`` is the policy that
-follows one; ``layouts`` holds a rule against an ensemble, ``drawing`` chooses among equals.
+follows one; ``layouts`` holds a rule against an ensemble, ``drawing`` chooses among equals; ``racks`` knows
+where the bookies are, and were.
 """
 
 from ledgers.placement.drawing import Weighting
-from ledgers.placement.plain import choose_replacement
 from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, PlacementPolicy
 from ledgers.placement.ruled import Locate, RandomPlacement, RuledPlacement
 from ledgers.placement.rules import NoRule, RackRule, RegionRule, Rule, ZoneRule
@@ -25,5 +25,4 @@ __all__ = [
     "RuledPlacement",
     "Weighting",
     "ZoneRule",
-    "choose_replacement",
 ]

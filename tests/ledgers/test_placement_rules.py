@@ -274,6 +274,7 @@ def test_among_bookies_of_equally_good_racks_the_least_loaded_takes_over() -> No
 # --- The last bookie of a rack does not take over from all the others (G28) --------------------------
 
 
+@pytest.mark.compat("G28", verdict="better")
 def test_the_last_bookie_of_a_rack_is_given_its_fair_shares_only() -> None:
     candidates = "/a" + " /b" * 10 + " /c" * 10
 
@@ -282,6 +283,7 @@ def test_the_last_bookie_of_a_rack_is_given_its_fair_shares_only() -> None:
     assert 0 < taken["/a"] < len(SEEDS) / 2
 
 
+@pytest.mark.compat("G28", verdict="better")
 def test_a_rack_with_much_under_way_is_spared() -> None:
     """It would spread the copies further, but is given more than three times the average already."""
     loads = {"new-0": 1000}

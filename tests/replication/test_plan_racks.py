@@ -1,0 +1,87 @@
+"""A plan goes by racks, and says which rule leaves nobody to copy to."""
+
+import random
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from ledgers.entry import EntryDigest
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId, DigestType
+from ledgers.placement import Candidate, RackRule, RuledPlacement
+from ledgers.registration import BookieView
+from ledgers.store import Stat
+from replication.check import Finding, Verdict
+from replication.cluster_view import ClusterView
+from replication.plan import Plan, plan_repair
+from replication.reasons import Reason
+from replication.survey import Survey
+from replication.targets import Targets
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledger, fragment
+
+SEEDS = range(20)
+RACKS = {B1: "/a", B2: "/b", B3: "/c", B4: "/a", B5: "/b", B6: "/c"}
+"""B1, B2 and B3 hold a ledger with W 2: any two of them that follow each other share entries."""
+
+
+def plan(
+    *lost: BookieId,
+    candidates: Sequence[BookieId],
+    is_enforced: bool = True,
+    racks: Mapping[BookieId, str] = RACKS,
+    seed: int = 0,
+) -> Plan:
+    ensemble = (B1, B2, B3)
+    survey = Survey(
+        versioned=VersionedMetadata(
+            ledger_id=7, metadata=closed_ledger(ensemble), stat=Stat(version=0), data=b""
+        ),
+        view=ClusterView(bookies=BookieView()),
+        digest=EntryDigest(DigestType.CRC32C, b""),
+        findings=tuple(
+            Finding(
+                fragment=fragment(is_closed=True),
+                index=index,
+                verdict=Verdict.LOST if bookie in lost else Verdict.GOOD,
+            )
+            for index, bookie in enumerate(ensemble)
+        ),
+    )
+    placement = RuledPlacement(
+        RackRule(is_enforced=is_enforced), random.Random(seed), locate=racks.__getitem__
+    )
+    targets = Targets(
+        candidates={b: Candidate(bookie=b, rack=racks[b]) for b in candidates},
+        placement=placement,
+    )
+    return plan_repair(survey, targets)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_copy_goes_to_a_rack_that_keeps_the_rule(seed: int) -> None:
+    [repair] = plan(B1, candidates=(B4, B5, B6), seed=seed).repairs
+
+    assert repair.target == B4
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_two_that_are_lost_at_once_do_not_come_into_the_same_rack(seed: int) -> None:
+    repairs = plan(B1, B2, candidates=(B4, B5, B6), seed=seed).repairs
+
+    racks = [RACKS[B3], *(RACKS[repair.target] for repair in repairs)]
+    assert sorted(racks) == ["/a", "/b", "/c"]
+
+
+def test_where_the_rule_leaves_nobody_it_is_said_which_it_is() -> None:
+    made = plan(B1, candidates=(B5, B6))
+
+    [blocked] = made.blocked
+    assert blocked.reason is Reason.NO_TARGET
+    assert "at least 2 racks in each write set" in blocked.detail
+    assert not made.repairs
+
+
+def test_a_rule_that_is_not_enforced_keeps_nobody_waiting() -> None:
+    [repair] = plan(B1, candidates=(B5, B6), is_enforced=False).repairs
+
+    assert repair.target in {B5, B6}
