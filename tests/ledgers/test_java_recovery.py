@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from ledgers.errors import ConflictError, UnavailableError
+from ledgers.errors import ConflictError, NotEnoughBookiesError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState
-from tests.ledgers.world import LEDGER_ID, A, B, C, World
+from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, F, World
 from tests.virtual_time import run
 
 
@@ -47,6 +47,57 @@ def test_two_bookies_that_refuse_the_same_entry_are_both_replaced() -> None:
         assert segment.ensemble[2] == C
         assert not {A, B} & set(segment.ensemble)
         assert set(segment.ensemble) <= world.holders(0)
+
+    run(scenario())
+
+
+async def with_a_bookie_that_refuses_copies() -> World:
+    """Ten entries on A, B and C, W 2 and A 2. Of the others just D is writable, and takes none."""
+    world = World()
+    await world.make_ledger([A, B, C], write_quorum=2, ack_quorum=2)
+    for entry_id in range(10):
+        first = entry_id % 3
+        await world.put(entry_id, *(A, B, C, A)[first : first + 2], lac=-1)
+    world.unwritable = {E, F}
+    world.bookies.inner.fail(D, Op.ADD, Fault(error=UnavailableError))
+    return world
+
+
+@pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithRollingRestart", verdict="same")
+def test_recoveries_that_fail_while_one_bookie_after_the_other_is_away_spoil_nothing() -> None:
+    async def scenario() -> None:
+        world = await with_a_bookie_that_refuses_copies()
+        before = await world.metadata()
+
+        for away in (A, B):
+            world.down = {away}
+            with pytest.raises(NotEnoughBookiesError):
+                await world.recover()
+            assert (await world.metadata()).segments == before.segments
+
+        world.down = set()
+        closed = await world.recover()
+
+        assert closed == before.closed(last_entry_id=9, length=100)
+        assert await world.payloads() == [b"%010d" % entry_id for entry_id in range(10)]
+
+    run(scenario())
+
+
+@pytest.mark.compat("LedgerRecoveryTest.testBookieFailureDuringRecovery", verdict="same")
+def test_a_recovery_that_found_no_good_replacement_leaves_the_next_one_all_it_needs() -> None:
+    async def scenario() -> None:
+        world = await with_a_bookie_that_refuses_copies()
+        world.down = {A}
+        with pytest.raises(NotEnoughBookiesError):
+            await world.recover()
+
+        world.unwritable = set()
+        closed = await world.recover()
+
+        assert closed.last_entry_id == 9
+        assert not {A, D} & set(closed.last_segment.ensemble)
+        assert await world.payloads() == [b"%010d" % entry_id for entry_id in range(10)]
 
     run(scenario())
 
