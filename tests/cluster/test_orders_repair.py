@@ -34,6 +34,12 @@ def uri(module_cluster: LocalCluster) -> str:
     return module_cluster.metadata_service_uri
 
 
+@pytest.mark.compat(
+    "BookieRecoveryTest.testAsyncBookieRecoveryToRandomBookies",
+    "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookies",
+    "BookieRecoveryTest.testBookieRecoveryOnClosedLedgers",
+    verdict="same",
+)
 @pytest.mark.compat("G16", verdict="better")
 def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_why(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path

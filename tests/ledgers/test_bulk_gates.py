@@ -55,6 +55,10 @@ async def copied_in_a_minute(pace: Pace, *copyings: Copying) -> None:
     pace.close()
 
 
+@pytest.mark.compat(
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
+    verdict="better",
+)
 @pytest.mark.parametrize(
     ("limits", "entry_bytes", "entries_per_s"),
     [
