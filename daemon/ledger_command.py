@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
+from daemon.restore_command import restore
 from daemon.visit import Visit, run_visit
 from ledgers.manager import VersionedMetadata
 from ledgers.registration import BookieView
@@ -33,6 +34,9 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     found, view = run_visit(config, look)
     record = _record(found, view)
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
+
+
+ledger.add_command(restore)
 
 
 def _record(found: VersionedMetadata, view: BookieView) -> dict[str, Any]:

@@ -139,9 +139,17 @@ class LedgerManager:
     ) -> SetData:
         """The write as part of a transaction of the caller's; it is in the journal from now on."""
         data = serialize_metadata(metadata)
+        return self.put_back_operation(
+            ledger_id, data, present=read_as.data, version=read_as.version
+        )
+
+    def put_back_operation(
+        self, ledger_id: int, data: bytes, *, present: bytes, version: int
+    ) -> SetData:
+        """Likewise, of bytes that were the ledger's metadata once, in place of ``present``."""
         if self._journal is not None:
-            self._journal(ledger_id, read_as.data, data)
-        return SetData(path=self.path(ledger_id), data=data, version=read_as.version)
+            self._journal(ledger_id, present, data)
+        return SetData(path=self.path(ledger_id), data=data, version=version)
 
     async def delete(self, ledger_id: int, *, version: int) -> None:
         """And the parents that it leaves empty, as BookKeeper does. A ledger that is gone is success.

@@ -1,6 +1,6 @@
 """A local record of every metadata write: the bytes before and after (rule S2).
 
-JSON lines, so that a command can put a ledger's metadata back as it was. One file a process, so that
+JSON lines, so that a command can put a ledger's metadata back as it was (``restoring``). One file a process, so that
 several daemons on a host never write into each other's lines; when it has grown to its bound it is
 set aside, and the oldest files of all processes are deleted beyond a count. A process whose file was
 deleted begins another one.
@@ -11,8 +11,21 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRecord:
+    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it tells records apart."""
+
+    time_ms: int
+    ledger_id: int
+    before: bytes
+    after: bytes
+
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
 FILES_MAX = 8
@@ -75,3 +88,39 @@ def _modified(file: Path) -> float:
         return file.stat().st_mtime
     except FileNotFoundError:  # another process was quicker to delete it
         return 0.0
+
+
+def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
+    """The recorded writes of a ledger by all processes of this host, the oldest first.
+
+    A write may have been recorded and then not made: the record comes first. Lines that cannot be
+    read (cut short by a crash, a later release's) are passed over. Raises OSError.
+    """
+    files = sorted(directory.glob("metadata-*.jsonl"))
+    found = [record for file in files for record in _records(file, ledger_id)]
+    return sorted(found, key=lambda record: record.time_ms)
+
+
+def _records(file: Path, ledger_id: int) -> Iterator[JournalRecord]:
+    wanted = f'"ledger_id": {ledger_id},'  # spares the decoding of nearly all lines
+    try:
+        lines = file.open(errors="replace")
+    except FileNotFoundError:  # another process has just deleted it, being the oldest
+        return
+    with lines:
+        for line in lines:
+            if wanted in line and (record := _record(line)) is not None:
+                yield record
+
+
+def _record(line: str) -> JournalRecord | None:
+    try:
+        fields = json.loads(line)
+        return JournalRecord(
+            time_ms=int(fields["time_ms"]),
+            ledger_id=int(fields["ledger_id"]),
+            before=base64.b64decode(fields["before"], validate=True),
+            after=base64.b64decode(fields["after"], validate=True),
+        )
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replication.journal import FILES_MAX, MetadataJournal
+from replication.journal import FILES_MAX, MetadataJournal, read_journal
 
 
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
@@ -115,3 +115,26 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path
 
     with pytest.raises(OSError, match="file"):
         MetadataJournal(tmp_path / "file" / "journal", process="host-1")
+
+
+def test_the_writes_of_one_ledger_are_read_from_the_files_of_all_processes(tmp_path: Path) -> None:
+    one, two = (MetadataJournal(tmp_path, process=name) for name in ("a-1", "b-2"))
+    one.record(7, b"first", b"second")
+    two.record(77, b"another's", b"")
+    two.record(7, b"second", b"third")
+    with (tmp_path / "metadata-a-1.jsonl").open("a") as file:
+        file.write('{"version": 1, "ledger_id": 7, "time_ms": 1, "befo')  # a crash cut it short
+
+    found = read_journal(tmp_path, 7)
+
+    assert [(r.ledger_id, r.before, r.after) for r in found] == [
+        (7, b"first", b"second"),
+        (7, b"second", b"third"),
+    ]
+    assert found[0].time_ms <= found[1].time_ms
+    one.close()
+    two.close()
+
+
+def test_without_a_journal_nothing_is_recorded(tmp_path: Path) -> None:
+    assert read_journal(tmp_path / "none", 7) == []

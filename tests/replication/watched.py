@@ -65,7 +65,7 @@ class WatchedTree(MemoryTree):
 
     def apply(self, session_id: int, operations: Sequence[Operation]) -> list[Result]:
         writes = [
-            (ledger_id, parse_metadata(self.nodes[operation.path].data), operation.data)
+            (ledger_id, _parsed(self.nodes[operation.path].data), operation.data)
             for operation in operations
             if isinstance(operation, SetData)
             and (ledger_id := Layout.HIERARCHICAL.ledger_id(ROOT, operation.path)) is not None
@@ -73,7 +73,8 @@ class WatchedTree(MemoryTree):
         ]
         results = super().apply(session_id, operations)
         for ledger_id, before, data in writes:
-            if self.watcher is not None and (after := _parsed(data)) is not None:
+            after = _parsed(data)
+            if self.watcher is not None and before is not None and after is not None:
                 self.watcher(ledger_id, before, after)
         return results
 

@@ -1,0 +1,178 @@
+"""``bookmender ledger restore``."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli import config_option, output_option
+from daemon.node import open_journal, state_dir
+from daemon.settings import Settings, load_settings
+from daemon.visit import visit
+from ledgers.clock import SystemClock
+from ledgers.errors import SettingsError
+from ledgers.manager import LedgerManager
+from ledgers.metadata import LedgerMetadata
+from replication.journal import JournalRecord, read_journal
+from replication.membership import Half, Membership, NodeInfo
+from replication.restoring import Restoring, plan_restoring, readable
+from replication.restoring import restore as put_back
+
+
+@click.command()
+@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.option(
+    "--at", "time_ms", type=int, metavar="TIME", help="Which write to undo: its first column."
+)
+@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
+@click.option("--force", is_flag=True, help="Whatever was written since.")
+@config_option
+@output_option
+def restore(
+    ledger_id: int, time_ms: int | None, yes: bool, force: bool, config: Path | None, output: str
+) -> None:
+    """Put a ledger's metadata back as it was before a write that a daemon of this host recorded.
+
+    \b
+      bookmender ledger restore 17                             the recorded writes
+      bookmender ledger restore 17 --at 1700000000000          what undoing one would change
+      bookmender ledger restore 17 --at 1700000000000 --yes    undo it
+
+    Only the metadata is put back; copies that it named may have been deleted since: bookmender plan
+    tells what is missing then. It is refused where the metadata was written again since, unless forced.
+    The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's user,
+    with its settings: that is where the journal lies. Each host has its own.
+
+    Exits 0 when it is done or shown, 1 when it is refused or there is no such record.
+    """
+    settings = load_settings(config, os.environ)
+    records = _recorded(settings, ledger_id)
+    if time_ms is None:
+        if yes or force:
+            raise click.UsageError("--at says which write to undo")
+        click.echo(_listing(ledger_id, records, output))
+        return
+    record = next((each for each in records if each.time_ms == time_ms), None)
+    if record is None:
+        click.echo(f"no write of ledger {ledger_id} at {time_ms} is recorded here", err=True)
+        sys.exit(1)
+    if yes:
+        done = asyncio.run(_restore(settings, record, is_forced=force))
+        said = "it is so already" if done.is_done else "done"
+    else:
+        done = asyncio.run(_look(settings, record))
+        said = "it is so already" if done.is_done else "nothing was changed: --yes does it"
+    click.echo(_change(done, said, output))
+
+
+def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
+    directory = state_dir(settings) / "journal"
+    try:
+        return read_journal(directory, ledger_id)
+    except OSError as error:
+        raise SettingsError(
+            f"node.state_dir: {directory} cannot be read ({error.strerror})",
+            setting="node.state_dir",
+        ) from error
+
+
+async def _look(settings: Settings, record: JournalRecord) -> Restoring:
+    async with visit(settings) as cluster:
+        return await plan_restoring(record, cluster.store, cluster.manager)
+
+
+async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool) -> Restoring:
+    journal, host = open_journal(settings), socket.gethostname()
+    info = NodeInfo(
+        half=Half.HAND,
+        host=host,
+        pid=os.getpid(),
+        bookie_id=None,
+        started_ms=SystemClock().wall_ms(),
+    )
+    try:
+        async with visit(settings) as cluster:
+            membership = await Membership.join(cluster.store, cluster.ur, info)
+            return await put_back(
+                record,
+                store=cluster.store,
+                manager=await LedgerManager.open(
+                    cluster.store, settings.uri, journal=journal.record
+                ),
+                ur=cluster.ur,
+                session=membership.guard.check,
+                holder=host,
+                is_forced=is_forced,
+            )
+    finally:
+        journal.close()
+
+
+def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> str:
+    if output == "json":
+        return json.dumps({"ledger_id": ledger_id, "writes": list(map(_record, records))}, indent=2)
+    lines = [
+        f"{record.time_ms}  {_when(record.time_ms)}  {_difference(record.before, record.after)}"
+        for record in records
+    ]
+    return "\n".join([*lines, f"{len(records)} writes of ledger {ledger_id} recorded on this host"])
+
+
+def _record(record: JournalRecord) -> dict[str, Any]:
+    return {
+        "time_ms": record.time_ms,
+        "before": _said(readable(record.before)),
+        "after": _said(readable(record.after)),
+    }
+
+
+def _change(found: Restoring, said: str, output: str) -> str:
+    if output == "json":
+        return json.dumps(
+            {
+                "ledger_id": found.record.ledger_id,
+                "time_ms": found.record.time_ms,
+                "now": _said(found.now),
+                "restored": _said(found.was),
+                "doubts": list(found.doubts),
+                "said": said,
+            },
+            indent=2,
+        )
+    lines = [
+        f"ledger {found.record.ledger_id}, back to before {_when(found.record.time_ms)}:",
+        *(f"  - {line}" for line in _said(found.now)),
+        *(f"  + {line}" for line in _said(found.was)),
+        *(f"  doubt: {doubt}" for doubt in ([] if found.is_done else found.doubts)),
+        said,
+    ]
+    return "\n".join(lines)
+
+
+def _difference(before: bytes, after: bytes) -> str:
+    """What a write changed, in one line."""
+    was, became = _said(readable(before)), _said(readable(after))
+    gone = [line for line in was if line not in became]
+    new = [line for line in became if line not in was]
+    return f"{' | '.join(gone) or '…'}  =>  {' | '.join(new) or '…'}"
+
+
+def _said(metadata: LedgerMetadata | None) -> list[str]:
+    if metadata is None:
+        return ["(cannot be read as metadata)"]
+    end = f", last entry {metadata.last_entry_id}" if metadata.is_closed else ""
+    return [
+        f"{metadata.state.name}{end}",
+        *(f"from entry {s.first_entry_id}: {', '.join(s.ensemble)}" for s in metadata.segments),
+    ]
+
+
+def _when(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")

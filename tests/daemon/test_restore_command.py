@@ -1,0 +1,70 @@
+"""``bookmender ledger restore`` as far as no cluster is needed: what it lists, and what it refuses."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daemon.restore_command import restore
+from ledgers.formats.metadata_codec import serialize_metadata
+from replication.journal import MetadataJournal, read_journal
+from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
+
+BEFORE, AFTER = (
+    serialize_metadata(closed_ledger(ensemble)) for ensemble in ((B1, B2, B3), (B1, B4, B3))
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a journal lies that holds a write of ledger 7."""
+    for name in os.environ:
+        if name.startswith("BOOKMENDER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
+    monkeypatch.setenv("BOOKMENDER_NODE_STATE_DIR", str(tmp_path))
+    journal = MetadataJournal(tmp_path / "journal", process="host-1")
+    journal.record(7, BEFORE, AFTER)
+    journal.close()
+    return tmp_path
+
+
+def called(*arguments: str) -> Result:
+    return CliRunner().invoke(restore, arguments)
+
+
+def test_without_a_time_the_recorded_writes_are_listed(state: Path) -> None:
+    [record] = read_journal(state / "journal", 7)
+
+    said = called("7")
+
+    assert said.exit_code == 0
+    line, count = said.output.splitlines()
+    assert line.startswith(f"{record.time_ms}  ")
+    assert line.endswith(f"from entry 0: {B1}, {B2}, {B3}  =>  from entry 0: {B1}, {B4}, {B3}")
+    assert count == "1 writes of ledger 7 recorded on this host"
+
+
+def test_programs_are_told_what_each_write_changed(state: Path) -> None:
+    record = json.loads(called("7", "-o", "json").output)
+
+    [write] = record["writes"]
+    assert write["before"] == ["CLOSED, last entry 9", f"from entry 0: {B1}, {B2}, {B3}"]
+    assert write["after"] == ["CLOSED, last entry 9", f"from entry 0: {B1}, {B4}, {B3}"]
+
+
+def test_a_write_that_is_not_recorded_is_not_undone(state: Path) -> None:
+    said = called("7", "--at", "1", "--yes")
+
+    assert said.exit_code == 1
+    assert "no write of ledger 7 at 1 is recorded here" in said.output
+
+
+@pytest.mark.parametrize("option", ["--yes", "--force"])
+def test_it_is_not_guessed_which_write_is_meant(option: str, state: Path) -> None:
+    said = called("7", option)
+
+    assert said.exit_code == 2
+    assert "--at says which write to undo" in said.output

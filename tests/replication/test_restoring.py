@@ -1,0 +1,211 @@
+"""Metadata put back from the journal: under the lock, on the bytes that the record left, and undoable."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from ledgers.errors import ConflictError, NoSuchLedgerError, UnavailableError
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.memory.store import MemoryStore
+from ledgers.metadata import LedgerState
+from ledgers.store import SetData
+from replication import payloads
+from replication.journal import JournalRecord
+from replication.membership import Membership
+from replication.restoring import RestoreRefusedError, Restoring, plan_restoring, restore
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.repairs import repair
+
+
+class Undoing:
+    """A cluster whose repairs are recorded, and an operator's session that undoes them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.records: list[JournalRecord] = []
+        self.store = MemoryStore(cluster.tree)
+        self.manager = LedgerManager(
+            self.store, root=ROOT, layout=Layout.HIERARCHICAL, journal=self.journal
+        )
+
+    def journal(self, ledger_id: int, before: bytes, after: bytes) -> None:
+        self.records.append(
+            JournalRecord(
+                time_ms=len(self.records), ledger_id=ledger_id, before=before, after=after
+            )
+        )
+
+    async def undo(self, record: JournalRecord, *, is_forced: bool = False) -> Restoring:
+        membership = await Membership.join(self.store, UR, node_info("operator"))
+        return await restore(
+            record,
+            store=self.store,
+            manager=self.manager,
+            ur=UR,
+            session=membership.guard.check,
+            holder="operator",
+            is_forced=is_forced,
+        )
+
+    async def read(self) -> VersionedMetadata:
+        return await self.cluster.manager.read(LEDGER)
+
+
+async def repaired() -> Undoing:
+    """Of B1, B2 and B3 the second was replaced; it is back, with all that it had."""
+    cluster = await Cluster.start()
+    undoing = Undoing(cluster)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await repair(cluster, local=B4, journal=undoing.journal)
+    await cluster.revive(B2)
+    return undoing
+
+
+@in_virtual_time
+async def test_the_metadata_is_byte_for_byte_what_it_was_before_the_write() -> None:
+    undoing = await repaired()
+
+    done = await undoing.undo(undoing.records[0])
+
+    assert not done.is_done
+    assert (await undoing.read()).data == undoing.records[0].before
+    assert await undoing.cluster.ensembles() == [(B1, B2, B3)]
+    await undoing.cluster.assert_whole()
+    assert await undoing.cluster.locked() == []
+
+
+@in_virtual_time
+async def test_what_was_undone_can_be_undone() -> None:
+    undoing = await repaired()
+    await undoing.undo(undoing.records[0])
+
+    await undoing.undo(undoing.records[1])
+
+    assert await undoing.cluster.ensembles() == [(B1, B4, B3)]
+    assert len(undoing.records) == 3
+
+
+@in_virtual_time
+async def test_undoing_twice_changes_nothing_the_second_time() -> None:
+    undoing = await repaired()
+    await undoing.undo(undoing.records[0])
+    version = (await undoing.read()).version
+
+    again = await undoing.undo(undoing.records[0])
+
+    assert again.is_done
+    assert (await undoing.read()).version == version
+
+
+@in_virtual_time
+async def test_what_was_written_since_is_not_undone_without_a_word() -> None:
+    undoing = await repaired()
+    versioned = await undoing.read()
+    moved = versioned.metadata.segments[0].with_bookies({2: B4, 1: B3})
+    await undoing.cluster.manager.write(
+        LEDGER, replace(versioned.metadata, segments=(moved,)), read_as=versioned
+    )
+    undoing.cluster.violations.clear()  # that one was not ours
+
+    with pytest.raises(RestoreRefusedError, match="written again since"):
+        await undoing.undo(undoing.records[0])
+    assert (await undoing.read()).metadata.segments == (moved,)
+    assert await undoing.cluster.locked() == []
+
+    await undoing.undo(undoing.records[0], is_forced=True)
+    assert (await undoing.read()).data == undoing.records[0].before
+
+
+def reopened(found: VersionedMetadata) -> VersionedMetadata:
+    metadata = replace(found.metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0)
+    return replace(found, metadata=metadata)
+
+
+def shortened(found: VersionedMetadata) -> VersionedMetadata:
+    return replace(found, metadata=replace(found.metadata, last_entry_id=5))
+
+
+@pytest.mark.parametrize(
+    ("before", "doubt"),
+    [
+        pytest.param(reopened, "turn a closed ledger back to OPEN", id="its closing"),
+        pytest.param(shortened, "move the ledger's end from entry 9 to 5", id="its end"),
+    ],
+)
+@in_virtual_time
+async def test_the_end_of_a_closed_ledger_is_not_moved_without_a_word(
+    before: Callable[[VersionedMetadata], VersionedMetadata], doubt: str
+) -> None:
+    cluster = await Cluster.start()
+    undoing = Undoing(cluster)
+    written = await cluster.write_ledger((B1, B2, B3))
+    undoing.manager.write_operation(LEDGER, before(written).metadata, read_as=written)
+    recorded = undoing.records[0]
+    recorded = replace(recorded, before=recorded.after, after=recorded.before)
+
+    with pytest.raises(RestoreRefusedError, match=doubt):
+        await undoing.undo(recorded)
+
+
+@in_virtual_time
+async def test_metadata_that_cannot_be_read_any_more_is_put_back() -> None:
+    undoing = await repaired()
+    path = undoing.manager.path(LEDGER)
+    await undoing.store.set(path, b"nonsense", version=-1)
+
+    found = await plan_restoring(undoing.records[0], undoing.store, undoing.manager)
+    assert found.now is None
+    assert found.doubts
+    await undoing.undo(undoing.records[0], is_forced=True)
+
+    assert (await undoing.read()).data == undoing.records[0].before
+
+
+@in_virtual_time
+async def test_rule_s3_a_ledger_that_somebody_is_repairing_is_left_alone() -> None:
+    undoing = await repaired()
+    before = await undoing.read()
+    await undoing.cluster.store.create(payloads.lock_path(UR, LEDGER))
+
+    with pytest.raises(UnavailableError, match="somebody is repairing it"):
+        await undoing.undo(undoing.records[0])
+
+    assert (await undoing.read()).version == before.version
+    assert len(await undoing.cluster.locked()) == 1
+
+
+@in_virtual_time
+async def test_rule_s2_a_write_that_comes_in_between_is_not_overwritten() -> None:
+    undoing = await repaired()
+    cluster, path = undoing.cluster, undoing.manager.path(LEDGER)
+    put_back = undoing.manager.put_back_operation
+
+    def with_another_write_first(*arguments: object, **options: object) -> SetData:
+        operation = put_back(*arguments, **options)  # type: ignore[arg-type]
+        before = cluster.tree.nodes[path]
+        cluster.tree.apply(
+            cluster.store.session_id,
+            [SetData(path=path, data=before.data, version=operation.version)],
+        )
+        return operation
+
+    undoing.manager.put_back_operation = with_another_write_first  # type: ignore[method-assign]
+
+    with pytest.raises(ConflictError):
+        await undoing.undo(undoing.records[0])
+    assert await cluster.ensembles() == [(B1, B4, B3)]
+    assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_gone_is_not_made_anew() -> None:
+    undoing = await repaired()
+    await undoing.cluster.manager.delete(LEDGER, version=-1)
+
+    with pytest.raises(NoSuchLedgerError):
+        await undoing.undo(undoing.records[0])
