@@ -165,6 +165,7 @@ async def open_worker(
             clock=session.clock,
             rng=session.rng,
         )
+        await rooms.start()
         worker = _worker(
             settings,
             session,

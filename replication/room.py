@@ -30,6 +30,8 @@ NEAR_FACTOR = 2.0
 """Near: less than so many times the floor is free."""
 STALE_S = 600.0
 """For so long the last figure of a bookie that answers no more is believed."""
+START_TIMEOUT_S = 5.0
+"""How long the start of a worker waits for the first figures at most."""
 ASKED_AT_ONCE = 16
 
 
@@ -92,6 +94,12 @@ class RoomSource:
             floor_share=self._floor_share,
             under_way_bytes=under_way_bytes,
         )
+
+    async def start(self) -> None:
+        """Have figures before the first choice is made; without those of whoever takes its time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self.ask_due()
 
     async def run(self) -> None:
         """Ask whoever is due, until cancelled."""

@@ -13,7 +13,15 @@ from ledgers.memory.bookies import Fault, MemoryBookies, Op
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication.cluster_view import ViewSource
-from replication.room import INTERVAL_S, JITTER, NEAR_INTERVAL_S, STALE_S, RoomSource, short_of_room
+from replication.room import (
+    INTERVAL_S,
+    JITTER,
+    NEAR_INTERVAL_S,
+    STALE_S,
+    START_TIMEOUT_S,
+    RoomSource,
+    short_of_room,
+)
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT
@@ -178,3 +186,21 @@ async def test_not_all_bookies_are_asked_at_once() -> None:
     async with running(cluster, bookies) as source:
         assert source.rooms.keys() == set(many)
         assert 1 < bookies.in_flight_max <= 16
+
+
+@in_virtual_time
+async def test_a_start_waits_for_the_figures_but_not_for_who_takes_its_time() -> None:
+    cluster = await Cluster.start(B1, B2)
+    bookies = CountingBookies(cluster, B1, B2)
+    bookies.bookie(B1).room = room(10)
+    bookies.fail(B2, Op.ROOM, Fault(delay_s=100.0))
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    source = RoomSource(bookies, views, floor_share=0.1, clock=cluster.clock, rng=random.Random(1))
+    began_s = cluster.clock.now_s()
+
+    await source.start()
+
+    assert source.is_short(B1)
+    assert not source.is_short(B2)
+    assert cluster.clock.now_s() - began_s <= START_TIMEOUT_S

@@ -1,0 +1,106 @@
+"""A daemon's copies go by racks, and not to bookies that are short of room. On the shared cluster."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import stop_all
+from ledgers.metadata import BookieId
+from replication.reasons import Reason
+from replication.waiting import WaitingNotes
+from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, nodes, shape, wait_for
+from tests.contract.bookie_cases import client
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+RACKS_PATH = "/racks-of-a-test"
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+ON_TWO = (2, 2, 2)
+LEDGER_COUNT = 20
+"""By lot alone, so many go to the right racks once in a million runs."""
+
+
+@asynccontextmanager
+async def pulsar_racks(on: Bench, racks: Mapping[BookieId, str]) -> AsyncIterator[None]:
+    """As Pulsar keeps them, but elsewhere: other tests share the cluster."""
+    table = {"default": {bookie: {"rack": rack} for bookie, rack in racks.items()}}
+    await on.seen.store.create(RACKS_PATH, json.dumps(table).encode())
+    try:
+        yield
+    finally:
+        await on.seen.store.delete(RACKS_PATH)
+
+
+def test_copies_go_to_the_racks_that_pulsars_znode_tells(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    racks = {b: "/a" if i % 2 else "/b" for i, b in enumerate(sorted(cluster.bookies))}
+    settings = WORKER_ONLY | {
+        "PLACEMENT_RACKS_ZNODE": RACKS_PATH,
+        "PLACEMENT_ENFORCE_MIN_RACKS": "true",
+    }
+
+    async def run() -> None:
+        uri = cluster.metadata_service_uri
+        async with bench(uri) as on, pulsar_racks(on, racks), nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(n, quorums=ON_TWO) for n in range(LEDGER_COUNT)))
+            await on.lose(written)
+            node = start("node", settings=settings)
+            await on.wait_idle()
+
+            for ledger in written:
+                (segment,) = (await on.metadata(ledger)).segments
+                assert {racks[bookie] for bookie in segment.ensemble} == {"/a", "/b"}
+            await on.assert_whole(written)
+            assert errors(node) == []
+
+    asyncio.run(run())
+
+
+def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    free_share = asyncio.run(greatest_free_share(cluster))
+    if free_share > 0.85:
+        pytest.skip("the disk of this machine is emptier than any floor that may be set")
+    above, below = free_share + 0.04, free_share / 2
+
+    async def run() -> None:
+        uri = cluster.metadata_service_uri
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(shape(1, quorums=ON_TWO))
+            await on.lose([ledger])
+            short = start("short", settings=with_floor(above))
+            notes = WaitingNotes(on.seen.store, on.seen.ur)
+            note = await wait_for(lambda: notes.read(ledger.ledger_id), "waiting note")
+            assert note.reason is Reason.NO_TARGET
+            assert "are short of room" in note.detail
+
+            await asyncio.to_thread(stop_all, [short], timeout_s=STOP_TIMEOUT_S)
+            start("roomy", settings=with_floor(below))
+            await on.wait_idle()
+            await on.assert_whole([ledger])
+
+    asyncio.run(run())
+
+
+def with_floor(share: float) -> dict[str, str]:
+    return WORKER_ONLY | {
+        "REPLICATION_FREE_ROOM_MIN": f"{share:.3f}",
+        "REPLICATION_RETRY_MIN_S": "0.3",
+        "REPLICATION_RETRY_MAX_S": "0.6",
+    }
+
+
+async def greatest_free_share(cluster: LocalCluster) -> float:
+    bookies = client("v3")
+    try:
+        rooms = [await bookies.room(bookie) for bookie in cluster.bookies]
+    finally:
+        await bookies.close()
+    return max(room.free_bytes / room.total_bytes for room in rooms)
