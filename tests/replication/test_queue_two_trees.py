@@ -1,0 +1,141 @@
+"""Shared and own queue: one ledger, one lock, and a mark in either tree or in both."""
+
+import random
+
+import pytest
+
+from ledgers.errors import UnknownOutcomeError
+from ledgers.memory.store import Fault
+from ledgers.store import Delete
+from replication import payloads
+from replication.own_state import own_path
+from replication.payloads import Mark
+from replication.queue import Queue, QueuedLedger
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, UR
+
+OWN = own_path(UR)
+SHARED_MARK, OWN_MARK = payloads.mark_path(UR, LEDGER), payloads.mark_path(OWN, LEDGER)
+
+
+async def mark(cluster: Cluster, path: str, *, ctime_ms: int = 1) -> None:
+    data = payloads.mark_to_bytes(Mark(replicas=(B1,), ctime_ms=ctime_ms))
+    await cluster.store.create(path, data, with_parents=True)
+
+
+async def marked_in(*paths: str) -> Cluster:
+    cluster = await Cluster.start()
+    for path in paths:
+        await mark(cluster, path)
+    return cluster
+
+
+async def find(queue: Queue) -> QueuedLedger:
+    look = await queue.look(random.Random(0))
+    assert look.free == {LEDGER}
+    (queued,) = await queue.read(look.free)
+    return queued
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        pytest.param([SHARED_MARK], id="shared"),
+        pytest.param([OWN_MARK], id="own"),
+        pytest.param([SHARED_MARK, OWN_MARK], id="both"),
+    ],
+)
+@in_virtual_time
+async def test_a_ledger_is_taken_and_done_wherever_it_is_marked(paths: list[str]) -> None:
+    cluster = await Cluster.start()
+    before = cluster.tree.snapshot()
+    for path in paths:
+        await mark(cluster, path)
+
+    async with cluster.node() as node:
+        queued = await find(node.queue)
+        assert [seen.path for seen in queued.marks] == paths
+        take = await node.queue.take(queued)
+        assert take is not None
+        requests = node.store.request_count
+
+        assert await node.queue.finish(take)
+
+        assert node.store.request_count == requests + 1
+        assert not await node.queue.is_marked(LEDGER)
+        await node.queue.tidy()
+    assert {*cluster.tree.snapshot()} == {*before, *_parents(paths)}
+
+
+def _parents(paths: list[str]) -> set[str]:
+    """The three upper directories stay until somebody tidies."""
+    return {path.rsplit("/", depth)[0] for path in paths for depth in (2, 3, 4)}
+
+
+@pytest.mark.parametrize("changed", [SHARED_MARK, OWN_MARK])
+@in_virtual_time
+async def test_rule_s6_a_ledger_is_not_taken_when_either_mark_has_changed(changed: str) -> None:
+    cluster = await marked_in(SHARED_MARK, OWN_MARK)
+
+    async with cluster.node() as node:
+        queued = await find(node.queue)
+        await cluster.store.set(changed, payloads.mark_to_bytes(Mark(replicas=(B1, B2))), version=0)
+
+        assert await node.queue.take(queued) is None
+        assert await cluster.locked() == []
+
+
+@pytest.mark.parametrize(
+    ("extended", "other"), [(SHARED_MARK, OWN_MARK), (OWN_MARK, SHARED_MARK)], ids=["shared", "own"]
+)
+@in_virtual_time
+async def test_rule_s6_a_mark_extended_meanwhile_stays_and_the_other_goes(
+    extended: str, other: str
+) -> None:
+    cluster = await marked_in(SHARED_MARK, OWN_MARK)
+
+    async with cluster.node() as node:
+        take = await node.queue.take(await find(node.queue))
+        assert take is not None
+        await cluster.store.set(extended, b"", version=0)
+
+        assert not await node.queue.finish(take)
+
+        assert await cluster.store.exists(extended) is not None
+        assert await cluster.store.exists(other) is None
+        assert len(await cluster.locked()) == 1
+    assert await cluster.store.children(payloads.marks_path(UR)) is not None
+    assert await cluster.store.children(payloads.marks_path(OWN)) is not None
+
+
+@pytest.mark.parametrize("path", [SHARED_MARK, OWN_MARK])
+@in_virtual_time
+async def test_what_is_done_in_steps_empties_a_tree_to_its_root_and_no_further(path: str) -> None:
+    cluster = await Cluster.start()
+    before = cluster.tree.snapshot()
+    await mark(cluster, path)
+
+    async with cluster.node() as node:
+        take = await node.queue.take(await find(node.queue))
+        assert take is not None
+        await cluster.store.delete(path)
+
+        assert await node.queue.finish(take)
+    assert cluster.tree.snapshot() == before
+
+
+@in_virtual_time
+async def test_a_mark_made_in_the_other_tree_meanwhile_is_another_piece_of_work() -> None:
+    cluster = await marked_in(SHARED_MARK)
+
+    async with cluster.node() as node:
+        take = await node.queue.take(await find(node.queue))
+        assert take is not None
+        await mark(cluster, OWN_MARK)
+        fault_once(cluster, node.store, Delete, Fault.LOST_REPLY)
+        with pytest.raises(UnknownOutcomeError):
+            await node.queue.finish(take)
+
+        assert await node.queue.is_finished(take)
+        assert (await find(node.queue)).marks[0].path == OWN_MARK

@@ -1,0 +1,403 @@
+"""Several workers on one queue: who takes what, who waits for whom, and what that costs."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.bookies import Transfer
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.metadata import LedgerState
+from ledgers.store import Create, Operation
+from replication import payloads
+from replication.lookout import Lookout
+from replication.open_ledger import WriterSighting
+from replication.outcome import Outcome, waiting
+from replication.own_state import own_path
+from replication.payloads import Mark
+from replication.queue import Take
+from replication.reasons import Blocked, Reason
+from replication.settings import ReplicationSettings
+from replication.summary import SUMMARY_INTERVAL_S
+from replication.urgent import urgent_to_bytes
+from replication.waiting import WaitingNote
+from replication.world import World
+from tests.replication.cluster import (
+    Cluster,
+    in_virtual_time,
+    queue_empty,
+    times_taken,
+    until,
+    with_lost_b2,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.watched import settle
+
+THREE = (B1, B2, B3)
+PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
+
+
+def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
+    """By ledger, the sessions that ask for its lock, as it happens."""
+    asked: dict[int, list[MemoryStore]] = {}
+
+    def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        for each in operations:
+            if isinstance(each, Create) and each.path.startswith(payloads.locks_path(UR)):
+                ledger_id = payloads.ledger_id_of_lock(each.path.rpartition("/")[2])
+                assert ledger_id is not None
+                asked.setdefault(ledger_id, []).append(store)
+        return None
+
+    cluster.tree.faults = note
+    return asked
+
+
+async def copy_for_a_second(transfer: Transfer) -> None:
+    if transfer.target is not None:
+        await asyncio.sleep(1)
+
+
+async def without_target(*ledger_ids: int) -> Cluster:
+    """Marked ledgers for whose lost bookie there is no other."""
+    cluster = await Cluster.start(*THREE)
+    for ledger_id in ledger_ids:
+        await cluster.write_ledger(THREE, ledger_id=ledger_id)
+        await cluster.mark(B2, ledger_id=ledger_id)
+    await cluster.kill(B2)
+    return cluster
+
+
+async def start(
+    stack: AsyncExitStack, cluster: Cluster, count: int, settings: ReplicationSettings
+) -> list[Node]:
+    """So many nodes, all of which know each other before they begin."""
+    nodes = [
+        await stack.enter_async_context(cluster.node(f"node-{i}", settings=settings))
+        for i in range(count)
+    ]
+    for node in nodes:
+        await stack.enter_async_context(working(node))
+    return nodes
+
+
+# --- Shares ---------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_short_queue_is_shared_by_all_and_nobody_reaches_for_the_same_ledger() -> None:
+    cluster = await with_lost_b2(40)
+    cluster.bookies.before_transfer = copy_for_a_second
+    asked = lockers(cluster)
+
+    async with AsyncExitStack() as stack:
+        await start(stack, cluster, 4, ReplicationSettings())
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < 1.5
+    assert all(len(stores) == 1 for stores in asked.values())
+    counts = Counter(stores[0].session_id for stores in asked.values())
+    assert len(counts) == 4
+    assert max(counts.values()) <= 20
+
+
+@in_virtual_time
+async def test_what_a_busy_node_leaves_lying_is_taken_by_its_neighbours() -> None:
+    cluster = await with_lost_b2(20)
+
+    async def copy_for_a_minute(transfer: Transfer) -> None:
+        if transfer.target is not None and len(await cluster.locked()) == 1:
+            await asyncio.sleep(50)
+
+    cluster.bookies.before_transfer = copy_for_a_minute
+    settings = ReplicationSettings(ledgers_at_once=1)
+    async with cluster.node("busy", settings=settings) as busy, working(busy):
+        await asyncio.sleep(1)
+        assert len(await cluster.locked()) == 1
+        async with cluster.node("idle") as idle, working(idle):
+            await asyncio.sleep(20)
+            assert len(await cluster.marked()) == 1
+            await until(cluster, lambda: queue_empty(cluster))
+
+
+@in_virtual_time
+async def test_what_the_leader_calls_urgent_is_repaired_first() -> None:
+    cluster = await with_lost_b2(60)
+    await cluster.store.create(
+        f"{own_path(UR)}/urgent", urgent_to_bytes([999, 41, 17], written_ms=0)
+    )
+    asked = lockers(cluster)
+
+    async with cluster.node(settings=ReplicationSettings(ledgers_at_once=1)) as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert list(asked)[:2] == [41, 17]
+
+
+@in_virtual_time
+async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_one() -> None:
+    cluster = await with_lost_b2(6)
+    for ledger_id in (4, 5):
+        data = payloads.mark_to_bytes(Mark())
+        path = payloads.mark_path(own_path(UR), ledger_id)
+        await cluster.store.create(path, data, with_parents=True)
+    await cluster.store.delete(payloads.mark_path(UR, 5))
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+        await asyncio.sleep(1)
+        assert not await node.queue.is_marked(4)
+        assert not await node.queue.is_marked(5)
+    await cluster.assert_whole(*range(6))
+
+
+# --- Waiting together -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("node_count", [1, 3])
+@in_virtual_time
+async def test_many_nodes_do_not_try_more_often_than_one(node_count: int) -> None:
+    cluster = await without_target(LEDGER)
+    times_s = times_taken(cluster)
+
+    async with AsyncExitStack() as stack:
+        await start(stack, cluster, node_count, PATIENT)
+        await asyncio.sleep(200)
+
+    waits_s = [after - before for before, after in pairwise(times_s)]
+    assert len(waits_s) >= 5
+    for wait_s, nominal_s in zip(waits_s, [10, 20, 40, 40, 40], strict=False):
+        assert wait_s >= 0.8 * nominal_s
+
+
+@in_virtual_time
+async def test_the_tries_of_a_node_that_is_gone_count_on() -> None:
+    cluster = await without_target(LEDGER)
+    async with cluster.node(settings=PATIENT) as node, working(node):
+        await asyncio.sleep(35)
+    before = await node_note(cluster)
+
+    async with cluster.node("node-2", settings=PATIENT) as node, working(node):
+        await asyncio.sleep(45)
+
+    after = await node_note(cluster)
+    assert before.tries in (2, 3)
+    assert after.tries > before.tries
+    assert after.since_ms == before.since_ms
+
+
+async def node_note(cluster: Cluster) -> WaitingNote:
+    async with cluster.node("reader") as node:
+        note = await node.notes.read(LEDGER)
+    assert note is not None
+    return note
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_makes_it_worth_a_try_for_all_nodes_and_is_tried_once() -> None:
+    cluster = await without_target(*range(20))
+
+    async with AsyncExitStack() as stack:
+        await start(stack, cluster, 3, ReplicationSettings(retry_min_s=600, retry_max_s=600))
+        await asyncio.sleep(100)
+        asked = lockers(cluster)
+        await cluster.register(B4)
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < 1
+    assert {len(stores) for stores in asked.values()} == {1}
+
+
+@in_virtual_time
+async def test_a_bookie_that_goes_is_no_reason_to_try_again() -> None:
+    cluster = await without_target(LEDGER)
+
+    async with cluster.node(settings=PATIENT) as node, working(node):
+        await asyncio.sleep(2)
+        times_s = times_taken(cluster)
+        await cluster.unregister(B3)
+        await asyncio.sleep(3)
+
+    assert times_s == []
+
+
+@in_virtual_time
+async def test_what_one_node_leaves_to_others_another_does_at_once() -> None:
+    cluster = await with_lost_b2(4)
+    settings = ReplicationSettings(target="local", idle_wait_s=0.5)
+
+    async with (
+        cluster.node("member", local=B1, settings=settings) as one,
+        cluster.node("other", local=B4, settings=settings) as two,
+        working(one),
+        working(two),
+    ):
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+        await asyncio.sleep(1)
+        assert await one.notes.ledger_ids() == set()
+
+    assert took_s < 5
+    await cluster.assert_whole(*range(4))
+
+
+@in_virtual_time
+async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
+    cluster = await with_lost_b2(1)
+    until_ms = cluster.clock.wall_ms() + 100_000
+
+    async with cluster.node(settings=PATIENT) as node:
+        repair, times_s = node.repairer.repair, []
+
+        async def wait_for_window(take: Take, sighting: WriterSighting | None = None) -> Outcome:
+            times_s.append(cluster.clock.wall_ms())
+            if cluster.clock.wall_ms() < until_ms:
+                return waiting(
+                    Blocked(reason=Reason.MAINTENANCE, detail="until then", until_ms=until_ms)
+                )
+            return await repair(take, sighting)
+
+        node.repairer.repair = wait_for_window  # type: ignore[method-assign]
+        async with working(node):
+            await asyncio.sleep(130)
+
+    assert len(times_s) == 2
+    assert until_ms <= times_s[1] <= until_ms + 11_000
+    await cluster.assert_whole(0)
+
+
+@in_virtual_time
+async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), write_quorum=2)
+    await cluster.mark(B1, B2)
+    await cluster.kill(B1, B2)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(3)
+        note = await node.notes.read(LEDGER)
+
+    assert note is not None
+    assert note.reason is Reason.NO_COPY
+    assert f"away, and wanted back: {B1}, {B2}" in note.detail
+
+
+# --- What that costs ------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("replication.lookout.WINDOW_LEDGERS_MAX", 50)
+    cluster = await Cluster.start()
+    async with cluster.node("writer") as writer:
+        note = WaitingNote(
+            ledger_id=0,
+            reason=Reason.NO_COPY,
+            detail="",
+            node="writer",
+            since_ms=0,
+            next_try_ms=cluster.clock.wall_ms() + 3_600_000,
+            world=World.of(writer.views.current),
+        )
+        for ledger_id in range(400):
+            await cluster.mark(B2, ledger_id=ledger_id)
+            await writer.notes.write(replace(note, ledger_id=ledger_id))
+
+    costs: list[int] = []
+    look = Lookout.look
+
+    async def counted(self: Lookout, **options: int) -> object:
+        before = node.store.request_count
+        found = await look(self, **options)  # type: ignore[arg-type]
+        costs.append(node.store.request_count - before)
+        return found
+
+    monkeypatch.setattr(Lookout, "look", counted)
+    async with cluster.node() as node:
+        await settle()  # its view of the bookies has been read
+        async with working(node):
+            await asyncio.sleep(20)
+
+    assert max(costs) <= 2 * 50 + 15
+    assert sum(costs) <= 2 * 400 + 15 * len(costs)
+    assert costs[-1] <= 15
+
+
+@in_virtual_time
+async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("replication.lookout.WINDOW_LEDGERS_MAX", 20)
+    cluster = await without_target(*range(200))
+    settings = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(10)
+        await cluster.write_ledger((B1, B3), ledger_id=999)
+        await cluster.mark(ledger_id=999)
+
+        async def is_done() -> bool:
+            return 999 not in await cluster.marked()
+
+        assert await until(cluster, is_done) <= settings.idle_wait_s + 0.2
+
+
+@in_virtual_time
+async def test_the_log_has_one_line_for_many_repairs() -> None:
+    cluster = await with_lost_b2(30)
+
+    with capture_logs() as logs:
+        async with cluster.node() as node, working(node):
+            await until(cluster, lambda: queue_empty(cluster))
+            await asyncio.sleep(SUMMARY_INTERVAL_S)
+
+    told = [entry for entry in logs if entry["log_level"] != "debug"]
+    assert [(entry["event"], entry["ledger_count"]) for entry in told] == [("ledgers.repaired", 30)]
+
+
+# --- The switch -----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_locks_that_wait_to_be_asked_for_are_not_asked_for_once_it_is_off() -> None:
+    cluster = await with_lost_b2(100)
+    cluster.bookies.before_transfer = copy_for_a_second
+    asked = lockers(cluster)
+
+    async with cluster.node() as node, working(node):
+        while not asked:
+            await settle(1)
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(30)
+
+        assert 0 < len(asked) <= 50
+        assert len(await cluster.marked()) == 100 - len(asked)
+        assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_ledger_whose_grace_ends_while_all_is_off_is_given_back_unfenced() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN, write_quorum=3, ack_quorum=2)
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+    settings = ReplicationSettings(open_ledger_grace_s=5)
+
+    async with cluster.node(settings=settings, local=B5) as node, working(node):
+        await asyncio.sleep(2)
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(30)
+
+        assert await cluster.locked() == []
+        assert (await cluster.metadata()).state is LedgerState.OPEN
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        await until(cluster, lambda: queue_empty(cluster))
+    await cluster.assert_whole()
