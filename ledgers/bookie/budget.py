@@ -65,6 +65,15 @@ class Window:
         assert self.entry_bytes >= 0, self.entry_bytes
 
     @property
+    def count_max(self) -> int:
+        return self._count_max
+
+    @count_max.setter
+    def count_max(self, count_max: int) -> None:
+        assert count_max >= 1, count_max
+        self._count_max = count_max
+
+    @property
     def free_count(self) -> int:
         return self._count_max - self.count
 

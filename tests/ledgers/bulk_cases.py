@@ -152,6 +152,7 @@ async def scene(
     other_count: int = 0,
     timeout_s: float = NO_TIMEOUT_S,
     reads_batches: bool = False,
+    yields: bool = False,
     **options: Any,
 ) -> AsyncIterator[Scene]:
     """``options``: of BulkTransfers. At the end nothing may be left over."""
@@ -160,7 +161,9 @@ async def scene(
             await stack.enter_async_context(FakeBookie(seed=n)) for n in range(3 + other_count)
         ]
         budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
-        bulk = BulkTransfers(budgets, timeout_s=timeout_s, reads_batches=reads_batches, **options)
+        bulk = BulkTransfers(
+            budgets, timeout_s=timeout_s, reads_batches=reads_batches, yields=yields, **options
+        )
         stack.push_async_callback(bulk.close)
         made = Scene(
             a=fakes[0], b=fakes[1], target=fakes[2], others=fakes[3:], budgets=budgets, bulk=bulk

@@ -88,6 +88,11 @@ class WindowGate(Gate):
         """Grant nothing until it is opened again."""
         self._is_open = False
 
+    @property
+    def is_limiting(self) -> bool:
+        """Whether readings wait for it."""
+        return bool(self._parked)
+
     def unpark_if_free(self) -> None:
         """Those that were let go may all wait for a source that is slow."""
         if self._parked and self.window.is_half_free:

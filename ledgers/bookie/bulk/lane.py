@@ -4,6 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import structlog
 
@@ -38,6 +39,8 @@ class Common:
     writes_bytes_max: int
     frame_bytes_max: int = FRAME_BYTES_MAX
     receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
+    yields: bool = True
+    """Whether a bookie is asked less while its replies grow slower."""
     is_paused: bool = False
     """Whether no new reads are to be issued."""
     is_closed: bool = False
@@ -48,6 +51,37 @@ class Common:
         if address is None:
             raise UnavailableError("bookie's address is unknown", bookie=bookie)
         return address
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Times one request of a lane after the other: ``outstanding`` holds its key until the reply."""
+
+    outstanding: dict[int, Any] = field(default_factory=dict)
+    key: int = 0
+    since_s: float = 0.0
+    is_running: bool = False
+
+    def start(self, outstanding: dict[int, Any], now_s: float) -> None:
+        """Time the youngest of these, unless another is being timed."""
+        if not self.is_running and outstanding:
+            self.outstanding, self.key, self.since_s = (
+                outstanding,
+                next(reversed(outstanding)),
+                now_s,
+            )
+            self.is_running = True
+
+    def read(self, now_s: float) -> float | None:
+        """How long the reply took, once, when it is there."""
+        if not self.is_running or self.key in self.outstanding:
+            return None
+        self.is_running = False
+        return now_s - self.since_s
+
+    def stop(self) -> None:
+        """Something else than the bookie had a part in how long it takes."""
+        self.is_running = False
 
 
 class Lane(ABC):

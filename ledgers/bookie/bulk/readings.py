@@ -64,6 +64,11 @@ class AnyReading(ABC):
 
     @property
     @abstractmethod
+    def outstanding(self) -> dict[int, Any]:
+        """What is outstanding, by the key of its reply, oldest first."""
+
+    @property
+    @abstractmethod
     def has_pending(self) -> bool:
         """Whether an entry is still to be asked for."""
 

@@ -21,7 +21,8 @@ class SingleReads(SourceLane[Reading]):
         return Reading(job, self, entry_ids)
 
     def _take_reads(self, count: int, entry_bytes: int) -> int:
-        granted_count = self._budget.take(count, entry_bytes)
+        room_count = self._limit() - self._in_flight
+        granted_count = self._budget.take(min(count, room_count), entry_bytes)
         if granted_count == 0:
             self._wait_in_line(entry_bytes)
         return granted_count

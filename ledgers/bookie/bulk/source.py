@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ledgers.bookie.budget import ReadBudget, Waiter
 from ledgers.bookie.bulk.inbox import Inbox
 from ledgers.bookie.bulk.job import Job, forget
-from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane
+from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
+from ledgers.bookie.yielding import Yielding
 from ledgers.bookies import Answer
 from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError
 from ledgers.metadata import BookieId
@@ -42,6 +43,10 @@ class SourceLane(Lane, Generic[R]):
         self._ring: deque[R] = deque()
         """Those that may ask for more, next turn first."""
         self._in_line: Waiter | None = None
+        self._in_flight = 0
+        """Requests of ours that the bookie has not answered."""
+        self._yielding = Yielding(cap=budget.count_max)
+        self._stopwatch = Stopwatch()
         self._is_awake = False
         """Whether ``_ask_more`` is about to be called."""
         self._holding_targets: dict[TargetLane, None] = {}
@@ -64,6 +69,11 @@ class SourceLane(Lane, Generic[R]):
 
         Where none is, the lane has taken its place in line.
         """
+
+    def _limit(self) -> int:
+        """Requests that may be in flight, besides what the budget says."""
+        self._yielding.cap = self._budget.count_max
+        return self._yielding.limit if self._common.yields else self._budget.count_max
 
     def _may_ask(self) -> bool:
         """Whether one more request may be made now. If not, a reply changes that."""
@@ -104,7 +114,7 @@ class SourceLane(Lane, Generic[R]):
             return
         now_s = self._loop.time()
         requests = []
-        while self._ring and self._may_ask():
+        while self._ring and self._may_ask() and self._in_flight < self._limit():
             reading = self._ring[0]
             count = reading.quantum
             if count:
@@ -116,6 +126,8 @@ class SourceLane(Lane, Generic[R]):
                 if asked_count == 0:
                     break
                 requests.append(reading.ask(asked_count, now_s))
+                self._in_flight += reading.requests_for(asked_count)
+                self._stopwatch.start(reading.outstanding, now_s)
             self._ring.popleft()
             if reading.quantum:
                 self._ring.append(reading)
@@ -151,6 +163,8 @@ class SourceLane(Lane, Generic[R]):
             reading.job.add_read(stretch.good_count, stretch.good_bytes)
         if not reading.is_over:
             for entry_id, code, taken_bytes in stretch.failures:
+                if code == Status.ETOOMANYREQUESTS.v2_code:
+                    self._yielding.note_busy()
                 reading.job.give_back(taken_bytes, count=1)
                 reading.job.add_failure(reading, entry_id, _answer(code))
             if stretch.left_out_count:
@@ -182,9 +196,19 @@ class SourceLane(Lane, Generic[R]):
         count, entry_bytes = self._replied_count, self._replied_bytes
         self._replied_count = self._replied_bytes = 0
         if count:
+            self._note_latency()
+            self._in_flight -= count
             self._budget.release(entry_bytes, count=count)
         if self._ring:
             self.wake()
+
+    def _note_latency(self) -> None:
+        """Before the replies are counted off."""
+        now_s = self._loop.time()
+        latency_s = self._stopwatch.read(now_s)
+        if latency_s is not None:
+            is_limiting = self._in_flight >= self._yielding.limit
+            self._yielding.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
 
     # --- Targets that must send first ----------------------------------------------------------
 
@@ -204,6 +228,7 @@ class SourceLane(Lane, Generic[R]):
 
     def _restart_clocks(self) -> None:
         """It was we who did not listen."""
+        self._stopwatch.stop()
         now_s = self._loop.time()
         for reading in self._all_readings():
             reading.progress_s = now_s
@@ -242,6 +267,8 @@ class SourceLane(Lane, Generic[R]):
         """Expect no replies any more to a reading that is over."""
         count, entry_bytes = reading.request_count, reading.outstanding_bytes
         reading.forget_outstanding()
+        self._stopwatch.stop()
+        self._in_flight -= count
         self.forget_if_idle(reading)
         self._budget.release(entry_bytes, count=count)
 

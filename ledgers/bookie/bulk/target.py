@@ -9,9 +9,10 @@ from ledgers.bookie.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY
 from ledgers.bookie.bulk.gates import WindowGate
 from ledgers.bookie.bulk.inbox import Inbox
 from ledgers.bookie.bulk.job import Writing, forget
-from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane
+from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.protocol.status import Status
-from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.bookie.yielding import Yielding
+from ledgers.errors import BookmenderError, BusyError, CorruptionError, UnavailableError
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class TargetLane(Lane):
         )
         self._writings: dict[int, list[Writing]] = {}
         """By ledger id, in the order in which they began."""
+        self._yielding = Yielding(cap=common.writes_in_flight_max)
+        self._stopwatch = Stopwatch()
         self._is_full = False
         self._held_sources: dict[SourceLane[Any], None] = {}
 
@@ -42,6 +45,10 @@ class TargetLane(Lane):
         self._used_s = self._loop.time()
         self._writings.setdefault(writing.ledger_id, []).append(writing)
         self.connect()
+
+    def time(self, writing: Writing) -> None:
+        """Entries of it are about to be sent: see how long one takes."""
+        self._stopwatch.start(writing.unacknowledged, self._loop.time())
 
     def send(self, frames: Sequence[memoryview | bytes], source: "SourceLane[Any]") -> None:
         """Send adds whose credit was taken. The bytes are copied: the caller reuses its buffer."""
@@ -84,6 +91,7 @@ class TargetLane(Lane):
                 # Where a ledger has several writings each reply is the first one's that waits for it.
                 stretch_end = end if len(writings) == 1 else position + REPLY_BYTES
                 position = self._acknowledge(writing, view[:stretch_end], position)
+        self._note_latency()
         return end
 
     def _acknowledge(self, writing: Writing, view: memoryview, position: int) -> int:
@@ -119,9 +127,25 @@ class TargetLane(Lane):
         writing.progress_s = self._loop.time()
         writing.job.release(replied_bytes, count=count)
 
+    def _note_latency(self) -> None:
+        now_s = self._loop.time()
+        latency_s = self._stopwatch.read(now_s)
+        if latency_s is not None:
+            is_limiting = self.gate.is_limiting
+            self._yielding.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
+            self.keep_to_limit()
+
+    def keep_to_limit(self) -> None:
+        """Let as much be on its way as is right for the bookie now."""
+        cap = self._yielding.cap
+        self.gate.window.count_max = self._yielding.limit if self._common.yields else cap
+
     def _refusal(self, code: int, ledger_id: int, entry_id: int) -> BookmenderError:
         error = Status.of_v2(code).error
         assert error is not None, code
+        if error is BusyError:
+            self._yielding.note_busy()
+            self.keep_to_limit()
         return error(
             "the target refused an entry",
             bookie=self.bookie,
@@ -160,6 +184,7 @@ class TargetLane(Lane):
         return [writing for writings in self._writings.values() for writing in writings]
 
     def _give_up(self, writing: Writing) -> None:
+        self._stopwatch.stop()
         entry_bytes = list(writing.unacknowledged.values())
         writing.unacknowledged.clear()
         self.forget_if_idle(writing)

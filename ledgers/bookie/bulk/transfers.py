@@ -40,7 +40,7 @@ class BulkTransfers:
     unestablished. ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry
     is asked of its source until the target acknowledged it. ``memory_entries_max``,
     ``memory_bytes_max``: likewise, of all together. ``reads_batches``: whether runs of entries
-    are read in batches, of bookies that know them.
+    are read in batches, of bookies that know them. ``yields``: see the property.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class BulkTransfers:
         memory_entries_max: int = MEMORY_ENTRIES_MAX,
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         reads_batches: bool = True,
+        yields: bool = True,
     ) -> None:
         self._budgets = budgets
         self._reads_batches = reads_batches
@@ -62,6 +63,7 @@ class BulkTransfers:
             timeout_s=timeout_s,
             writes_in_flight_max=writes_in_flight_max,
             writes_bytes_max=writes_bytes_max,
+            yields=yields,
         )
         self._sources: dict[BookieId, Source] = {}
         self._targets: dict[BookieId, TargetLane] = {}
@@ -81,15 +83,25 @@ class BulkTransfers:
         finally:
             job.abandon()
 
+    @property
+    def yields(self) -> bool:
+        """Whether a bookie is asked less while its replies grow slower. May be set at any time."""
+        return self._common.yields
+
+    @yields.setter
+    def yields(self, yields: bool) -> None:
+        self._common.yields = yields
+        for target in self._targets.values():
+            target.keep_to_limit()
+        self._wake_all()
+
     def pause(self) -> None:
         """Issue no new reads; what was asked before is still taken in and passed on."""
         self._common.is_paused = True
 
     def resume(self) -> None:
         self._common.is_paused = False
-        for source in self._sources.values():
-            for lane in source.lanes:
-                lane.wake()
+        self._wake_all()
 
     def bookie_returned(self, bookie: BookieId) -> None:
         """It registered anew: connect at once, and find out again whether it knows batch reads."""
@@ -162,6 +174,11 @@ class BulkTransfers:
         if any(lane.is_open or lane.is_busy for lane in lanes):
             delay_s = self._common.timeout_s / CHECKS_PER_TIMEOUT
             self._next_check = loop.call_later(delay_s, self._check_progress)
+
+    def _wake_all(self) -> None:
+        for source in self._sources.values():
+            for lane in source.lanes:
+                lane.wake()
 
     def _lanes(self) -> list[Lane]:
         sources = self._sources.values()

@@ -1,0 +1,89 @@
+"""Transfers ask less of bookies that grow slow or say that they are busy, unless told not to."""
+
+import asyncio
+
+import pytest
+
+from ledgers.bookie.budget import READS_IN_FLIGHT_DEFAULT
+from ledgers.bookie.yielding import START_SHARE
+from ledgers.errors import BusyError
+from tests.fake_bookie import ETOOMANYREQUESTS
+from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
+
+FIRST = READS_IN_FLIGHT_DEFAULT // START_SHARE
+
+
+async def asked_at_once(scene: Scene) -> int:
+    """How many reads a silent bookie is sent of a transfer that has seen what its entries weigh."""
+    await scene.settle()
+    return scene.a.reads_in_flight
+
+
+@pytest.mark.parametrize(("yields", "least", "most"), [(True, 1, FIRST), (False, 64, 64)])
+def test_what_is_asked_at_first_is_a_part_of_the_cap(yields: bool, least: int, most: int) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(2_000))
+        scene.a.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(scene.run(scene.halves(2_000, target=None)))
+            await scene.until(lambda: scene.a.reads_in_flight >= min(least, FIRST))
+
+            assert least <= await asked_at_once(scene) <= most
+            scene.a.may_answer.set()
+
+    play(act, yields=yields)
+
+
+def test_a_bookie_that_is_too_busy_is_asked_for_less() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(600))
+        scene.a.read_codes = {(LEDGER_ID, n): ETOOMANYREQUESTS for n in range(0, 40, 2)}
+        reads = {scene.a.bookie_id: range(0, 40, 2)}
+        await scene.run(scene.halves(0, reads=reads, target=None))
+        scene.a.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(8):
+                group.create_task(scene.run(scene.halves(600, target=None)))
+            await scene.until(lambda: scene.a.reads_in_flight >= 1)
+
+            assert await asked_at_once(scene) == 1
+            scene.bulk.yields = False
+            assert await asked_at_once(scene) == 64
+            scene.a.may_answer.set()
+
+    play(act, yields=True)
+
+
+def test_a_target_that_is_too_busy_is_given_less() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(2_000))
+        scene.target.add_codes[LEDGER_ID, 0] = ETOOMANYREQUESTS
+        for _ in range(8):
+            result = await scene.run(scene.halves(40))
+            assert isinstance(result.target_error, BusyError)
+        scene.target.add_codes.clear()
+        scene.target.may_answer.clear()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(scene.run(scene.halves(2_000)))
+            await scene.until(lambda: scene.target.requests_waiting >= 1)
+            await scene.settle()
+
+            assert scene.target.requests_waiting <= 10
+            scene.target.may_answer.set()
+
+    play(act, yields=True)
+
+
+def test_everything_is_copied_whatever_the_limits() -> None:
+    async def act(scene: Scene) -> None:
+        for ledger_id in range(10):
+            scene.fill(range(300), ledger_id=ledger_id)
+
+        results = await asyncio.gather(
+            *(scene.run(scene.runs(300, ledger_id=ledger_id)) for ledger_id in range(10))
+        )
+
+        assert [result.entry_count for result in results] == [300] * 10
+
+    play(act, yields=True, reads_batches=True)
