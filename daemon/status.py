@@ -7,13 +7,15 @@ from typing import Any
 
 from auditor.election import current_leader
 from auditor.records import AuditRecord, last_audit
+from daemon.operating.bookie_ids import registered_bookies
+from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
 from daemon.visit import Visit
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
-from ledgers.registration import BookieView
 from replication import payloads
 from replication.listing import MarkedLedger, locked_ledger_ids, marked_ledger_ids, read_marks
 from replication.membership import NodeInfo, live_nodes
+from replication.own_state import own_path
 from replication.waiting import WaitingNote, WaitingNotes
 
 WAITING_SHOWN_MAX = 1_000
@@ -41,7 +43,7 @@ class Status:
     writable: tuple[BookieId, ...]
     read_only: tuple[BookieId, ...]
     lost: tuple[BookieId, ...]
-    """With a cookie, but not registered."""
+    """With a cookie, but not registered, and not under maintenance."""
     is_disabled: bool
     marked_count: int
     by_missing: tuple[tuple[int, int], ...]
@@ -52,6 +54,10 @@ class Status:
     waiting_count: int
     audit: AuditRecord | None = None
     """The last one that was completed."""
+    own_marked_count: int = 0
+    """Ledgers in our own queue: of draining bookies, and of repairs by hand. They may well be whole."""
+    ordered: tuple[BookieRow, ...] = ()
+    """The bookies that drain, or are under maintenance."""
 
     @property
     def verdict(self) -> str:
@@ -83,7 +89,9 @@ class Status:
                 "under_repair": self.under_repair,
                 "by_missing_bookies": {str(missing): count for missing, count in self.by_missing},
                 "by_lost_bookie": dict(self.by_bookie),
+                "own_marked": self.own_marked_count,
             },
+            "ordered_bookies": [row.to_json() for row in self.ordered],
             "waiting": {
                 "count": self.waiting_count,
                 "ledgers": [note_record(note) for note in self.waiting],
@@ -124,7 +132,7 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 async def gather_status(cluster: Visit) -> Status:
     """Raises UnavailableError when something could not be read whole."""
     store, ur = cluster.store, cluster.ur
-    view = await _bookies(cluster)
+    view = await registered_bookies(cluster)
     cookies = await cluster.registration.cookies()
     nodes = await live_nodes(store, ur)
     leader = await current_leader(store, ur)
@@ -133,6 +141,7 @@ async def gather_status(cluster: Visit) -> Status:
     notes = WaitingNotes(store, ur)
     noted = sorted(await notes.ledger_ids() & marked_ids)
     shown = [await notes.read(ledger_id) for ledger_id in noted[:WAITING_SHOWN_MAX]]
+    bookies = await gather_bookies(cluster, clock=SystemClock())
     return Status(
         leader=leader.candidate if leader else None,
         leader_node=next(
@@ -141,7 +150,11 @@ async def gather_status(cluster: Visit) -> Status:
         nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
         writable=tuple(sorted(view.writable)),
         read_only=tuple(sorted(view.read_only)),
-        lost=tuple(sorted(bookie for bookie in cookies if bookie not in view.available)),
+        lost=tuple(
+            row.bookie
+            for row in bookies
+            if row.bookie in cookies and row.state is BookieState.AWAY and row.maintenance is None
+        ),
         is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
@@ -150,17 +163,11 @@ async def gather_status(cluster: Visit) -> Status:
         waiting=tuple(note for note in shown if note is not None),
         waiting_count=len(noted),
         audit=await last_audit(store, ur),
+        own_marked_count=len(await marked_ledger_ids(store, own_path(ur))),
+        ordered=tuple(
+            row for row in bookies if row.drain is not None or row.maintenance is not None
+        ),
     )
-
-
-async def _bookies(cluster: Visit) -> BookieView:
-    """None at all where the daemon would not believe it (rule S8): a person may know better."""
-    try:
-        return await cluster.registration.read()
-    except SessionLostError:
-        raise
-    except UnavailableError:
-        return BookieView()
 
 
 def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:

@@ -61,6 +61,12 @@ def render(found: Status, *, now_ms: int) -> str:
         f"          {count} missing {missing} {'bookie' if missing == 1 else 'bookies'}"
         for missing, count in found.by_missing
     ]
+    if found.own_marked_count:
+        lines.append(f"          {found.own_marked_count} more to be drained or repaired by hand")
+    lines += [
+        f"{'orders' if not index else '':<10}{row.to_text(now_ms=now_ms)}"
+        for index, row in enumerate(found.ordered)
+    ]
     if found.audit is not None:
         lines.append(f"audit     {_audit(found.audit, now_ms=now_ms)}")
     if found.waiting:

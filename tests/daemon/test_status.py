@@ -5,17 +5,22 @@ from dataclasses import replace
 import pytest
 
 from auditor.records import AuditRecord
+from daemon.operating.drains import order_drains
+from daemon.operating.maintenance_command import open_window
 from daemon.settings import Settings
 from daemon.status import WAITING_SHOWN_MAX, Status, gather_status
 from daemon.status_command import render
 from daemon.visit import Visit
+from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication import payloads
 from replication.membership import Half, NodeInfo
+from replication.own_state import own_path
 from replication.reasons import Reason
 from replication.waiting import WaitingNote
 from tests.auditor.auditing import leading
+from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR
@@ -281,6 +286,7 @@ async def test_the_json_has_what_the_text_has() -> None:
         "under_repair": 0,
         "by_missing_bookies": {"1": 1},
         "by_lost_bookie": {BookieId(B1): 1},
+        "own_marked": 0,
     }
     assert record["waiting"]["ledgers"] == [
         {
@@ -291,3 +297,27 @@ async def test_the_json_has_what_the_text_has() -> None:
             "since_ms": 1_000,
         }
     ]
+
+
+# --- What is ordered -------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    here = visiting(cluster)
+    await open_window(here, B1, duration_s=3_600, reason="disk", clock=SystemClock())
+    await order_drains(here, [B2], may_fence=False, clock=SystemClock())
+    await cluster.kill(B1)
+    await cluster.store.create(payloads.mark_path(own_path(UR), 5), with_parents=True)
+
+    status = await gather_status(here)
+
+    assert status.lost == ()
+    assert status.verdict == "whole"
+    assert [row["bookie_id"] for row in status.to_json()["ordered_bookies"]] == [B1, B2]
+    assert status.to_json()["queue"]["own_marked"] == 1
+    lines = render(status, now_ms=SystemClock().wall_ms()).splitlines()
+    assert lines[-3] == "          1 more to be drained or repaired by hand"
+    assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
+    assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
