@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from daemon.settings import Settings, load_settings
+from tests.compat.catalogue import load_catalogue
+from tests.compat.document import faults, page
+from tests.compat.gathering import look
 
 ROOT = Path(__file__).parent.parent
 PACKAGES_BELOW_DAEMON = ("auditor", "replication", "ledgers")
@@ -154,6 +157,18 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
     ]
 
     assert found == []
+
+
+# --- docs/compatibility.md ------------------------------------------------------------------------
+
+
+def test_the_page_of_compatibility_is_what_the_markers_of_the_tests_say() -> None:
+    """Without running them: `make compat` does. Every row has a test, on real bookies where need be."""
+    rows, witnesses = load_catalogue(), look()
+
+    assert faults(rows, witnesses, has_run=False) == []
+    committed = (ROOT / "docs" / "compatibility.md").read_text()
+    assert committed == page(rows, witnesses), "make compat ARGS=--draft writes it anew"
 
 
 # --- What the documents promise ------------------------------------------------------------------

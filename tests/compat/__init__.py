@@ -2,6 +2,6 @@
 
 ``make compat`` makes ``docs/compatibility.md`` of it: the rows stand in the TOML files here, one file
 for each part of the project (``catalogue``); tests say by the marker ``compat`` which rows they show;
-``plugin`` collects that from pytest, with how the tests ended (``evidence``); ``document`` finds what
-is lacking and writes the page.
+``plugin`` writes that down within a pytest (``evidence``), which ``gathering`` runs; ``document`` finds
+what is lacking and makes the page.
 """
