@@ -48,6 +48,11 @@ async def wait_note(on: Bench, ledger: Written, reason: Reason) -> WaitingNote:
     return found
 
 
+async def is_free(on: Bench) -> bool:
+    """Whether nobody holds any ledger."""
+    return not await locked_ledger_ids(on.seen.store, on.seen.ur)
+
+
 def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
     report = java.judge(uri, [each.ledger_id for each in written])
     assert report.verdict is Verdict.WHOLE, report
@@ -156,12 +161,13 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
             (only,) = (await on.metadata(ledger)).last_segment.ensemble
             module_cluster.terminate(only)
             two = [start(name, settings=WORKER_ONLY) for name in ("one", "other")]
-            await on.mark([ledger.ledger_id])
-            note = await wait_note(on, ledger, Reason.NO_COPY)
-            assert str(only) in note.detail
-            assert not await locked_ledger_ids(on.seen.store, on.seen.ur)
-
-            await asyncio.to_thread(module_cluster.start_bookie, only)
+            try:
+                await on.mark([ledger.ledger_id])
+                note = await wait_note(on, ledger, Reason.NO_COPY)
+                assert str(only) in note.detail
+                await wait_for(lambda: is_free(on), "lock given back")
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, only)
 
             await on.wait_idle()
             assert await on.names([ledger], only)
@@ -192,14 +198,16 @@ def test_a_ledger_waits_for_a_bookie_to_copy_to_and_one_that_joins_gets_what_was
             node = start("node")
             await wait_for(lambda: events(node, "audit.finished"), "audit")
             module_cluster.terminate(lost)
-            await wait_note(on, ledger, Reason.NO_TARGET)
+            try:
+                await wait_note(on, ledger, Reason.NO_TARGET)
 
-            joined = await asyncio.to_thread(module_cluster.add_bookie)
+                joined = await asyncio.to_thread(module_cluster.add_bookie)
 
-            await on.wait_repaired([ledger], lost)
-            assert (await on.metadata(ledger)).last_segment.ensemble[2] == joined
-            assert not errors(node)
-            await asyncio.to_thread(module_cluster.start_bookie, lost)
+                await on.wait_repaired([ledger], lost)
+                assert (await on.metadata(ledger)).last_segment.ensemble[2] == joined
+                assert not errors(node)
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, lost)
             return [ledger]
 
     assert_whole(java, uri, asyncio.run(run()))
