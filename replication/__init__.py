@@ -7,6 +7,7 @@ was nothing, the ``waiting_list`` has it.
 How the lookout chooses: ``mark_tree`` (what is listed), ``shares`` (whose it is), ``choice`` (the order),
 ``urgent`` (the leader's hint). When what waits is tried again: ``waiting`` (notes of all nodes),
 ``deferrals`` (this one's), ``world`` (what they wait for), ``whereabouts`` (in words).
+Who receives: ``targets``, from ``room`` (free on the bookies' disks) and ``racks`` (where they are).
 Beneath: ``payloads`` and ``tree`` (Java's znodes), ``own_state`` (ours), ``batching`` (transactions),
 ``membership`` (our sessions), ``orders`` and ``order_book`` (what operators want), ``cluster_view`` (who
 is there, and what is ordered), ``journal``, ``listing``, ``summary``, ``settings``.

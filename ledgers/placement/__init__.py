@@ -2,8 +2,8 @@
 
 ``policy`` is the interface: candidates, what a policy is asked, what it may say of an ensemble that
 stands. ``rules`` are what parts the policies (racks, regions, zones, or none); ``ruled`` is the policy that
-follows one; ``layouts`` holds a rule against an ensemble, ``drawing`` chooses among equals; ``racks`` knows
-where the bookies are, and were.
+follows one. Beneath: ``layouts`` and ``verdicts`` hold a rule against an ensemble, ``drawing`` chooses among
+equals, ``racks`` knows where the bookies are, and were.
 """
 
 from ledgers.placement.drawing import Weighting

@@ -13,6 +13,7 @@ from ledgers.placement.drawing import Drawing, Weighting
 from ledgers.placement.layouts import Layout, Layouts, Shape, Stock, replaced
 from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate
 from ledgers.placement.rules import NoRule, Rule
+from ledgers.placement.verdicts import judge_racks, rank_racks
 
 Locate = Callable[[BookieId], str]
 """Where a bookie is, or was when it was last seen."""
@@ -106,39 +107,16 @@ class RuledPlacement:
         shape = Shape(
             size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum
         )
-        layouts = Layouts(self._rule, shape)
         pools = _by_rack(allowed)
         others = replaced(self._racks(ensemble, candidates), index, None)
-        keeping = self._keeping(pools, others, index, layouts)
-        crowding = {
-            rack: layouts.crowding(replaced(others, index, rack), index) for rack in keeping
-        }
-        least = min(crowding.values())
+        ranking = rank_racks(self._rule, shape, tuple(others), index, tuple(pools))
+        if ranking.is_broken and self._rule.is_enforced:
+            raise self._nobody("none of the writable bookies may take over", pools)
         best = self._preferred(
-            spreading=[each for rack in keeping if crowding[rack] == least for each in pools[rack]],
-            keeping=[each for rack in keeping for each in pools[rack]],
+            spreading=[each for rack in ranking.spreading for each in pools[rack]],
+            keeping=[each for rack in ranking.keeping for each in pools[rack]],
         )
         return self._drawing.draw(best, self._drawing.weights(allowed)).bookie
-
-    def _keeping(
-        self, pools: _Pools, others: Layout, index: int, layouts: Layouts
-    ) -> Sequence[str]:
-        """The racks that break the rule for the fewest write sets. Raises NotEnoughBookiesError.
-
-        A write set that breaks it whoever comes speaks neither for nor against anybody.
-        """
-        racks = list(filter(self._rule.admits, pools))
-        if not racks and not self._rule.is_enforced:
-            racks = list(pools)
-        hopeless = layouts.broken(others, index)
-        broken_counts = {
-            rack: len(layouts.broken(replaced(others, index, rack), index) - hopeless)
-            for rack in racks
-        }
-        fewest = min(broken_counts.values(), default=1)
-        if fewest and self._rule.is_enforced:
-            raise self._nobody("none of the writable bookies may take over", pools)
-        return [rack for rack, count in broken_counts.items() if count == fewest]
 
     def _preferred(
         self, *, spreading: Sequence[Candidate], keeping: Sequence[Candidate]
@@ -163,16 +141,7 @@ class RuledPlacement:
         self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
     ) -> Adherence:
         shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
-        racks = [self._locate(bookie) for bookie in ensemble]
-        layouts = Layouts(self._rule, shape)
-        is_kept = (
-            self._rule.fits(size=shape.size, write_quorum=write_quorum)
-            and (not self._rule.is_enforced or all(map(self._rule.admits, racks)))
-            and layouts.is_kept(racks)
-        )
-        if not is_kept:
-            return Adherence.FAIL
-        return Adherence.STRICT if layouts.is_ideal(racks) else Adherence.SOFT
+        return judge_racks(self._rule, shape, tuple(map(self._locate, ensemble)))
 
     def _racks(self, ensemble: Iterable[BookieId], candidates: Iterable[Candidate]) -> Layout:
         told = {each.bookie: each.rack for each in candidates}
@@ -195,7 +164,8 @@ def _allowed(
 
 
 def _by_rack(candidates: Iterable[Candidate]) -> _Pools:
+    """By rack, in an order that is the same for the same racks."""
     pools: _Pools = {}
     for each in candidates:
         pools.setdefault(each.rack, []).append(each)
-    return pools
+    return dict(sorted(pools.items()))

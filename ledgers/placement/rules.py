@@ -6,7 +6,7 @@ locations; ``None`` stands for a bookie that is not chosen yet, and counts as th
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -19,8 +19,8 @@ WriteSet = Sequence[str | None]
 """Locations of the bookies that one entry goes to."""
 
 
-class Rule(Protocol):
-    """A rule about every write set of an ensemble."""
+class Rule(Hashable, Protocol):
+    """A rule about every write set of an ensemble: a value."""
 
     @property
     def is_enforced(self) -> bool:
