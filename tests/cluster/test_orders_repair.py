@@ -1,19 +1,25 @@
-"""Repair by hand on real bookies, with no daemon running, and Java's last word."""
+"""Repair by hand on real bookies, with no daemon running, and Java's last word; and what else is ordered."""
 
 import asyncio
 import json
+import os
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from daemon.demo.shapes import Ending
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child
+from ledgers.store import ANY_VERSION
 from replication.listing import locked_ledger_ids, marked_ledger_ids
 from replication.membership import live_nodes
 from replication.own_state import own_path
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
-from tests.cluster.steps import bench, shape
+from tests.cluster.steps import bench, shape, wait_for
 from tests.cluster.test_commands import bookmender
 from tests.cluster.test_orders_decommission import assert_whole
 from tests.java.tool import JavaTool
@@ -100,5 +106,86 @@ def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(
             missing = await bookmender(uri, "repair", "987654321", state=tmp_path)
             assert missing.exit_code == 1
             assert "no such ledger" in missing.complaint
+
+    asyncio.run(run())
+
+
+def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on:
+            store, ur = on.seen.store, on.seen.ur
+            (written,) = await on.write(shape(1, ending=Ending.ABANDONED, quorums=ON_TWO))
+            ledger_id = written.ledger_id
+            await on.forget([written])  # its open end misses a bookie: there is a grace to sit out
+            environment = {
+                **os.environ,
+                "BOOKMENDER_METADATA_SERVICE_URI": uri,
+                "BOOKMENDER_NODE_STATE_DIR": str(tmp_path),
+            }
+            repair = Child(
+                "repair",
+                [sys.executable, "-m", "daemon", "repair", str(ledger_id)],
+                log=tmp_path / "repair.log",
+                environment=environment,
+            )
+
+            async def is_locked() -> bool:
+                return ledger_id in await locked_ledger_ids(store, ur)
+
+            try:
+                await wait_for(is_locked, "lock of the ledger")
+                os.kill(repair.pid, signal.SIGINT)
+                assert await asyncio.to_thread(repair.wait, timeout_s=10)
+            finally:
+                repair.kill()
+            assert repair.exit_code == 130
+            assert await marked_ledger_ids(store, own_path(ur)) == [ledger_id]
+            assert not await is_locked()
+            assert await live_nodes(store, ur) == []
+
+            await on.seen.manager.delete(ledger_id, version=ANY_VERSION)
+            gone = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
+            assert gone.exit_code == 1, gone
+
+    asyncio.run(run())
+
+
+def test_limits_switch_and_drains_are_ordered_by_their_commands(
+    module_cluster: LocalCluster, java: JavaTool, uri: str
+) -> None:
+    bookie = module_cluster.bookies[0]
+
+    async def run() -> None:
+        limits, room, unknown, disabled = await asyncio.gather(
+            bookmender(uri, "limits", "--bytes-per-s", "20M", "--full-speed", "-o", "json"),
+            bookmender(uri, "bookie", "list", "--room", "-o", "json"),
+            bookmender(uri, "bookie", "drain", f"{bookie}1"),
+            bookmender(uri, "disable"),
+        )
+        assert limits.record["bytes_per_s"] == {"value": 20_000_000, "is_ordered": True}
+        assert limits.record["yields_to_writers"] == {"value": False, "is_ordered": True}
+        assert all(row["room"]["free_bytes"] > 0 for row in room.record["bookies"])
+        assert unknown.exit_code == 2
+        assert f"did you mean {bookie}" in unknown.err
+        assert disabled.out == "auto-recovery is disabled\n"
+        assert not await asyncio.to_thread(java.is_replication_enabled, uri)
+
+        reset, again = await asyncio.gather(
+            bookmender(uri, "limits", "--reset", "-o", "json"), bookmender(uri, "disable")
+        )
+        assert not reset.record["bytes_per_s"]["is_ordered"]
+        assert again.out == "auto-recovery is disabled, as it was\n"
+        assert (await bookmender(uri, "enable")).out == "auto-recovery is enabled\n"
+        assert await asyncio.to_thread(java.is_replication_enabled, uri)
+
+        given = await bookmender(uri, "bookie", "drain", bookie)
+        assert (given.exit_code, given.out) == (0, f"{bookie}: draining (not looked for yet)\n")
+        assert "still takes writes" in given.err
+        assert "no auditor is running" in given.err
+        assert (await bookmender(uri, "bookie", "drain", bookie, "--cancel")).exit_code == 0
+        nothing = await bookmender(uri, "bookie", "drain")
+        assert (nothing.exit_code, nothing.out) == (0, "no bookie is being drained\n")
 
     asyncio.run(run())
