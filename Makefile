@@ -19,7 +19,7 @@ JAVA = $(or $(and $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java)),java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Looked for before anything is installed, so that the answer comes in the first second.
-ifneq ($(filter demo test test-matrix compat judge bench,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test test-matrix compat judge bench bench-%,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
 $(error Java 17 or newer is needed: install a JRE (Debian: openjdk-17-jre-headless), or set JAVA_HOME)
 endif
@@ -30,10 +30,10 @@ $(error The cluster to judge is needed: make judge URI=zk+hierarchical://127.0.0
 endif
 endif
 
-.PHONY: help demo test test-matrix compat judge bench lint proto lock venv clean
+.PHONY: help demo test test-matrix compat judge bench bench-repair bench-limit lint proto lock venv clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: venv ## a cluster here, a bookie killed, and its ledgers made whole again
 	@$(BIN)/python -m tests.prepare --default-only
@@ -54,9 +54,18 @@ test-matrix: venv ## a repair on every storage class, version and layout: about 
 judge: venv ## BookKeeper's own checker reads every copy: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
 
-bench: venv ## measurements against Java's AutoRecovery
+bench: venv ## measurements in short: against Java's AutoRecovery, and where the time goes
 	@$(BIN)/python -m tests.prepare --default-only
-	@$(BIN)/python -m bench $(ARGS)
+	@$(BIN)/python -m bench.repair --quick
+	@$(BIN)/python -m bench.limit --quick
+
+bench-repair: venv ## half an hour: repairs against Java's AutoRecovery, into bench/results
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.repair $(ARGS)
+
+bench-limit: venv ## where the time of a repair goes, into bench/results
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.limit $(ARGS)
 
 lint: venv ## format, lint, types, import direction, and the house rules
 	$(BIN)/ruff format --check .

@@ -15,6 +15,7 @@ from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING
 
 OPEN_LEDGER_GRACE_S = 5
 SESSION_TIMEOUT_S = 4
+PLAIN = ("-m", "daemon")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class Contender:
     is_ours: bool
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def start(self, cluster: LocalCluster, *, before: Sequence[str] = ("-m", "daemon")) -> Child:
+    def start(self, cluster: LocalCluster, *, before: Sequence[str] = PLAIN) -> Child:
         """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python runs."""
         if self.is_ours:
             return self._start_ours(cluster, before)
@@ -72,6 +73,7 @@ OURS_OPEN = Contender(
     },
 )
 CONTENDERS = (JAVA, JAVA_TUNED, OURS, OURS_OPEN)
+BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 
 def _environment(settings: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ for again (``--only``, ``--contenders``) stays as it was.
 """
 
 import asyncio
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,7 +18,7 @@ from typing import TypeVar
 import click
 
 from bench.arena import open_arena
-from bench.contenders import CONTENDERS, JAVA, OURS, OURS_OPEN, Contender
+from bench.contenders import BY_NAME, JAVA, OURS, OURS_OPEN, Contender
 from bench.loads import LOADS, Load
 from bench.plot import plot
 from bench.progress import Progress
@@ -30,7 +31,6 @@ from tests.java.tool import JavaTool
 
 T = TypeVar("T")
 RESULTS = Path(__file__).with_name("results")
-BY_NAME = {contender.name: contender for contender in CONTENDERS}
 BESIDE_WRITER = (JAVA, OURS)
 QUICK = (JAVA, OURS_OPEN)
 
@@ -68,7 +68,8 @@ def main(
     results: Path,
 ) -> None:
     """Measure repairs of ours and of Java's on a local cluster."""
-    loads, taking_part = _chosen(LOADS, only), _chosen(BY_NAME, contenders)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
+    loads, taking_part = chosen(LOADS, only), chosen(BY_NAME, contenders)
     if quick:
         loads = [load.quick() for load in loads]
         taking_part = [each for each in taking_part if each in QUICK]
@@ -81,6 +82,8 @@ def main(
         bench = Bench(loads={load.name: load for load in loads}, runs=runs)
         try:
             bench.run(turns)
+        except BookmenderError as error:
+            raise click.ClickException(str(error)) from error
         finally:
             text = report(runs, failures=bench.failures)
             (folder / "repair.md").write_text(text)
@@ -143,7 +146,7 @@ class Bench:
                         await take_turn(
                             arena, turn.contender, wanted, writer=writer, on_run=self._add
                         )
-                    except BookmenderError as error:
+                    except (BookmenderError, OSError) as error:
                         self._fail(turn, error)
                         return
 
@@ -154,7 +157,7 @@ class Bench:
             run.key, f"{measure.lost_ledgers:,} ledgers whole after {measure.whole_s:.2f} s"
         )
 
-    def _fail(self, turn: Turn, error: BookmenderError) -> None:
+    def _fail(self, turn: Turn, error: Exception) -> None:
         missing = [key for key in turn.keys if key not in self.runs]
         loads = ", ".join(key.load for key in missing)
         self.failures.append(
@@ -174,7 +177,8 @@ def _folder(results: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _chosen(options: Mapping[str, T], names: str) -> list[T]:
+def chosen(options: Mapping[str, T], names: str) -> list[T]:
+    """Those of a list parted by commas. Raises click.BadParameter for one that there is not."""
     wanted = names.split(",")
     if unknown := [name for name in wanted if name not in options]:
         raise click.BadParameter(f"{', '.join(unknown)}: there are {', '.join(options)}")

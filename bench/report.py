@@ -42,7 +42,7 @@ def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
 
 def goals_table(figures: Figures) -> str:
     """Held against the median. Goals of which nothing was measured are left out."""
-    return _table(
+    return table(
         ["goal", "load", "best / median", "must", "aim", "must", "aim"],
         [row for goal in GOALS for row in _goal_rows(goal, figures)],
     )
@@ -80,7 +80,7 @@ def _loads(figures: Figures) -> Iterator[str]:
 
 
 def _figures_table(by_contender: Mapping[str, Sequence[Run]]) -> str:
-    return _table(
+    return table(
         ["", *by_contender],
         [
             [figure.title, *(_figure(figure, runs) for runs in by_contender.values())]
@@ -99,7 +99,7 @@ def _writers(figures: Figures) -> Iterator[str]:
         yield (
             "## Beside a writer\n\nA Java client adds 500 entries of 1 KB a second, on a fixed schedule; "
             "each is measured from when it was due.\n\n"
-            + _table(
+            + table(
                 ["load", "", "whole after, s", "before", "during", "after", "adds", "times quiet"],
                 rows,
             )
@@ -139,6 +139,6 @@ def _list(lines: Sequence[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from bench.arena import Arena
-from bench.contenders import Contender
+from bench.contenders import PLAIN, Contender
 from bench.loads import WARM_UP, Load
 from bench.loss import Loss, Measure, idle_packets_per_s
 from bench.runs import Key, Run
@@ -35,10 +35,7 @@ async def take_turn(
     Raises UnavailableError when a repair does not end or leaves copies missing: such a run does not
     count, and the arena is not what it was.
     """
-    async with _daemon(arena, contender) as child:
-        warm_up = await arena.write(WARM_UP)
-        await Loss(arena, child, warm_up).measure(idle_packets_per_s=0)
-        await arena.restore(warm_up)
+    async with warm_daemon(arena, contender) as child:
         idle = await idle_packets_per_s(arena)
         for key, load in runs:
             ledgers = await arena.write(load)
@@ -79,11 +76,16 @@ async def _beside(
 
 
 @asynccontextmanager
-async def _daemon(arena: Arena, contender: Contender) -> AsyncIterator[Child]:
-    """From its vote in the election until the vote is gone again."""
-    child = contender.start(arena.cluster)
+async def warm_daemon(
+    arena: Arena, contender: Contender, *, before: Sequence[str] = PLAIN
+) -> AsyncIterator[Child]:
+    """Elected, and with a small loss behind it; at the end its vote is gone."""
+    child = contender.start(arena.cluster, before=before)
     try:
         await _wait_for_votes(arena, True, child)
+        ledgers = await arena.write(WARM_UP)
+        await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
+        await arena.restore(ledgers)
         yield child
     finally:
         child.terminate()

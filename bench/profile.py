@@ -1,0 +1,75 @@
+"""A daemon's CPU time by what it was spent on, from the samples of ``bench.sampled``."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from bench.sampled import Sample
+
+REPOSITORY = Path(__file__).parents[1]
+
+GROUPS: Mapping[str, str] = {
+    "ledgers/bookie/bulk/": "bulk path",
+    "ledgers/entry.py": "bulk path",
+    "ledgers/bookie/": "bookie client",
+    "ledgers/zookeeper/": "ZooKeeper client",
+    "kazoo/": "ZooKeeper client",
+    "ledgers/formats/": "metadata codec",
+    "ledgers/metadata.py": "metadata codec",
+    "google/protobuf/": "metadata codec",
+    "auditor/": "auditor",
+    "replication/queue": "queue",
+    "replication/batching": "queue",
+    "replication/worker": "queue",
+    "replication/payloads": "queue",
+    "replication/tree": "queue",
+    "replication/": "planning, checks",
+    "ledgers/": "planning, checks",
+    "structlog/": "logs, metrics",
+    "logging/": "logs, metrics",
+    "prometheus_client/": "logs, metrics",
+    "asyncio/": "tasks, event loop",
+    "selectors.py": "tasks, event loop",
+    "daemon/": "the rest",
+}
+"""By the beginning of a path; the first that fits decides."""
+REST = "the rest"
+
+
+def load_samples(path: Path, *, begin_s: float, end_s: float) -> list[Sample]:
+    """Those of a span of time (monotonic)."""
+    samples = msgspec.json.decode(path.read_bytes(), type=list[Sample])
+    return [sample for sample in samples if begin_s <= sample.at_s <= end_s]
+
+
+def by_group(samples: Iterable[Sample]) -> Mapping[str, float]:
+    """CPU seconds. The innermost frame that belongs to a group decides: what a module of the standard
+    library does counts for who called it, but for the event loop's own."""
+    spent: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        groups = (group for name in sample.stack if (group := group_of(name)) is not None)
+        spent[next(groups, REST)] += sample.cpu_s
+    return spent
+
+
+def by_function(samples: Iterable[Sample]) -> Mapping[str, float]:
+    """CPU seconds by the innermost function."""
+    spent: dict[str, float] = defaultdict(float)
+    for sample in samples:
+        spent[_short(sample.stack[0])] += sample.cpu_s
+    return spent
+
+
+def group_of(name: str) -> str | None:
+    short = _short(name)
+    return next((group for start, group in GROUPS.items() if short.startswith(start)), None)
+
+
+def _short(name: str) -> str:
+    """From the package on, wherever that is installed."""
+    name = name.removeprefix(f"{REPOSITORY}/")
+    _, _, installed = name.rpartition("/site-packages/")
+    _, _, standard = installed.rpartition("/lib/python")
+    return standard.partition("/")[2] if standard != installed else installed

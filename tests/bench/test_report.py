@@ -1,0 +1,100 @@
+"""What the bench says of its runs: figures, goals, and what is left out."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from bench.contenders import JAVA, OURS, OURS_OPEN
+from bench.figures import WHOLE_S, Figures
+from bench.goals import times_sooner, writers_p99
+from bench.plot import plot
+from bench.report import goals_table, report
+from bench.runs import Pass
+from bench.writer import Disturbance, Latency
+from tests.bench.bench_runs import run
+
+
+def latency(p99_ms: float) -> Latency:
+    return Latency(adds=1_000, p50_ms=1.0, p99_ms=p99_ms)
+
+
+def test_the_best_of_several_runs_stands_beside_their_median() -> None:
+    runs = [run("ours", repeat=number, whole_s=s) for number, s in enumerate((3.0, 1.0, 2.0), 1)]
+
+    summary = WHOLE_S.summary(runs)
+
+    assert (summary.best, summary.median) == (1.0, 2.0)
+
+
+def test_times_sooner_compares_medians_with_medians_and_the_best_with_the_best() -> None:
+    java = [
+        run(JAVA.name, repeat=number, whole_s=s) for number, s in enumerate((10.0, 30.0, 20.0), 1)
+    ]
+    mine = [
+        run(OURS_OPEN.name, repeat=number, whole_s=s) for number, s in enumerate((1.0, 4.0, 2.0), 1)
+    ]
+
+    ratio = times_sooner(OURS_OPEN, JAVA)(Figures(java + mine), "a")
+
+    assert ratio is not None
+    assert (ratio.best, ratio.median) == (10.0, 10.0)
+
+
+def test_nothing_is_said_of_a_ratio_whose_other_half_was_not_measured() -> None:
+    assert times_sooner(OURS_OPEN, JAVA)(Figures([run(OURS_OPEN.name)]), "a") is None
+
+
+def test_runs_beside_a_writer_are_not_mixed_with_those_alone() -> None:
+    beside = run(JAVA.name, of_pass=Pass.BESIDE_WRITER, whole_s=99.0)
+
+    assert times_sooner(OURS_OPEN, JAVA)(Figures([run(OURS_OPEN.name), beside]), "a") is None
+
+
+def test_a_writers_p99_is_held_against_the_worse_of_the_quiet_ones() -> None:
+    disturbed = Disturbance(before=latency(10), during=latency(30), after=latency(20))
+    figures = Figures([run(OURS.name, of_pass=Pass.BESIDE_WRITER, writer=disturbed)])
+
+    ratio = writers_p99(figures, "a")
+
+    assert ratio is not None
+    assert ratio.median == 1.5
+
+
+@pytest.mark.parametrize(
+    ("whole_s", "verdicts"),
+    [
+        pytest.param(0.5, ["met", "met"], id="40 times: both"),
+        pytest.param(1.0, ["met", "MISSED"], id="20 times: not the aim"),
+        pytest.param(4.0, ["MISSED", "MISSED"], id="5 times: neither"),
+    ],
+)
+def test_goals_are_said_to_be_met_or_missed(whole_s: float, verdicts: list[str]) -> None:
+    figures = Figures([run(JAVA.name, whole_s=20.0), run(OURS_OPEN.name, whole_s=whole_s)])
+
+    (row,) = [
+        line for line in goals_table(figures).splitlines() if "times sooner than Java" in line
+    ]
+
+    assert [cell.strip() for cell in row.split("|")][-3:-1] == verdicts
+
+
+def test_what_was_not_measured_is_left_out_of_the_report() -> None:
+    text = report([run(JAVA.name), run(OURS_OPEN.name)], failures=["Java: it broke"])
+
+    assert "## a: " in text
+    assert "## b: " not in text
+    assert "Beside a writer" not in text
+    assert "Java: it broke" in text
+
+
+def test_a_load_without_entries_says_nothing_of_them() -> None:
+    text = report([run(OURS_OPEN.name, load="e", lost_entries=0, lost_bytes=0, copied_bytes=0)])
+
+    assert "nan" not in text
+
+
+@pytest.mark.parametrize(
+    "runs", [[], [run(JAVA.name), run(OURS.name, load="f")]], ids=["none", "two"]
+)
+def test_the_plot_is_an_image_whatever_was_measured(runs: list[object]) -> None:
+    ElementTree.fromstring(plot(runs))  # type: ignore[arg-type]

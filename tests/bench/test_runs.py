@@ -1,0 +1,47 @@
+"""Which runs there are to be, which there were, and who has his turn when."""
+
+from pathlib import Path
+
+from bench.contenders import CONTENDERS
+from bench.loads import LOADS
+from bench.repair import BESIDE_WRITER, plan
+from bench.runs import Pass, RunFile
+from tests.bench.bench_runs import run
+
+
+def test_every_contender_meets_every_load_as_often_as_asked() -> None:
+    turns = plan(CONTENDERS, list(LOADS.values()), repeat=3, writer_repeat=1)
+
+    keys = [key for turn in turns for key in turn.keys]
+    alone = [key for key in keys if key.of_pass is Pass.ALONE]
+    assert len(set(keys)) == len(keys)
+    assert len(alone) == 3 * len(CONTENDERS) * len(LOADS)
+    assert len(keys) - len(alone) == len(BESIDE_WRITER) * len(LOADS)
+
+
+def test_the_order_of_contenders_is_turned_round_each_time() -> None:
+    turns = plan(CONTENDERS, list(LOADS.values()), repeat=2, writer_repeat=0)
+
+    first, second = turns[: len(CONTENDERS)], turns[len(CONTENDERS) :]
+    assert [turn.contender for turn in second] == [turn.contender for turn in reversed(first)]
+
+
+def test_recorded_runs_outlive_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "repair.jsonl"
+    RunFile(path).add(run("ours"))
+    RunFile(path).add(run("java"))
+
+    assert [each.contender for each in RunFile(path)] == ["ours", "java"]
+
+
+def test_what_is_measured_again_replaces_what_was_and_leaves_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "repair.jsonl"
+    before = RunFile(path)
+    before.add(run("ours", whole_s=5.0))
+    before.add(run("java"))
+
+    before.forget({run("ours").key})
+    assert [each.contender for each in RunFile(path)] == ["java"]
+
+    RunFile(path).add(run("ours", whole_s=1.0))
+    assert sorted(each.contender for each in RunFile(path)) == ["java", "ours"]
