@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,17 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
-from daemon.status import note_record
+from daemon.status import lock_record, note_record
+from daemon.status_command import age_s, seconds_until
 from daemon.visit import Visit, run_visit
-from replication.listing import MarkedLedger, locked_ledger_ids, marked_ledger_ids, read_marks
+from replication.listing import (
+    LockedLedger,
+    MarkedLedger,
+    marked_ledger_ids,
+    read_locks,
+    read_marks,
+)
+from replication.membership import live_nodes
 from replication.own_state import own_path
 from replication.waiting import WaitingNotes
 
@@ -41,14 +50,15 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
         )
         marked = own | shared
         chosen = [marked[ledger_id] for ledger_id in sorted(marked)[:limit]]
-        return len(marked), await _rows(cluster, chosen, own=own.keys() - shared.keys())
+        return len(marked), await queue_rows(cluster, chosen, own=own.keys() - shared.keys())
 
     total, rows = run_visit(config, look)
     if output == "json":
         click.echo(json.dumps({"marked": total, "ledgers": rows}, indent=2))
     else:
+        now_ms = time.time_ns() // 1_000_000
         for row in rows:
-            click.echo(_line(row))
+            click.echo(line_of(row, now_ms=now_ms))
         more = f", the first {len(rows)} shown" if total > len(rows) else ""
         click.echo(f"{total} ledgers marked{more}")
     sys.exit(1 if total else 0)
@@ -60,35 +70,47 @@ async def _marked(cluster: Visit, ur: str) -> dict[int, MarkedLedger]:
     return {marked.ledger_id: marked for marked in marks}
 
 
-async def _rows(
+async def queue_rows(
     cluster: Visit, marked: Sequence[MarkedLedger], *, own: Collection[int]
 ) -> list[dict[str, Any]]:
     """``own``: ledgers that are in our own queue alone."""
-    locked = await locked_ledger_ids(cluster.store, cluster.ur)
-    notes = WaitingNotes(cluster.store, cluster.ur)
-    noted = await notes.ledger_ids()
-    rows = []
-    for ledger in marked:
-        note = await notes.read(ledger.ledger_id) if ledger.ledger_id in noted else None
-        rows.append(
-            {
-                "ledger_id": ledger.ledger_id,
-                "missing": list(ledger.mark.replicas) if ledger.mark else None,
-                "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
-                "is_own": ledger.ledger_id in own,
-                "is_locked": ledger.ledger_id in locked,
-                "waiting": note_record(note) if note else None,
-            }
-        )
-    return rows
+    ledger_ids = [ledger.ledger_id for ledger in marked]
+    held = await read_locks(cluster.store, cluster.ur, ledger_ids)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    locks = {lock.ledger_id: lock for lock in held}
+    notes = {
+        note.ledger_id: note
+        for note in await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
+    }
+    return [
+        {
+            "ledger_id": ledger.ledger_id,
+            "missing": list(ledger.mark.replicas) if ledger.mark else None,
+            "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
+            "is_own": ledger.ledger_id in own,
+            "is_locked": ledger.ledger_id in locks,
+            "lock": _lock_record(locks.get(ledger.ledger_id), ours),
+            "waiting": note_record(note) if (note := notes.get(ledger.ledger_id)) else None,
+        }
+        for ledger in marked
+    ]
 
 
-def _line(row: dict[str, Any]) -> str:
+def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, Any] | None:
+    return None if lock is None else {**lock_record(lock), "is_ours": lock.session_id in ours}
+
+
+def line_of(row: dict[str, Any], *, now_ms: int) -> str:
+    """A row for people."""
     line = f"ledger {row['ledger_id']}: {_meant(row)}"
-    if row["is_locked"]:
-        line += " (locked)"
-    if row["waiting"]:
-        line += f" — {row['waiting']['reason']}: {row['waiting']['detail']}"
+    if lock := row["lock"]:
+        line += f" (locked by {lock['holder'] or 'nobody known'}"
+        line += "" if lock["is_ours"] else ", no node of ours,"
+        line += f" for {age_s(lock['since_ms'], now_ms)} s)"
+    if note := row["waiting"]:
+        line += f" — {note['reason']}: {note['detail']}"
+        if next_s := seconds_until(note["next_try_ms"], now_ms):
+            line += f"; try {note['tries'] + 1} in {next_s} s"
     return line
 
 

@@ -13,13 +13,21 @@ from daemon.visit import Visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from replication import payloads
-from replication.listing import MarkedLedger, locked_ledger_ids, marked_ledger_ids, read_marks
+from replication.listing import (
+    LockedLedger,
+    MarkedLedger,
+    locked_ledger_ids,
+    marked_ledger_ids,
+    read_locks,
+    read_marks,
+)
 from replication.membership import NodeInfo, live_nodes
 from replication.own_state import own_path
 from replication.waiting import WaitingNote, WaitingNotes
 
 WAITING_SHOWN_MAX = 1_000
-
+LOCKS_READ_MAX = 1_000
+UNREADABLE_VOTE = "unknown (its vote cannot be read)"
 
 VERDICTS = {
     "whole": "no ledger is marked, no bookie is lost",
@@ -36,7 +44,7 @@ class Status:
     """``by_missing``: marked ledgers per number of missing bookies. ``under_repair``: locked ones."""
 
     leader: str | None
-    """As it calls itself."""
+    """As it calls itself, or ``UNREADABLE_VOTE``; None when nobody stands for election."""
     leader_node: NodeInfo | None
     """None too while a Java auditor leads."""
     nodes: tuple[NodeInfo, ...]
@@ -55,9 +63,12 @@ class Status:
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
-    """Ledgers in our own queue: of draining bookies, and of repairs by hand. They may well be whole."""
+    """Ledgers in our own queue alone: of draining bookies, and of repairs by hand. They may well be whole."""
     ordered: tuple[BookieRow, ...] = ()
     """The bookies that drain, or are under maintenance."""
+    foreign_locks: tuple[LockedLedger, ...] = ()
+    """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
+    most ``LOCKS_READ_MAX``."""
 
     @property
     def verdict(self) -> str:
@@ -66,7 +77,8 @@ class Status:
             if self.is_disabled:
                 return "disabled"
             stuck_count = sum(note.reason.needs_help for note in self.waiting)
-            return "stuck" if stuck_count >= self.marked_count else "repairing"
+            is_stuck = stuck_count >= self.marked_count + self.own_marked_count
+            return "stuck" if is_stuck else "repairing"
         if self.audit is not None and self.audit.unreadable_count:
             return "unreadable"
         return "bookies-lost" if self.lost or not self.writable else "whole"
@@ -90,6 +102,7 @@ class Status:
                 "by_missing_bookies": {str(missing): count for missing, count in self.by_missing},
                 "by_lost_bookie": dict(self.by_bookie),
                 "own_marked": self.own_marked_count,
+                "foreign_locks": [lock_record(lock) for lock in self.foreign_locks],
             },
             "ordered_bookies": [row.to_json() for row in self.ordered],
             "waiting": {
@@ -126,7 +139,13 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
         "detail": note.detail,
         "node": note.node,
         "since_ms": note.since_ms,
+        "tries": note.tries,
+        "next_try_ms": note.next_try_ms,
     }
+
+
+def lock_record(lock: LockedLedger) -> dict[str, Any]:
+    return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
 
 
 async def gather_status(cluster: Visit) -> Status:
@@ -138,12 +157,13 @@ async def gather_status(cluster: Visit) -> Status:
     leader = await current_leader(store, ur)
     marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
     marked_ids = {ledger.ledger_id for ledger in marked}
+    own_ids = set(await marked_ledger_ids(store, own_path(ur))) - marked_ids
+    locked_ids = await locked_ledger_ids(store, ur)
     notes = WaitingNotes(store, ur)
-    noted = sorted(await notes.ledger_ids() & marked_ids)
-    shown = [await notes.read(ledger_id) for ledger_id in noted[:WAITING_SHOWN_MAX]]
+    noted = sorted(await notes.ledger_ids() & (marked_ids | own_ids))
     bookies = await gather_bookies(cluster, clock=SystemClock())
     return Status(
-        leader=leader.candidate if leader else None,
+        leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
         leader_node=next(
             (n.info for n in nodes if leader and n.session_id == leader.session_id), None
         ),
@@ -159,15 +179,25 @@ async def gather_status(cluster: Visit) -> Status:
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
         by_bookie=tuple(sorted(_bookie_counts(marked).items())),
-        under_repair=len(marked_ids & await locked_ledger_ids(store, ur)),
-        waiting=tuple(note for note in shown if note is not None),
+        under_repair=len(locked_ids & (marked_ids | own_ids)),
+        waiting=tuple(await notes.read_all(noted[:WAITING_SHOWN_MAX])),
         waiting_count=len(noted),
         audit=await last_audit(store, ur),
-        own_marked_count=len(await marked_ledger_ids(store, own_path(ur))),
+        own_marked_count=len(own_ids),
         ordered=tuple(
             row for row in bookies if row.drain is not None or row.maintenance is not None
         ),
+        foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
     )
+
+
+async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[LockedLedger, ...]:
+    """Of the first ``LOCKS_READ_MAX`` locks, those of no node of ours; the oldest first."""
+    locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
+    # After the locks: a node that joined in between is not to be taken for somebody else.
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    foreign = [lock for lock in locks if lock.session_id not in ours]
+    return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
 
 
 def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:

@@ -12,6 +12,7 @@ from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
+from replication.listing import LockedLedger
 from replication.reasons import Reason
 from replication.waiting import WaitingNote
 
@@ -63,6 +64,8 @@ def render(found: Status, *, now_ms: int) -> str:
     ]
     if found.own_marked_count:
         lines.append(f"          {found.own_marked_count} more to be drained or repaired by hand")
+    if found.foreign_locks:
+        lines.append(f"locks     {_foreign_locks(found.foreign_locks, now_ms=now_ms)}")
     lines += [
         f"{'orders' if not index else '':<10}{row.to_text(now_ms=now_ms)}"
         for index, row in enumerate(found.ordered)
@@ -78,7 +81,7 @@ def render(found: Status, *, now_ms: int) -> str:
 
 
 def _audit(audit: AuditRecord, *, now_ms: int) -> str:
-    text = f"{_age_s(audit.finished_ms, now_ms)} s ago, {audit.ledger_count} ledgers"
+    text = f"{age_s(audit.finished_ms, now_ms)} s ago, {audit.ledger_count} ledgers"
     if not audit.unreadable_count:
         return text
     shown = ", ".join(map(str, audit.unreadable[:LEDGERS_SHOWN_MAX]))
@@ -92,15 +95,31 @@ def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> 
         return ""
     shown = ", ".join(str(note.ledger_id) for note in notes[:LEDGERS_SHOWN_MAX])
     more = ", …" if len(notes) > LEDGERS_SHOWN_MAX else ""
-    longest_s = max(_age_s(note.since_ms, now_ms) for note in notes)
+    longest_s = max(age_s(note.since_ms, now_ms) for note in notes)
+    next_s = min(seconds_until(note.next_try_ms, now_ms) for note in notes)
+    when = f", next try in {next_s} s" if next_s else ""
     return (
-        f"  {len(notes)} {reason.value}, for up to {longest_s} s: ledger {shown}{more}\n"
+        f"  {len(notes)} {reason.value}, for up to {longest_s} s{when}: ledger {shown}{more}\n"
         f"      {notes[0].detail}"
     )
 
 
-def _age_s(since_ms: int, now_ms: int) -> int:
+def _foreign_locks(locks: Sequence[LockedLedger], *, now_ms: int) -> str:
+    oldest = locks[0]
+    return (
+        f"{len(locks)} held by others than our nodes, the longest for "
+        f"{age_s(oldest.since_ms, now_ms)} s: ledger {oldest.ledger_id}, "
+        f"by {oldest.holder or 'a holder without a name'}"
+    )
+
+
+def age_s(since_ms: int, now_ms: int) -> int:
     return max(0, now_ms - since_ms) // 1000
+
+
+def seconds_until(due_ms: int, now_ms: int) -> int:
+    """Rounded up; 0 when it is over, or was never set."""
+    return -(-max(0, due_ms - now_ms) // 1000)
 
 
 def _leader(found: Status) -> str:

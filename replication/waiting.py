@@ -5,7 +5,9 @@ aside and deleted when it is done. All nodes keep to what it says of the next tr
 not try N times. A note without a mark means nothing: readers skip it, and an idle worker deletes it.
 """
 
+import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -112,6 +114,11 @@ class WaitingNotes:
             return WaitingNote.from_record(ledger_id, record)
         except (KeyError, ValueError, TypeError):
             return None
+
+    async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
+        """Those of the ledgers' notes that can be read, in order."""
+        notes = await asyncio.gather(*map(self.read, ledger_ids))
+        return [note for note in notes if note is not None]
 
 
 class WaitingNotesWriter(WaitingNotes):

@@ -83,8 +83,7 @@ class WaitingList:
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""
-        notes = await asyncio.gather(*map(self._notes.read, ledger_ids))
-        return {note.ledger_id: note for note in notes if note is not None}
+        return {note.ledger_id: note for note in await self._notes.read_all(ledger_ids)}
 
     async def has_notes(self) -> bool:
         return await self._notes.are_any()

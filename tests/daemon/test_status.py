@@ -1,20 +1,24 @@
 """``bookmender status``: what is gathered of a cluster, and how it is told."""
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from auditor.records import AuditRecord
 from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import open_window
+from daemon.queue_command import line_of, queue_rows
 from daemon.settings import Settings
-from daemon.status import WAITING_SHOWN_MAX, Status, gather_status
+from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status
 from daemon.status_command import render
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication import payloads
+from replication.listing import LockedLedger, read_marks
 from replication.membership import Half, NodeInfo
 from replication.own_state import own_path
 from replication.reasons import Reason
@@ -146,8 +150,12 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         marked_count=105,
         by_missing=((2, 1), (1, 104)),
         under_repair=4,
-        waiting=(note(7, Reason.NO_COPY, "no good copy of entry 4"),),
+        waiting=(replace(note(7, Reason.NO_COPY, "no good copy of entry 4"), next_try_ms=70_100),),
         waiting_count=3,
+        foreign_locks=(
+            LockedLedger(ledger_id=8, holder="java-1", since_ms=2_500, session_id=5),
+            LockedLedger(ledger_id=9, holder=None, since_ms=3_500, session_id=6),
+        ),
         audit=AuditRecord(
             finished_ms=60_000, ledger_count=9, mark_count=2, unreadable_count=1, unreadable=(8,)
         ),
@@ -162,9 +170,10 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "queue     105 ledgers marked, 4 locked for repair, 3 waiting",
         "          1 missing 2 bookies",
         "          104 missing 1 bookie",
+        "locks     2 held by others than our nodes, the longest for 60 s: ledger 8, by java-1",
         "audit     2 s ago, 9 ledgers, the metadata of 1 unreadable: 8",
         "waiting   (the first 1 of 3; bookmender queue list tells of each)",
-        "  1 no-copy, for up to 61 s: ledger 7",
+        "  1 no-copy, for up to 61 s, next try in 8 s: ledger 7",
         "      no good copy of entry 4",
     ]
 
@@ -254,6 +263,65 @@ async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
 
 
 @in_virtual_time
+async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(f"{payloads.election_path(UR)}/V_0000000003", b"\xff")
+
+    status = await gathered(cluster)
+
+    assert status.leader == UNREADABLE_VOTE
+    assert status.verdict == "whole"
+
+
+@in_virtual_time
+async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_first() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in (1, 2, 3):
+        await cluster.mark(B1, ledger_id=ledger_id)
+
+    async with cluster.node("host-b") as worker:
+        await worker.take(2)
+        java = payloads.lock_to_bytes("java-host")
+        await cluster.store.create(payloads.lock_path(UR, 3), java, is_ephemeral=True)
+        await asyncio.sleep(10)
+        await cluster.store.create(payloads.lock_path(UR, 1), b"\xff")
+        status = await gathered(cluster)
+        rows = await rows_of(cluster, 1, 2, 3)
+
+    assert status.under_repair == 3
+    assert [(lock.ledger_id, lock.holder) for lock in status.foreign_locks] == [
+        (3, "java-host"),
+        (1, None),
+    ]
+    assert [line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows] == [
+        f"ledger 1: misses {B1} (locked by nobody known, no node of ours, for 0 s)",
+        f"ledger 2: misses {B1} (locked by host-b for 10 s)",
+        f"ledger 3: misses {B1} (locked by java-host, no node of ours, for 10 s)",
+    ]
+
+
+@in_virtual_time
+async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    due_ms = cluster.clock.wall_ms() + 4_500
+
+    async with cluster.node("host-b") as worker:
+        waiting = replace(note(1, Reason.NO_TARGET, "no room"), tries=3, next_try_ms=due_ms)
+        await worker.notes.write(waiting)
+        (row,) = await rows_of(cluster, 1)
+
+    line = f"ledger 1: misses {B1} — no-target: no room"
+    assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
+    assert line_of(row, now_ms=due_ms) == line
+
+
+async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
+    marked = await read_marks(cluster.store, UR, ledger_ids)
+    return await queue_rows(visiting(cluster), marked, own=())
+
+
+@in_virtual_time
 async def test_of_very_many_that_wait_the_first_are_shown_and_all_are_counted() -> None:
     cluster = await Cluster.start()
     count = WAITING_SHOWN_MAX + 5
@@ -287,6 +355,7 @@ async def test_the_json_has_what_the_text_has() -> None:
         "by_missing_bookies": {"1": 1},
         "by_lost_bookie": {BookieId(B1): 1},
         "own_marked": 0,
+        "foreign_locks": [],
     }
     assert record["waiting"]["ledgers"] == [
         {
@@ -295,6 +364,8 @@ async def test_the_json_has_what_the_text_has() -> None:
             "detail": "gone",
             "node": "host-a",
             "since_ms": 1_000,
+            "tries": 1,
+            "next_try_ms": 0,
         }
     ]
 
