@@ -97,9 +97,21 @@ class Arena:
 
     async def restore(self, ledgers: Sequence[BenchLedger]) -> None:
         """Without these ledgers, and with the victim back, as before the loss."""
-        await asyncio.gather(
-            self.delete(ledgers), asyncio.to_thread(self.cluster.start_bookie, self.victim)
-        )
+        await self._revive()
+        await self.delete(ledgers)
+
+    async def judge_and_restore(self, ledgers: Sequence[BenchLedger]) -> int:
+        """Both in the time of one: the victim holds nothing that the judge reads."""
+        reviving = asyncio.create_task(self._revive())
+        try:
+            copies = await self.judge(ledgers)
+        finally:
+            await reviving
+        await self.delete(ledgers)
+        return copies
+
+    async def _revive(self) -> None:
+        await asyncio.to_thread(self.cluster.start_bookie, self.victim)
 
     async def copied_bytes(self, ledgers: Sequence[BenchLedger]) -> int:
         """What the survivors stored of these ledgers, written last, beyond what ``write`` gave them."""

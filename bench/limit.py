@@ -96,8 +96,7 @@ async def _lose_each(
         for load in loads:
             ledgers = await arena.write(load)
             measure = await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
-            await arena.judge(ledgers)
-            await arena.restore(ledgers)
+            await arena.judge_and_restore(ledgers)
             click.echo(f"{load.name}: whole after {measure.whole_s:.2f} s", err=True)
             measures.append(measure)
     return measures

@@ -30,18 +30,27 @@ GROUPS: Mapping[str, str] = {
     "structlog/": "logs, metrics",
     "logging/": "logs, metrics",
     "prometheus_client/": "logs, metrics",
+    "asyncio/selector_events.py": "sockets",
     "asyncio/": "tasks, event loop",
     "selectors.py": "tasks, event loop",
     "daemon/": "the rest",
 }
 """By the beginning of a path; the first that fits decides."""
 REST = "the rest"
+WAITING = ("select", "wait")
+"""Innermost functions in which threads wait. One that is found there has spent its time elsewhere since
+it was last looked at, nobody knows where: such samples are left out, and what waiting itself costs with
+them."""
 
 
 def load_samples(path: Path, *, begin_s: float, end_s: float) -> list[Sample]:
-    """Those of a span of time (monotonic)."""
+    """Those of a span of time (monotonic), but for threads that are found waiting."""
     samples = msgspec.json.decode(path.read_bytes(), type=list[Sample])
-    return [sample for sample in samples if begin_s <= sample.at_s <= end_s]
+    return [
+        sample
+        for sample in samples
+        if begin_s <= sample.at_s <= end_s and not sample.stack[0].endswith(WAITING)
+    ]
 
 
 def by_group(samples: Iterable[Sample]) -> Mapping[str, float]:

@@ -18,7 +18,7 @@ from replication.payloads import election_path
 ELECTION_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.1
-SETTLE_S, QUIET_S = 1.0, 6.0
+SETTLE_S, QUIET_S = 1.0, 5.0
 """A writer is watched for so long before and after a loss, once what came before has settled."""
 
 
@@ -44,8 +44,7 @@ async def take_turn(
                 measure, disturbance = await loss.measure(idle_packets_per_s=idle), None
             else:
                 measure, disturbance = await _beside(writer, loss, idle)
-            judged = await arena.judge(ledgers)
-            await arena.restore(ledgers)
+            judged = await arena.judge_and_restore(ledgers)
             on_run(
                 Run(
                     of_pass=key.of_pass,

@@ -32,7 +32,7 @@ def sample(*stack: str, cpu_s: float = 1.0, at_s: float = 0.0) -> Sample:
             id="the standard library counts for who called it",
         ),
         pytest.param(
-            [f"{STANDARD}/selectors.py:select", f"{REPOSITORY}/daemon/node.py:f"],
+            [f"{STANDARD}/asyncio/events.py:Handle._run", f"{REPOSITORY}/daemon/node.py:f"],
             "tasks, event loop",
             id="but the event loop for itself",
         ),
@@ -54,6 +54,13 @@ def test_only_the_repairs_own_time_is_looked_at(tmp_path: Path) -> None:
     path.write_text('[[1.0, 0.5, ["a"]], [2.0, 0.5, ["b"]], [3.0, 0.5, ["c"]]]')
 
     assert [each.stack for each in load_samples(path, begin_s=1.5, end_s=2.5)] == [("b",)]
+
+
+def test_a_thread_found_waiting_says_nothing_of_where_it_was_busy(tmp_path: Path) -> None:
+    path = tmp_path / "samples.json"
+    path.write_text('[[1.0, 0.5, ["selectors.py:EpollSelector.select"]], [1.0, 0.5, ["x.py:f"]]]')
+
+    assert [each.stack for each in load_samples(path, begin_s=0, end_s=2)] == [("x.py:f",)]
 
 
 @pytest.mark.parametrize(
