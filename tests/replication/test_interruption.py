@@ -22,6 +22,7 @@ from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, Node
+from tests.replication.repairs import drain
 from tests.virtual_time import run
 
 LAST = 7
@@ -137,6 +138,34 @@ async def open_without_its_writer() -> Cluster:
     return cluster
 
 
+async def draining() -> Cluster:
+    """Two bookies that serve and are to be emptied; one of the ledger's parts is on both."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), (B3, B4, B1), starts=(0, 4), last=LAST, write_quorum=3)
+    await drain(cluster, B2, B3)
+    await cluster.mark()
+    return cluster
+
+
+async def out_of_reach() -> Cluster:
+    """The only copy of an entry is on a bookie that comes back later: the ledger is split first."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=LAST)
+    cluster.bookie(B3).lose(LEDGER, 4)
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+
+    async def come_back() -> None:
+        await until(cluster, is_split)
+        await cluster.revive(B2)
+
+    async def is_split() -> bool:
+        return len(await cluster.ensembles()) == 3
+
+    cluster.returning = asyncio.create_task(come_back())  # type: ignore[attr-defined]
+    return cluster
+
+
 async def interrupted(scene: Callable[[], Awaitable[Cluster]], at: int, how: Interruption) -> int:
     """Interrupt the first node there, let a second one finish; how many requests the first made."""
     cluster = await scene()
@@ -172,7 +201,15 @@ async def end(worker: "asyncio.Task[None]") -> None:
 
 @pytest.mark.parametrize("how", Interruption)
 @pytest.mark.parametrize(
-    "scene", [closed_with_two_lost, live_and_lacking, wiped, open_without_its_writer]
+    "scene",
+    [
+        closed_with_two_lost,
+        live_and_lacking,
+        wiped,
+        open_without_its_writer,
+        draining,
+        out_of_reach,
+    ],
 )
 def test_rule_s1_a_repair_may_be_interrupted_anywhere(
     scene: Callable[[], Awaitable[Cluster]], how: Interruption

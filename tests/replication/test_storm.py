@@ -1,36 +1,52 @@
 """Auditors and workers, many ledgers, and faults drawn from a seed: in the end everything is whole.
 
-Bookies go and come back, some with their disks empty; sessions expire; requests and replies are
-lost. No copy is destroyed while it may be the last one but one, so that whatever is missing in the
-end was lost by us. Rule S1 is held against every single write of metadata (``Cluster``).
+Bookies go and come back, some with their disks empty; single entries vanish; bookies are ordered to
+drain, or to be away for a while; sessions expire; requests and replies are lost. No copy is destroyed
+while it may be the last one but one, so that whatever is missing in the end was lost by us; the others
+may be out of reach for long, and ledgers be split around them. Rule S1 is held against every single
+write of metadata (``Cluster``).
 """
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 
 import pytest
 
 from auditor.settings import AuditorSettings
-from ledgers.errors import BookmenderError, ReadOnlyError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    NodeExistsError,
+    NoNodeError,
+    ReadOnlyError,
+    UnavailableError,
+)
 from ledgers.memory import bookies as memory_bookies
 from ledgers.memory import store as memory_store
 from ledgers.memory.bookies import NO_FAULT, Op
 from ledgers.memory.store import MemoryStore
-from ledgers.metadata import LedgerState
+from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
+from replication.order_book import drain_place, maintenance_place
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
-from tests.replication.cluster import Cluster, until
+from tests.replication.cluster import Cluster, named_by, until
 from tests.replication.ledger_values import BOOKIES
-from tests.replication.nodes import working
+from tests.replication.nodes import UR, working
+from tests.replication.repairs import drain, keep_away
 from tests.virtual_time import run
 
 LEDGER_COUNT = 12
 STORM_S = 90.0
 ALIVE_MIN = 5
 SETTINGS = ReplicationSettings(
-    ledgers_at_once=4, open_ledger_grace_s=3, retry_min_s=1, retry_max_s=5, idle_wait_s=0.5
+    ledgers_at_once=4,
+    open_ledger_grace_s=3,
+    retry_min_s=1,
+    retry_max_s=5,
+    idle_wait_s=0.5,
+    checked_share=1,  # what vanishes is in the middle, too
 )
 
 
@@ -41,19 +57,80 @@ class Storm:
         self.cluster, self.rng = cluster, rng
         self.stores: set[MemoryStore] = set()
         """The sessions of our nodes, as they are seen at work."""
+        self.draining: list[BookieId] = []
         self.is_over = False
         cluster.tree.faults = self._at_store
         cluster.bookies.faults = self._at_bookie
 
     async def blow(self) -> None:
-        """Until it is over; then those that are away come back, but for one."""
+        """Until it is over; then those that are away come back, but for one that nobody needs."""
         end_s = self.cluster.clock.now_s() + STORM_S
+        happenings = [self._kill, self._revive, self._revive, self._expire]
+        happenings += [self._vanish, self._eclipse, self._eclipse]
+        happenings += [self._drain, self._stop_draining, self._maintain]
         while self.cluster.clock.now_s() < end_s:
             await asyncio.sleep(self.rng.uniform(0.5, 6))
-            await self.rng.choice([self._kill, self._revive, self._revive, self._expire])()
+            await self.rng.choice(happenings)()
         self.is_over = True
-        for bookie in [b for b in BOOKIES if self.cluster.bookie(b).is_down][1:]:
-            await self.cluster.revive(bookie)
+        await self._clear_up()
+
+    async def _clear_up(self) -> None:
+        await self._stop_draining()
+        away = [b for b in BOOKIES if self.cluster.bookie(b).is_down]
+        spared = [b for b in away if not await self._is_needed(b)][:1]
+        for bookie in away:
+            if bookie not in spared:
+                await self.cluster.revive(bookie)
+        for ledger_id in range(LEDGER_COUNT):  # nobody tells of entries that vanished
+            await self._mark(ledger_id)
+
+    async def _vanish(self) -> None:
+        """An entry of a closed ledger is gone from one of its bookies, where two others have it."""
+        cluster, ledger_id = self.cluster, self.rng.randrange(LEDGER_COUNT)
+        metadata = await cluster.metadata(ledger_id)
+        entry_id = self.rng.randint(0, 8)
+        if not metadata.is_closed or cluster.good_copies(ledger_id, metadata, entry_id) < 3:
+            return
+        bookie = self.rng.choice(named_by(metadata, entry_id))
+        cluster.bookie(bookie).lose(ledger_id, entry_id)
+        await self._mark(ledger_id)
+
+    async def _eclipse(self) -> None:
+        """An entry is out of reach: two of its bookies go, and the third has lost it."""
+        cluster, ledger_id = self.cluster, self.rng.randrange(LEDGER_COUNT)
+        metadata, entry_id = await cluster.metadata(ledger_id), self.rng.randint(0, 8)
+        alive = [b for b in BOOKIES if not cluster.bookie(b).is_down]
+        named = [b for b in named_by(metadata, entry_id) if b in alive]
+        if not metadata.is_closed or cluster.good_copies(ledger_id, metadata, entry_id) < 3:
+            return
+        if len(named) == 3 and len(alive) - 2 >= ALIVE_MIN:
+            cluster.bookie(named[0]).lose(ledger_id, entry_id)
+            await cluster.kill(*named[1:])
+            await self._mark(ledger_id)
+
+    async def _drain(self) -> None:
+        bookie = self.rng.choice(BOOKIES)
+        if self.draining:
+            return
+        self.draining.append(bookie)
+        await drain(self.cluster, bookie, may_fence=self.rng.random() < 0.5)
+        for ledger_id in range(LEDGER_COUNT):  # as the leader does
+            if bookie in (await self.cluster.metadata(ledger_id)).bookies:
+                await self._mark(ledger_id)
+
+    async def _mark(self, ledger_id: int) -> None:
+        with suppress(NodeExistsError, NoNodeError):  # another mark, or a repair, was quicker
+            await self.cluster.mark(ledger_id=ledger_id)
+
+    async def _stop_draining(self) -> None:
+        if self.draining:
+            await self.cluster.store.delete(drain_place(UR, self.draining.pop()).path)
+
+    async def _maintain(self) -> None:
+        """Mostly it is away then, and perhaps for longer."""
+        bookie = self.rng.choice(BOOKIES)
+        if await self.cluster.store.exists(maintenance_place(UR, bookie).path) is None:
+            await keep_away(self.cluster, bookie, for_s=self.rng.uniform(5, 30))
 
     async def _kill(self) -> None:
         alive = [b for b in BOOKIES if not self.cluster.bookie(b).is_down]
