@@ -5,7 +5,8 @@ up; ledgers name three bookies at most, so that two may be down at a time.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,17 @@ STOPPED_BY_OTHERS = {"BKLedgerFencedException", "BKLedgerClosedException"}
 @pytest.fixture
 def uri(module_cluster: LocalCluster) -> str:
     return module_cluster.metadata_service_uri
+
+
+@contextmanager
+def back_afterwards(cluster: LocalCluster, *bookies: BookieId) -> Iterator[None]:
+    """Whatever becomes of the test, these bookies are up when it ends."""
+    try:
+        yield
+    finally:
+        for bookie in bookies:
+            if cluster.pid(bookie) is None:
+                cluster.start_bookie(bookie)
 
 
 # --- What is seen ----------------------------------------------------------------------------------
@@ -93,10 +105,10 @@ def test_open_ledgers_of_java_are_fenced_after_the_grace_and_their_writer_learns
                 assert Reason.OPEN_LEDGER_GRACE.value in {event["reason"] for event in put_aside}
                 assert not errors(node)
 
-        asyncio.run(run())
-        writer.resume()
-        stopped = writer.wait_stopped()
-    module_cluster.start_bookie(victim)
+        with back_afterwards(module_cluster, victim):
+            asyncio.run(run())
+            writer.resume()
+            stopped = writer.wait_stopped()
 
     closed = java.metadata(uri, writer.ledger_id)
     assert stopped.error in STOPPED_BY_OTHERS
@@ -126,9 +138,8 @@ def test_an_open_ledger_without_entries_outlives_the_loss_of_two_bookies_in_turn
             assert not errors(node)
             return await asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True)
 
-    content = asyncio.run(run())
-    for victim in (first, second):
-        module_cluster.start_bookie(victim)
+    with back_afterwards(module_cluster, first, second):
+        content = asyncio.run(run())
 
     assert (content.error, content.state, content.last) == (None, "CLOSED", -1)
 
@@ -151,11 +162,9 @@ def test_a_java_writer_changes_its_ensemble_while_we_repair_and_both_changes_las
         async def lose_a_member(on: Bench) -> None:
             await asyncio.to_thread(writer.wait_acknowledged, writer.last_acknowledged + 200)
             victim = members(java, uri, writer.ledger_id)[1]
-            module_cluster.terminate(victim)
-            try:
+            with back_afterwards(module_cluster, victim):
+                module_cluster.terminate(victim)
                 await wait_unnamed(on, victim, [writer.ledger_id])
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, victim)
 
         async def run() -> None:
             async with bench(uri) as on, nodes(uri, tmp_path) as start:
@@ -209,9 +218,9 @@ def test_java_recovers_ledgers_that_we_repair_and_nothing_acknowledged_is_lost(
                 assert not errors(node)
                 return found
 
-        found = asyncio.run(run())
-        stopped = writer.wait_stopped()
-    module_cluster.start_bookie(victim)
+        with back_afterwards(module_cluster, victim):
+            found = asyncio.run(run())
+            stopped = writer.wait_stopped()
 
     assert [content.error for content in found] == [None] * len(ledger_ids)
     closed = {content.ledger: content.last for content in found}
@@ -243,7 +252,7 @@ def test_a_java_reader_reads_on_when_every_bookie_of_its_ledger_has_been_replace
     ledger_ids = [each.ledger for each in written]
     victims = members(java, uri, ledger_ids[0])
 
-    with JavaReader(uri, ledger_ids) as reader:
+    with JavaReader(uri, ledger_ids) as reader, back_afterwards(module_cluster, *victims):
         assert_content(reader.read(), written)
 
         async def run() -> None:
@@ -257,8 +266,6 @@ def test_a_java_reader_reads_on_when_every_bookie_of_its_ledger_has_been_replace
 
         asyncio.run(run())
         assert_content(reader.read(), written)
-    for victim in victims:
-        module_cluster.start_bookie(victim)
 
 
 def on_the_same_two(
