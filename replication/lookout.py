@@ -49,6 +49,8 @@ class Lookout:
         """Other workers' ledgers that lie free."""
         self.is_cut_short = False
         """The last look left some of our own share unread: there is more."""
+        self.took_s = 0.0
+        """How long it took."""
 
     @property
     def worker_count(self) -> int:
@@ -61,6 +63,7 @@ class Lookout:
         ``busy``: those at hand. ``room``: how many may be begun now of others' ledgers, less those
         that are found of our own; 0: none.
         """
+        began_s = self._clock.now_s()
         look, has_notes = await asyncio.gather(
             self._queue.look(self._rng), self._waiting.has_notes()
         )
@@ -81,6 +84,7 @@ class Lookout:
         found = await self._read([*ours, *theirs], has_notes=has_notes)
         for ledger_id in {*ours, *theirs}.difference(look.free, (c.ledger_id for c in found)):
             self._waiting.put_off_gone(ledger_id)
+        self.took_s = self._clock.now_s() - began_s
         return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
 
     def _left_lying(self, others: Collection[int]) -> list[int]:

@@ -26,6 +26,8 @@ GONE_PAUSE_S = 60.0
 NOTES_TIDIED_MAX = 1_000
 """Notes whose marks are looked for in one go."""
 
+PRUNE_INTERVAL_S = 60.0
+
 
 @dataclass(slots=True)
 class Holding:
@@ -60,6 +62,7 @@ class WaitingList:
         self._clock = clock
         self._rng = rng
         self._deferrals = Deferrals()
+        self._prune_due_s = 0.0
         self._seen: tuple[ClusterView, World] | None = None
         """The view that ``world`` was last reckoned from."""
 
@@ -79,6 +82,9 @@ class WaitingList:
     def due(self, ledger_ids: Collection[int]) -> list[int]:
         """Those that are not to be left alone now, as far as this node has heard."""
         now_s, world = self._clock.now_s(), self.world
+        if now_s >= self._prune_due_s:
+            self._prune_due_s = now_s + PRUNE_INTERVAL_S
+            self._deferrals.prune(now_s=now_s)
         return [i for i in ledger_ids if self._deferrals.is_due(i, now_s=now_s, world=world)]
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
@@ -143,9 +149,6 @@ class WaitingList:
         are_marked = await asyncio.gather(*map(queue.is_marked, some))
         gone = [i for i, is_marked in zip(some, are_marked, strict=True) if not is_marked]
         await asyncio.gather(*map(self._notes.delete, gone))
-
-    def prune(self) -> None:
-        self._deferrals.prune(now_s=self._clock.now_s())
 
     def _defer(
         self, ledger_id: int, wait_s: float, world: World, *, reason: Reason | None, tries: int

@@ -113,11 +113,10 @@ class ReplicationWorker:
             tasks.create_task(self._summarise())
             wait_s = IDLE_WAIT_MIN_S
             while True:
-                began_s = self._clock.now_s()
                 has_found = await self._try_run_once(tasks)
                 if has_found and self._lookout.is_cut_short:
                     continue
-                pause_s = 0.0 if has_found else LOOK_PAUSE * (self._clock.now_s() - began_s)
+                pause_s = 0.0 if has_found else LOOK_PAUSE * self._lookout.took_s
                 is_woken = await self._wait_idle(max(wait_s, pause_s))
                 if has_found or is_woken or self._lookout.is_cut_short:
                     wait_s = IDLE_WAIT_MIN_S
@@ -249,7 +248,6 @@ class ReplicationWorker:
         if now_s < self._tidy_due_s:
             return
         self._tidy_due_s = now_s + TIDY_INTERVAL_S
-        self._waiting.prune()
         if self._rng.random() * self._lookout.worker_count < 1:
             await self._queue.tidy()
             await self._waiting.tidy(self._queue)

@@ -351,6 +351,45 @@ async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
 
 
 @in_virtual_time
+async def test_a_look_that_waited_long_for_a_free_place_is_not_taken_for_a_slow_one() -> None:
+    cluster = await with_lost_b2(3)
+    await cluster.store.delete(payloads.mark_path(UR, 2))
+
+    async def copy_for_long(transfer: Transfer) -> None:
+        if transfer.target is not None and transfer.ledger_id != 2:
+            await asyncio.sleep(20 if transfer.ledger_id == 0 else 300)
+
+    cluster.bookies.before_transfer = copy_for_long
+    settings = ReplicationSettings(ledgers_at_once=2)
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(30)
+        await cluster.mark(B2, ledger_id=2)
+
+        async def is_done() -> bool:
+            return 2 not in await cluster.marked()
+
+        assert await until(cluster, is_done) <= settings.idle_wait_s + 0.2
+
+
+@in_virtual_time
+async def test_a_slow_zookeeper_is_looked_at_the_seldomer() -> None:
+    cluster = await Cluster.start()
+
+    async def far_away() -> None:
+        await asyncio.sleep(0.5)
+
+    settings = ReplicationSettings(idle_wait_s=0.5)
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(10)
+        cluster.tree.latency = far_away
+        await asyncio.sleep(30)
+        before = node.store.request_count
+        await asyncio.sleep(120)
+
+        assert node.store.request_count - before <= 10 * 10
+
+
+@in_virtual_time
 async def test_the_log_has_one_line_for_many_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_lost_b2(30)
     for module in ("summary", "worker"):  # as a logger remembers what it was first used with
