@@ -53,6 +53,9 @@ class Transfer:
     target: BookieId | None = None
     entry_bytes_hint: int = 1024
     """A guess at an entry's size, to keep within the byte window before the first one is seen."""
+    has_alternatives: bool = False
+    """Whether what a source leaves unanswered may be asked elsewhere: then a short silence of it is
+    enough to give its entries up."""
 
     def __post_init__(self) -> None:
         assert sum(map(len, self.reads.values())) <= TRANSFER_ENTRIES_MAX, self.ledger_id
@@ -89,6 +92,18 @@ class Room:
     def __post_init__(self) -> None:
         assert 0 <= self.free_bytes <= self.total_bytes, self
         assert self.total_bytes > 0, self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How a bookie does as a source of transfers, as far as this process has seen."""
+
+    is_ailing: bool = False
+    """It failed lately, or is silent now: to be asked last."""
+    waiting_bytes: int = 0
+    """About so much is asked of it, or will be next."""
+    reply_s: float = 0.001
+    """What a reply took lately."""
 
 
 class Bookies(Protocol):
@@ -166,6 +181,10 @@ class Bookies(Protocol):
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         """The bulk data path. Never raises for what a bookie did: the result says it."""
+        ...
+
+    def standing(self, bookie: BookieId) -> Standing:
+        """Asks nothing: what transfers have shown."""
         ...
 
     async def close(self) -> None: ...

@@ -29,7 +29,7 @@ from ledgers.bookie.protocol.messages import (
     Request,
     WriteLac,
 )
-from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Transfer, TransferResult
+from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.formats.bookie_info import Address, parse_address
@@ -55,6 +55,8 @@ class BulkPath(Protocol):
     """Whoever carries out transfers. It is closed with the client."""
 
     async def transfer(self, transfer: Transfer) -> TransferResult: ...
+
+    def standing(self, bookie: BookieId) -> Standing: ...
 
     async def close(self) -> None: ...
 
@@ -185,6 +187,9 @@ class BookieClient:
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         return await self._bulk.transfer(transfer)
+
+    def standing(self, bookie: BookieId) -> Standing:
+        return self._bulk.standing(bookie)
 
     # --- Connections ---------------------------------------------------------------------------
 

@@ -37,9 +37,10 @@ class Yielding:
         """Above which it never goes, whatever the reply times. May be changed at any time."""
         self._limit = max(1.0, cap / START_SHARE)
         self._base_s = 0.0
-        """The reply time when little is asked; 0: not known yet."""
-        self._trial_rounds = 0
-        """Rounds of the trial that are still to come."""
+        """The reply time when little is asked."""
+        self._reply_s = 0.0
+        self._trial_rounds = TRIAL_ROUNDS
+        """Rounds of the trial that are still to come. It begins with one."""
         self._tried_s = 0.0
         self._samples: list[float] = []
 
@@ -47,6 +48,11 @@ class Yielding:
     def limit(self) -> int:
         limit = self._limit / TRIAL_SHARE if self._trial_rounds else self._limit
         return max(1, min(self.cap, int(limit)))
+
+    @property
+    def reply_s(self) -> float:
+        """The last median of the reply times."""
+        return self._reply_s
 
     def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
         """One request was answered after so long. ``is_limiting``: whether more was to be asked.
@@ -57,6 +63,7 @@ class Yielding:
         if len(self._samples) >= ROUND_SAMPLES:
             median_s = statistics.median(self._samples)
             self._samples.clear()
+            self._reply_s = median_s
             self._judge(median_s, is_limiting=is_limiting, now_s=now_s)
 
     def note_busy(self) -> None:
@@ -70,9 +77,6 @@ class Yielding:
             if self._trial_rounds == 0:
                 self._base_s, self._tried_s = median_s, now_s
             return
-        if self._base_s == 0.0:
-            self._base_s, self._tried_s = median_s, now_s
-        self._base_s = min(self._base_s, median_s)
         if median_s > self._base_s * GROWTH_TOLERATED + DELAY_TOLERATED_S:
             self._limit = max(1.0, self._limit * DECREASE)
         elif is_limiting:

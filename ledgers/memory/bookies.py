@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ledgers.bookies import Answer, LacAnswer, Room, Transfer, TransferResult
+from ledgers.bookies import Answer, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.entry import EntryHeader
 from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError
@@ -73,6 +73,8 @@ class MemoryBookies:
         self.faults = faults
         self._bookies = {bookie: MemoryBookie() for bookie in bookies}
         self._failing: dict[tuple[BookieId, Op], Fault] = {}
+        self.standings: dict[BookieId, Standing] = {}
+        """What ``standing`` says, where it is not the usual."""
         self._is_closed = False
 
     # --- What a test does ----------------------------------------------------------------------
@@ -202,6 +204,9 @@ class MemoryBookies:
             raise UnavailableError("the bookie is down", bookie=bookie)
 
     # --- Transfers -----------------------------------------------------------------------------
+
+    def standing(self, bookie: BookieId) -> Standing:
+        return self.standings.get(bookie, Standing())
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         """One entry after the other."""

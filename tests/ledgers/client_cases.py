@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.client import BookieClient, BookieClientSettings
-from ledgers.bookies import Transfer, TransferResult
+from ledgers.bookies import Standing, Transfer, TransferResult
 from ledgers.entry import HEADER
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
@@ -40,6 +40,9 @@ class ManualClock:
 
 class NoBulk:
     is_closed = False
+
+    def standing(self, bookie: BookieId) -> Standing:
+        return Standing()
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         raise AssertionError("no transfer in these tests")

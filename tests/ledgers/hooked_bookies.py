@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ledgers.bookies import LacAnswer, Room, Transfer, TransferResult
+from ledgers.bookies import LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.entry import EntryHeader
 from ledgers.memory.bookies import MemoryBookies
 from ledgers.metadata import BookieId
@@ -137,6 +137,9 @@ class HookedBookies:
 
     async def room(self, bookie: BookieId) -> Room:
         raise NotImplementedError
+
+    def standing(self, bookie: BookieId) -> Standing:
+        return self.inner.standing(bookie)
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         raise NotImplementedError

@@ -103,6 +103,8 @@ class Lane(ABC):
         self._used_s = 0.0
         self._received_bytes = 0
         """Of the inbox when last looked at: whether anything came since."""
+        self._silent_checks = 0
+        """Looks in a row since anything came. A loop that was held up looks once, not often."""
 
     @property
     def is_open(self) -> bool:
@@ -179,7 +181,7 @@ class Lane(ABC):
         self._used_s = self._loop.time()
         self._is_proven = False
         self._unasked_count = 0
-        self._received_bytes = 0
+        self._received_bytes = self._silent_checks = 0
 
     def closed(self, inbox: Inbox, error: Exception | None) -> None:
         if inbox is self._inbox:  # else it was broken off before
@@ -216,11 +218,12 @@ class Lane(ABC):
         self._is_proven = False
         self._retry_s = self._loop.time() + self._back_off_s
 
-    def _is_silent(self) -> bool:
-        """Whether not a byte came since the last call."""
+    def _listen(self) -> None:
+        """To be called once in each check: whether a byte came since the last."""
         assert self._inbox is not None
         received_bytes, self._received_bytes = self._received_bytes, self._inbox.received_bytes
-        return received_bytes == self._received_bytes
+        is_silent = received_bytes == self._received_bytes
+        self._silent_checks = self._silent_checks + 1 if is_silent else 0
 
     def _ignore_unasked(self) -> None:
         """Late, repeated or never asked for. Raises CorruptionError when it is one too many."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ledgers.bookie.budget import ReadBudget, Waiter
 from ledgers.bookie.bulk.inbox import Inbox
-from ledgers.bookie.bulk.job import Job, forget
+from ledgers.bookie.bulk.job import QUANTUM_BYTES, Job, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
@@ -23,6 +23,12 @@ from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
     from ledgers.bookie.bulk.target import TargetLane
+
+IMPATIENT_S = 1.0
+IMPATIENT_CHECKS = 4
+"""Entries that may be had elsewhere are given up when nothing at all came for so long."""
+AILING_S = 30.0
+"""A bookie that failed or fell silent is asked last for so long."""
 
 R = TypeVar("R", bound=AnyReading)
 
@@ -47,6 +53,7 @@ class SourceLane(Lane, Generic[R]):
         """Requests of ours that the bookie has not answered."""
         self._yielding = Yielding(cap=budget.count_max)
         self._stopwatch = Stopwatch()
+        self._ailing_until_s = 0.0
         self._is_awake = False
         """Whether ``_ask_more`` is about to be called."""
         self._holding_targets: dict[TargetLane, None] = {}
@@ -250,15 +257,45 @@ class SourceLane(Lane, Generic[R]):
     def check_progress(self, now_s: float) -> None:
         if self._transport is None or self._holding_targets:
             return
+        self._listen()
         waiting = [reading for reading in self._all_readings() if reading.request_count]
         stalled = [r for r in waiting if now_s - r.progress_s > self._common.timeout_s]
-        if self._is_silent() and stalled and len(stalled) == len(waiting):
+        if self._silent_checks and stalled and len(stalled) == len(waiting):
             self.break_off(UnavailableError("no reply in time", bookie=self.bookie))
             return
+        if waiting and self._silent_checks >= IMPATIENT_CHECKS:
+            self._ail()
+            stalled.extend(r for r in self._all_readings() if r.job.transfer.has_alternatives)
         for reading in stalled:
             reading.job.fail_reading(reading)
-            if now_s - reading.progress_s > LATE_TIMEOUTS * self._common.timeout_s:
+            if (
+                reading.request_count
+                and now_s - reading.progress_s > LATE_TIMEOUTS * self._common.timeout_s
+            ):
                 self._give_up(reading)
+
+    # --- How it does ---------------------------------------------------------------------------
+
+    @property
+    def is_ailing(self) -> bool:
+        """Whether it failed or fell silent lately."""
+        return self._loop.time() < self._ailing_until_s
+
+    @property
+    def waiting_bytes(self) -> int:
+        """About what those in the ring are going to ask in their next turn."""
+        return len(self._ring) * QUANTUM_BYTES // 4
+
+    @property
+    def reply_s(self) -> float:
+        return self._yielding.reply_s
+
+    def _ail(self) -> None:
+        self._ailing_until_s = self._loop.time() + AILING_S
+
+    def forget_failures(self) -> None:
+        super().forget_failures()
+        self._ailing_until_s = 0.0
 
     def _all_readings(self) -> list[R]:
         return [reading for readings in self._readings.values() for reading in readings]
@@ -276,6 +313,8 @@ class SourceLane(Lane, Generic[R]):
         self.wake()
 
     def _fail_all(self, error: BookmenderError) -> None:
+        if self._readings:
+            self._ail()
         self._holding_targets.clear()
         self._ring.clear()
         for reading in self._all_readings():

@@ -172,7 +172,8 @@ class TargetLane(Lane):
         waiting = [writing for writing in self._all_writings() if writing.unacknowledged]
         stalled = [w for w in waiting if now_s - w.progress_s > self._common.timeout_s]
         error = UnavailableError("no reply from the target in time", bookie=self.bookie)
-        if self._is_silent() and stalled and len(stalled) == len(waiting):
+        self._listen()
+        if self._silent_checks and stalled and len(stalled) == len(waiting):
             self.break_off(error)
             return
         for writing in stalled:

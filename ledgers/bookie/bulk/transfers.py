@@ -16,12 +16,14 @@ from ledgers.bookie.bulk.job import Job, Totals, Writing
 from ledgers.bookie.bulk.lane import Common, Lane, Resolve
 from ledgers.bookie.bulk.readings import BATCH_ENTRY_BYTES_MAX, has_runs
 from ledgers.bookie.bulk.singles import SingleReads
+from ledgers.bookie.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S
 from ledgers.bookie.bulk.target import TargetLane
-from ledgers.bookies import Transfer, TransferResult
+from ledgers.bookies import Standing, Transfer, TransferResult
 from ledgers.metadata import BookieId
 
 TIMEOUT_S = 5.0
 CHECKS_PER_TIMEOUT = 4
+CHECK_INTERVAL_MAX_S = IMPATIENT_S / IMPATIENT_CHECKS
 WRITES_IN_FLIGHT_MAX = 1_000
 """At 500, two sources at their ceiling left the target waiting: a quarter slower."""
 WRITES_BYTES_MAX = 8 * 1024 * 1024
@@ -82,6 +84,17 @@ class BulkTransfers:
             return await job.done
         finally:
             job.abandon()
+
+    def standing(self, bookie: BookieId) -> Standing:
+        """How the bookie does as a source."""
+        source = self._sources.get(bookie)
+        if source is None:
+            return Standing()
+        return Standing(
+            is_ailing=any(lane.is_ailing for lane in source.lanes),
+            waiting_bytes=sum(lane.waiting_bytes for lane in source.lanes) + source.asked_bytes,
+            reply_s=max(lane.reply_s for lane in source.lanes),
+        )
 
     @property
     def yields(self) -> bool:
@@ -172,7 +185,7 @@ class BulkTransfers:
         self.memory.unpark_if_free()
         self._next_check = None
         if any(lane.is_open or lane.is_busy for lane in lanes):
-            delay_s = self._common.timeout_s / CHECKS_PER_TIMEOUT
+            delay_s = min(self._common.timeout_s / CHECKS_PER_TIMEOUT, CHECK_INTERVAL_MAX_S)
             self._next_check = loop.call_later(delay_s, self._check_progress)
 
     def _wake_all(self) -> None:
@@ -189,8 +202,14 @@ class Source:
     """One bookie to read from: a connection for single entries, and one for batches."""
 
     def __init__(self, bookie: BookieId, common: Common, budget: ReadBudget) -> None:
+        self._budget = budget
         self.singles = SingleReads(bookie, common, budget)
         self.batches = BatchReads(bookie, common, budget, self.singles)
+
+    @property
+    def asked_bytes(self) -> int:
+        """By this process, on whatever connection."""
+        return self._budget.entry_bytes
 
     @property
     def lanes(self) -> tuple[SingleReads, BatchReads]:
