@@ -9,7 +9,7 @@ import os
 import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -19,10 +19,11 @@ from auditor.draining import Drainer
 from auditor.election import Election
 from auditor.marking import Marker
 from auditor.records import Records
+from daemon.limits import keep_to_our_share, keep_to_pace, keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.placing import Placing, begin_placing
 from daemon.settings import Settings
-from ledgers.bookie.budget import Budgets, reads_in_flight_max
+from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock, SystemClock
@@ -52,9 +53,6 @@ from replication.waiting import WaitingNotesWriter
 from replication.worker import ReplicationWorker
 
 log = structlog.get_logger()
-
-SHARES_INTERVAL_S = 10.0
-"""How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +177,8 @@ async def open_worker(
                 tasks.create_task(work)
                 for work in (
                     batcher.run(),
-                    _keep_to_our_share(settings, session, budgets),
+                    keep_to_our_share(settings, session.views, session.membership, budgets),
+                    keep_to_pace(settings, session.views, bulk),
                     _pause_while_suspended(session.store, bulk),
                     _tell_of_returns(session.views, bookies, bulk),
                     placing.run(),
@@ -210,7 +209,7 @@ async def open_session(
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(session.views.run())
-                limiter = tasks.create_task(_keep_to_requests_per_s(settings, session))
+                limiter = tasks.create_task(keep_to_requests_per_s(settings, session.views, store))
                 ender = tasks.create_task(_end_with_session(store))
                 yield session
                 for task in (watcher, limiter, ender):
@@ -321,31 +320,6 @@ async def _end_with_session(store: MetadataStore) -> None:
 async def _end_with_vote(vote_lost: Awaitable[None]) -> None:
     await vote_lost
     raise LeadershipLostError("our vote is gone")
-
-
-async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budgets) -> None:
-    """The more nodes repair, the fewer reads each of them may have at one bookie (rule S10)."""
-    while True:
-        seen = session.views.change_count
-        nodes = await session.membership.everybody()
-        readers = [node for node in nodes if node.info.half is not Half.AUDITOR]
-        ordered = session.views.current.orders.limits.reads_in_flight_per_bookie
-        budgets.reads_in_flight_max = reads_in_flight_max(
-            ordered or settings.replication.reads_in_flight_per_bookie, reader_count=len(readers)
-        )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SHARES_INTERVAL_S):
-                await session.views.wait_change(seen)
-
-
-async def _keep_to_requests_per_s(settings: Settings, session: Session) -> None:
-    """As the settings say, unless an order says otherwise."""
-    views = session.views
-    while True:
-        seen, ordered = views.change_count, views.current.orders.limits.requests_per_s
-        ours = settings.zookeeper.requests_per_s
-        session.store.requests_per_s = ours if ordered is None else ordered
-        await views.wait_change(seen)
 
 
 async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:

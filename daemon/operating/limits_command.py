@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
+from daemon.limits import limits_in_force
 from daemon.settings import Settings
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
@@ -142,21 +143,9 @@ def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
 
 
 def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
-    """What holds for a node with these settings."""
-    ours = settings.replication
-    own: dict[str, int | bool] = {
-        "bytes_per_s": ours.bytes_per_s,
-        "entries_per_s": ours.entries_per_s,
-        "reads_in_flight_per_bookie": ours.reads_in_flight_per_bookie,
-        "requests_per_s": settings.zookeeper.requests_per_s,
-        "yields_to_writers": ours.yields_to_writers,
-    }
+    """What holds for a node with these settings, and by whose word."""
     ordered = asdict(order)
     return [
-        EffectiveLimit(
-            key=key,
-            value=value if ordered[key] is None else ordered[key],
-            is_ordered=ordered[key] is not None,
-        )
-        for key, value in own.items()
+        EffectiveLimit(key=key, value=value, is_ordered=ordered[key] is not None)
+        for key, value in asdict(limits_in_force(order, settings)).items()
     ]

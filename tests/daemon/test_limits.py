@@ -1,17 +1,25 @@
 """Limits that are set for all nodes at once, over what their settings say."""
 
+import asyncio
+from typing import cast
+
 import click
 import pytest
 
+from daemon.limits import keep_to_our_share, keep_to_pace
 from daemon.operating.limits_command import Limit, change_limits, effective_limits, merged
 from daemon.settings import Settings, ZooKeeperSettings
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.errors import CorruptionError
+from replication.membership import Half, Membership
 from replication.order_book import OrderBook, limits_place
 from replication.orders import LIMIT_RANGES, LimitsOrder
 from replication.settings import ReplicationSettings
+from tests.auditor.scenes import SOON_S
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.nodes import UR
+from tests.replication.nodes import UR, node_info
 
 URI = "zk+hierarchical://zk:2181/ledgers"
 
@@ -118,3 +126,62 @@ async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() ->
     await change_limits(visiting(cluster), LimitsOrder(bytes_per_s=5), reset=True)
 
     assert (await OrderBook(cluster.store, UR).read()).limits == LimitsOrder(bytes_per_s=5)
+
+
+# --- Followed at once ------------------------------------------------------------------------------
+
+
+class RecordedCopying:
+    """As much of ``BulkTransfers`` as limits touch: what it was last told."""
+
+    def __init__(self) -> None:
+        self.pace = self
+        self.rates: dict[str, int] = {}
+        self.yields = True
+
+    def set(self, **rates: int) -> None:
+        self.rates = rates
+
+
+@in_virtual_time
+async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> None:
+    cluster = await Cluster.start()
+    settings = Settings(
+        metadata_service_uri=URI,
+        replication=ReplicationSettings(bytes_per_s=7, reads_in_flight_per_bookie=50),
+    )
+    copying, budgets = RecordedCopying(), Budgets()
+    here, place = OrderBook(cluster.store, UR), limits_place(UR)
+    order = LimitsOrder(bytes_per_s=9, yields_to_writers=False, reads_in_flight_per_bookie=400)
+    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
+        following = [
+            tasks.create_task(keep_to_pace(settings, node.views, cast(BulkTransfers, copying))),
+            tasks.create_task(keep_to_our_share(settings, node.views, node.membership, budgets)),
+        ]
+
+        def told() -> tuple[dict[str, int], bool, int]:
+            return copying.rates, copying.yields, budgets.reads_in_flight_max
+
+        await asyncio.sleep(SOON_S)
+        by_settings = ({"bytes_per_s": 7, "entries_per_s": 0}, True, 50)
+        assert told() == by_settings
+
+        await here.give(place, order, over=None)
+        await asyncio.sleep(SOON_S)
+        assert told() == ({"bytes_per_s": 9, "entries_per_s": 0}, False, 400)
+
+        await change_limits(visiting(cluster), LimitsOrder(), reset=True)
+        await asyncio.sleep(SOON_S)
+        assert told() == by_settings
+
+        for number in range(9):
+            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Half.HAND))
+        await Membership.join(cluster.store, UR, node_info("auditor", Half.AUDITOR))
+        await here.give(place, order, over=None)
+        await asyncio.sleep(SOON_S)
+        assert budgets.reads_in_flight_max == 200, (
+            "a tenth of 2,000: who reads by hand counts (S10)"
+        )
+
+        for task in following:
+            task.cancel()

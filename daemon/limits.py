@@ -1,0 +1,81 @@
+"""What a node may cost, kept to at once whenever an operator orders otherwise than its settings say.
+
+``limits_in_force`` says what holds; three loops, one for each thing that is limited, carry it out.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+
+from daemon.settings import Settings
+from ledgers.bookie.budget import Budgets, reads_in_flight_max
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster_view import ViewSource
+from replication.membership import Half, Membership
+from replication.orders import LimitsOrder
+
+SHARES_INTERVAL_S = 10.0
+"""How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """As ``LimitsOrder``, with nothing left open. 0: no limit."""
+
+    bytes_per_s: int
+    entries_per_s: int
+    reads_in_flight_per_bookie: int
+    requests_per_s: int
+    yields_to_writers: bool
+
+
+def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
+    """What holds for a node with these settings."""
+    ours = settings.replication
+    own = Limits(
+        bytes_per_s=ours.bytes_per_s,
+        entries_per_s=ours.entries_per_s,
+        reads_in_flight_per_bookie=ours.reads_in_flight_per_bookie,
+        requests_per_s=settings.zookeeper.requests_per_s,
+        yields_to_writers=ours.yields_to_writers,
+    )
+    ordered = {key: value for key, value in asdict(order).items() if value is not None}
+    return replace(own, **ordered)
+
+
+async def keep_to_requests_per_s(
+    settings: Settings, views: ViewSource, store: ZooKeeperStore
+) -> None:
+    while True:
+        seen = views.change_count
+        limits = limits_in_force(views.current.orders.limits, settings)
+        store.requests_per_s = limits.requests_per_s
+        await views.wait_change(seen)
+
+
+async def keep_to_pace(settings: Settings, views: ViewSource, bulk: BulkTransfers) -> None:
+    """Of copying, in bytes and entries, and whether writers go first."""
+    while True:
+        seen = views.change_count
+        limits = limits_in_force(views.current.orders.limits, settings)
+        bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
+        bulk.yields = limits.yields_to_writers
+        await views.wait_change(seen)
+
+
+async def keep_to_our_share(
+    settings: Settings, views: ViewSource, membership: Membership, budgets: Budgets
+) -> None:
+    """The more nodes read, the fewer reads each of them may have at one bookie (rule S10)."""
+    while True:
+        seen = views.change_count
+        limits = limits_in_force(views.current.orders.limits, settings)
+        nodes = await membership.everybody()
+        readers = [node for node in nodes if node.info.half is not Half.AUDITOR]
+        budgets.reads_in_flight_max = reads_in_flight_max(
+            limits.reads_in_flight_per_bookie, reader_count=len(readers)
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SHARES_INTERVAL_S):
+                await views.wait_change(seen)
