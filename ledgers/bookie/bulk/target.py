@@ -38,6 +38,7 @@ class TargetLane(Lane):
         self._stopwatch = Stopwatch()
         self._is_full = False
         self._held_sources: dict[SourceLane[Any], None] = {}
+        self.keep_to_limit()
 
     # --- Sending -------------------------------------------------------------------------------
 
