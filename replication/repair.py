@@ -32,12 +32,18 @@ from replication.plan import Plan, plan_repair
 from replication.queue import Queue, Take
 from replication.reasons import Blocked, Reason, gravest
 from replication.results import Results
+from replication.slots import Slots
 from replication.survey import OpenEnd, Survey, Surveyor
 
 log = structlog.get_logger()
 
 ROUNDS_MAX = 10
 """Rounds of one repair before the ledger is put aside: each is a conflict, or a failed target."""
+PATIENCE_S = 0.5
+"""How long a ledger keeps its place while bookies answer what is asked of them. One that hangs is given
+ten times that, but the other ledgers shall not wait for it."""
+PATIENT_BYTES_PER_S = 1_000_000
+"""Likewise while it is copied, and so much longer as it is larger."""
 SECOND_CHECK_ENTRIES = 1_000
 """Copying more than this takes so long that the survivors are judged again before the unmark."""
 
@@ -62,17 +68,21 @@ class Repairer:
         self._open_ledgers = open_ledgers
         self._copier = copier
 
-    async def repair(self, take: Take, sighting: WriterSighting | None = None) -> Outcome:
+    async def repair(
+        self, take: Take, sighting: WriterSighting | None = None, *, slots: Slots | None = None
+    ) -> Outcome:
         """Until the ledger is done or something stands in the way.
 
-        ``sighting``: what an earlier outcome gave, once its grace is over. Raises SessionLostError
+        ``sighting``: what an earlier outcome gave, once its grace is over. ``slots``: of which the
+        caller holds one, which is lent while a bookie keeps us waiting. Raises SessionLostError
         and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
         does not answer.
         """
         memory = Memory()
+        slots = slots or Slots(1)
         for _ in range(ROUNDS_MAX):
             try:
-                outcome = await self._round(take, sighting, memory)
+                outcome = await self._round(take, sighting, memory, slots)
             except (ConflictError, NoNodeError):  # the metadata moved on, or is gone: read again
                 continue
             except UnknownOutcomeError:
@@ -88,21 +98,25 @@ class Repairer:
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
 
     async def _round(
-        self, take: Take, sighting: WriterSighting | None, memory: Memory
+        self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
     ) -> Outcome | None:
         """One round; None asks for another."""
         view = self._views.current
-        match await self._surveyor.survey(take.ledger_id, view, distrusted=memory.refilled):
+        async with slots.lent_after(PATIENCE_S):
+            found = await self._surveyor.survey(take.ledger_id, view, distrusted=memory.refilled)
+        match found:
             case None:
                 return await self._finish(take)
             case Blocked() as blocked:
                 return waiting(blocked)
-            case OpenEnd() as found:
-                return await self._settle(take, found, sighting)
+            case OpenEnd() as open_end:
+                return await self._settle(take, open_end, sighting)
             case Survey() as survey:
-                return await self._mend(take, survey, memory)
+                return await self._mend(take, survey, memory, slots)
 
-    async def _mend(self, take: Take, survey: Survey, memory: Memory) -> Outcome | None:
+    async def _mend(
+        self, take: Take, survey: Survey, memory: Memory, slots: Slots
+    ) -> Outcome | None:
         """Plan, copy, write; None: to be looked at again."""
         if survey.is_abandoned:
             return await self._recover(take, survey.versioned, survey.view)
@@ -111,7 +125,9 @@ class Repairer:
             if not self._is_unchanged(survey.metadata.bookies, survey.view):
                 return None
             return await self._finish(take)
-        outcomes = await self._copier.copy_all(plan, survey, memory)
+        byte_count = sum(repair.byte_count for repair in plan.repairs)
+        async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
+            outcomes = await self._copier.copy_all(plan, survey, memory)
         return await self._write(take, survey, plan, outcomes)
 
     async def _finish(self, take: Take) -> Outcome:

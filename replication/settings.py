@@ -14,7 +14,8 @@ class ReplicationSettings:
     enabled: bool = True
     """False: this node takes no ledgers; its auditor half may still run."""
     ledgers_at_once: int = 100
-    """Ledgers repaired at the same time. 1: one after the other, as Java does."""
+    """Ledgers repaired at the same time. 1: one after the other, as Java does. One that a bookie keeps
+    waiting does not count meanwhile."""
     open_ledger_grace_s: float = 30.0
     """How long a ledger whose open last fragment misses a bookie is left to its writer before it
     is fenced. 0: fenced at once, which may cut off a writer that is replacing the bookie itself."""

@@ -25,6 +25,7 @@ from replication.outcome import Outcome, OutcomeKind
 from replication.queue import Queue
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
+from replication.slots import Slots
 from replication.summary import SUMMARY_INTERVAL_S, Summary
 from replication.waiting import WaitingNotesWriter
 from replication.waiting_list import Holding, WaitingList
@@ -97,7 +98,7 @@ class ReplicationWorker:
             rng=rng,
             help_after_s=settings.idle_wait_s,
         )
-        self._slots = asyncio.Semaphore(settings.ledgers_at_once)
+        self._slots = Slots(settings.ledgers_at_once)
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
@@ -134,18 +135,17 @@ class ReplicationWorker:
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Look at the queue once and start on what is there; False when nothing was."""
-        async with self._slots:  # before there is room for one more, what is found would grow old
-            pass
+        await self._slots.wait_free()  # before, what is found would grow old
         self._wake.clear()
         if await self._queue.is_disabled():
             return False
         candidates = await self._lookout.look(busy=self._busy, room=self._room_for_others())
         looked_s = self._clock.now_s()
         for candidate in candidates:
-            await self._slots.acquire()
+            await self._slots.take()
             is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
             if is_old or not self._queue.may_take:
-                self._slots.release()
+                self._slots.give_back()
                 break
             self._busy.add(candidate.ledger_id)
             tasks.create_task(self._work(candidate))
@@ -156,7 +156,7 @@ class ReplicationWorker:
 
     def _room_for_others(self) -> int:
         """Only a worker that is half idle helps with others' ledgers."""
-        room = self._settings.ledgers_at_once - (len(self._busy) - self._grace_count)
+        room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
         return room if 2 * room >= self._settings.ledgers_at_once else 0
 
     async def _work(self, candidate: Candidate) -> None:
@@ -171,7 +171,7 @@ class ReplicationWorker:
                 await self._hold(Holding(take=take, world=world, note=candidate.note))
         finally:
             self._busy.discard(candidate.ledger_id)
-            self._slots.release()
+            self._slots.give_back()
             if not self._busy:
                 self._wake.set()
 
@@ -197,7 +197,7 @@ class ReplicationWorker:
         return True
 
     async def _repair(self, held: Holding) -> Outcome:
-        outcome = await self._repairer.repair(held.take)
+        outcome = await self._repairer.repair(held.take, slots=self._slots)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
@@ -208,16 +208,13 @@ class ReplicationWorker:
             if not self._queue.may_take:  # nobody is to be fenced now
                 break
             held.world = self._waiting.world
-            outcome = await self._repairer.repair(held.take, outcome.sighting)
+            outcome = await self._repairer.repair(held.take, outcome.sighting, slots=self._slots)
         return outcome
 
     async def _sit_out_grace(self) -> None:
         """Wait without a slot: the ledgers behind this one go on."""
-        self._slots.release()
-        try:
+        async with self._slots.lent():
             await self._clock.sleep(self._settings.open_ledger_grace_s)
-        finally:
-            await self._slots.acquire()
 
     async def _conclude(self, held: Holding, outcome: Outcome) -> None:
         REPAIRS.labels(outcome=outcome.kind.value).inc()

@@ -255,7 +255,9 @@ async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
     async with cluster.node(settings=PATIENT) as node:
         repair, times_s = node.repairer.repair, []
 
-        async def wait_for_window(take: Take, sighting: WriterSighting | None = None) -> Outcome:
+        async def wait_for_window(
+            take: Take, sighting: WriterSighting | None = None, **_: object
+        ) -> Outcome:
             times_s.append(cluster.clock.wall_ms())
             if cluster.clock.wall_ms() < until_ms:
                 return waiting(

@@ -99,7 +99,7 @@ async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back
     async with cluster.node() as node:
         repair = node.repairer.repair
 
-        async def crash_on_3(take: Take, sighting: object = None) -> Outcome:
+        async def crash_on_3(take: Take, sighting: object = None, **_: object) -> Outcome:
             if take.ledger_id == 3:
                 raise ZeroDivisionError
             return await repair(take)
