@@ -1,7 +1,7 @@
 """A TCP proxy that breaks, holds up and slows connections on demand, on the test's own loop."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,8 @@ class TcpProxy:
 
     def __init__(self, port: int) -> None:
         self._target_port = port
+        self.address = ""
+        """``host:port``, once it was started."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -22,12 +24,15 @@ class TcpProxy:
         self._has_reply = asyncio.Event()
         self.reply_delay_s = 0.0
         """For how long replies are held up, and with them those behind them."""
+        self.garble: Callable[[bytes], bytes] = lambda piece: piece
+        """What becomes of each piece of the replies."""
 
     async def start(self) -> str:
         """Return the address that it listens on, ``host:port``."""
         self._server = await asyncio.start_server(self._serve, LOOPBACK, 0)
         host, port = self._server.sockets[0].getsockname()[:2]
-        return f"{host}:{port}"
+        self.address = f"{host}:{port}"
+        return self.address
 
     def cut(self) -> None:
         """Break what is connected, with all that is under way; whoever connects is turned away."""
@@ -97,6 +102,6 @@ class TcpProxy:
                 self._has_reply.set()
                 await self._replies_pass.wait()
                 await asyncio.sleep(self.reply_delay_s)
-                target.write(chunk)
+                target.write(self.garble(chunk))
                 await target.drain()
         target.transport.abort()

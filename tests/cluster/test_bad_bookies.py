@@ -1,0 +1,278 @@
+"""A bookie that hangs, is slow, is full or talks nonsense delays no ledger but those that it is needed for.
+
+Between our daemon and the bad bookie stands a proxy, which its registration names in its place. What is
+compared is the order of what happens: all the other ledgers are repaired before the first of those
+that touch the bad bookie is finished with, though these came first.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.demo.workload import Written
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child
+from daemon.local.spec import port_of
+from ledgers.errors import NoNodeError
+from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.metadata import BookieId
+from replication.reasons import Reason
+from tests.cluster.bookies_in_trouble import (
+    READ_ONLY_SURVIVES_RESTART,
+    SESSION_TIMEOUT_S,
+    expire,
+    make_read_only,
+    make_writable,
+)
+from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.tcp_proxy import TcpProxy
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+SLOTS = 20
+FEW, CROWD = SLOTS // 2, 2 * SLOTS
+"""Ledgers that touch the bad bookie: some of the slots that a worker has, or more than all."""
+OTHERS = 30
+SLOW_S = 3.0
+"""Longer than it takes to repair all the others, shorter than what a bookie is given to answer."""
+SEED = 7
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {
+        "session_timeout_s": SESSION_TIMEOUT_S,
+        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
+    }
+
+
+def hang(proxy: TcpProxy) -> None:
+    proxy.hold_replies()
+
+
+def be_slow(proxy: TcpProxy) -> None:
+    proxy.reply_delay_s = SLOW_S
+
+
+def talk_nonsense(proxy: TcpProxy) -> None:
+    noise = random.Random(SEED)
+    proxy.garble = lambda piece: noise.randbytes(len(piece))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "touching_count"),
+    [
+        pytest.param(hang, FEW, id="it hangs"),
+        pytest.param(hang, CROWD, id="it hangs, and more ledgers need it than a worker has slots"),
+        pytest.param(be_slow, FEW, id="it is slow"),
+        pytest.param(talk_nonsense, CROWD, id="it talks nonsense"),
+    ],
+)
+def test_a_bad_member_delays_only_its_own_ledgers(
+    module_cluster: LocalCluster,
+    tmp_path: Path,
+    trouble: Callable[[TcpProxy], None],
+    touching_count: int,
+) -> None:
+    bad = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
+            touching, others = await write_apart(on, bad, touching_count=touching_count)
+            await proxy.register(is_writable=False)  # so that it is no target
+            trouble(proxy)
+            node = start()
+            for number, ledger in enumerate(touching):
+                await lose_but(on, ledger, bad, number=number)
+            await proxy.wait_reply()  # the first of them is under way
+            await on.lose(others)
+            await wait_for(lambda: ids(others) <= set(concluded(node)), "others repaired")
+
+            assert_others_first(ids(others), ids(touching), node, trouble)
+            assert errors(node) == []
+            await get_well(on, proxy)
+            await on.assert_whole([*touching, *others])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("trouble", "touching_count"),
+    [
+        pytest.param(hang, FEW, id="it hangs"),
+        pytest.param(hang, CROWD, id="it hangs, and more ledgers go there than a worker has slots"),
+        pytest.param(be_slow, FEW, id="it is slow"),
+        pytest.param(talk_nonsense, CROWD, id="it talks nonsense"),
+    ],
+)
+def test_a_bad_target_delays_only_what_goes_there(
+    module_cluster: LocalCluster,
+    tmp_path: Path,
+    trouble: Callable[[TcpProxy], None],
+    touching_count: int,
+) -> None:
+    """It is the only possible target of ledgers that lie on all bookies but it; then it counts as
+    read-only, so that the others cannot go there."""
+    bad = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
+            wide = shape(1, quorums=(5, 2, 2))
+            touching = await on.write(*(wide for _ in range(touching_count)))
+            _, others = await write_apart(on, bad, touching_count=0)
+            await proxy.register(is_writable=True)
+            trouble(proxy)
+            node = start()
+            for ledger in touching:
+                await on.lose([ledger], index=await index_of(on, ledger, bad))
+            await proxy.wait_reply()
+            await proxy.register(is_writable=False)
+            await on.lose(others)
+            await wait_for(lambda: ids(others) <= set(concluded(node)), "others repaired")
+
+            assert_others_first(ids(others), ids(touching), node, trouble)
+            assert errors(node) == []
+            await get_well(on, proxy)
+            await on.assert_whole([*touching, *others])
+
+    asyncio.run(run())
+
+
+def test_a_full_bookie_gets_nothing_and_delays_nobody(
+    module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    """It refuses all adds, as those that ran out of room do, while its registration says writable."""
+    full = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with scene(module_cluster, full, tmp_path) as (on, proxy, start):
+            written = await on.write(*(shape(number) for number in range(OTHERS)))
+            node = start()
+            await proxy.register(is_writable=True)
+            await on.lose(written)
+            await on.wait_repaired(written, GONE)
+
+            assert events(node, "ledger.put_aside") == []
+            assert errors(node) == []
+            assert await on.names(written, full) == []
+            await on.assert_whole(written)
+
+    make_read_only(module_cluster, full)
+    asyncio.run(run())
+    expire(module_cluster, full)
+    make_writable(module_cluster, full)
+
+
+def assert_others_first(
+    others: set[int], touching: set[int], node: Child, trouble: Callable[[TcpProxy], None]
+) -> None:
+    """Each of the others was repaired at the first try; and, where the bad bookie costs time, before any
+    ledger that it cost time: all that touch it but those that were never sent there."""
+    spared = {
+        event["ledger_id"]
+        for event in events(node, "ledger.put_aside")
+        if event["reason"] == Reason.NO_TARGET.value
+    }
+    order = [i for i in concluded(node) if i in others | (touching - spared)]
+    assert sorted(i for i in order if i in others) == sorted(others)
+    if trouble is not talk_nonsense:  # which is quickly found out
+        assert set(order[: len(others)]) == others, order
+
+
+def ids(written: Sequence[Written]) -> set[int]:
+    return {each.ledger_id for each in written}
+
+
+def concluded(node: Child) -> list[int]:
+    """Ledgers in the order in which a repair of them ended, well or not."""
+    found = [*events(node, "ledger.repaired"), *events(node, "ledger.put_aside")]
+    return [event["ledger_id"] for event in sorted(found, key=lambda each: each["timestamp"])]
+
+
+async def write_apart(
+    on: Bench, bad: BookieId, *, touching_count: int
+) -> tuple[list[Written], list[Written]]:
+    """Ledgers that the bookie is a member of, as many as asked for; and others that it is not."""
+    touching: list[Written] = []
+    others: list[Written] = []
+    while len(touching) < touching_count or len(others) < OTHERS:
+        written = await on.write(*(shape(number) for number in range(20)))
+        named = set(await on.names(written, bad))
+        touching += [each for each in written if each.ledger_id in named]
+        others += [each for each in written if each.ledger_id not in named]
+    return touching[:touching_count], others[:OTHERS]
+
+
+async def lose_but(on: Bench, ledger: Written, bad: BookieId, *, number: int) -> None:
+    """Lose a copy that is not on that bookie."""
+    index = await index_of(on, ledger, bad)
+    await on.lose([ledger], index=(index + 1 + number % 2) % 3)
+
+
+async def index_of(on: Bench, ledger: Written, bookie: BookieId) -> int:
+    return (await on.metadata(ledger)).last_segment.ensemble.index(bookie)
+
+
+class BadBookie(TcpProxy):
+    """A proxy in front of a bookie."""
+
+    def __init__(self, on: Bench, bookie: BookieId) -> None:
+        super().__init__(port_of(bookie))
+        self._store, self._bookie = on.seen.store, bookie
+        self._available = f"{on.seen.settings.uri.root}/available"
+
+    async def register(self, *, is_writable: bool) -> None:
+        """In the bookie's place."""
+        await self._register(self.address, is_writable=is_writable)
+
+    async def step_aside(self) -> None:
+        """The bookie is registered again, by a znode that nobody owns."""
+        await self._register(self._bookie, is_writable=True)
+
+    async def _register(self, address: str, *, is_writable: bool) -> None:
+        host, _, port = address.rpartition(":")
+        info = BookieServiceInfoFormat()
+        info.endpoints.add(id="bookie", host=host, port=int(port), protocol="bookie-rpc")
+        for place in (self._available, f"{self._available}/readonly"):
+            with suppress(NoNodeError):
+                await self._store.delete(f"{place}/{self._bookie}")
+        place = self._available if is_writable else f"{self._available}/readonly"
+        await self._store.create(f"{place}/{self._bookie}", info.SerializeToString())
+
+
+async def get_well(on: Bench, proxy: BadBookie) -> None:
+    """Return when all that waited for the bookie is repaired."""
+    proxy.reply_delay_s = 0.0
+    proxy.garble = lambda piece: piece
+    proxy.restore()
+    await proxy.register(is_writable=True)
+    await on.wait_idle()
+
+
+@asynccontextmanager
+async def scene(
+    cluster: LocalCluster, bad: BookieId, folder: Path
+) -> AsyncIterator[tuple[Bench, BadBookie, Callable[[], Child]]]:
+    """What may come in front of the bad bookie, and what starts our daemon."""
+    settings = {
+        "AUDITOR_ENABLED": "false",
+        "REPLICATION_RETRY_MIN_S": "0.5",
+        "REPLICATION_LEDGERS_AT_ONCE": str(SLOTS),
+    }
+    async with bench(cluster.metadata_service_uri) as on:
+        proxy = BadBookie(on, bad)
+        await proxy.start()
+        try:
+            async with nodes(cluster.metadata_service_uri, folder) as start:
+                try:
+                    yield on, proxy, lambda: start("node", settings=settings)
+                finally:  # the next test is to find an empty queue, also after a failure
+                    await get_well(on, proxy)
+        finally:
+            await proxy.close()
+            await proxy.step_aside()
