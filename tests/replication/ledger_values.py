@@ -1,7 +1,17 @@
 """Small values that several tests of replication speak of."""
 
+from collections.abc import Sequence
+
+from ledgers.entry import EntryDigest
 from ledgers.fragments import Fragment
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.registration import BookieView
+from ledgers.store import Stat
+from replication.check import Finding
+from replication.cluster_view import ClusterView
+from replication.orders import Orders
+from replication.survey import Survey
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 8))
 B1, B2, B3, B4, B5, B6, B7 = BOOKIES
@@ -42,4 +52,23 @@ def fragment(
         ensemble=ensemble,
         write_quorum=write_quorum,
         is_closed=is_closed,
+    )
+
+
+def survey_of(
+    findings: Sequence[Finding],
+    metadata: LedgerMetadata | None = None,
+    orders: Orders | None = None,
+) -> Survey:
+    """Of ledger 7; closed, on B1, B2 and B3, where nothing else is said."""
+    return Survey(
+        versioned=VersionedMetadata(
+            ledger_id=7,
+            metadata=metadata or closed_ledger((B1, B2, B3)),
+            stat=Stat(version=0),
+            data=b"",
+        ),
+        view=ClusterView(bookies=BookieView(), orders=orders or Orders()),
+        digest=EntryDigest(DigestType.CRC32C, b""),
+        findings=tuple(findings),
     )

@@ -1,24 +1,30 @@
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ledgers.entry import EntryDigest
-from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.errors import NotEnoughBookiesError
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
-from ledgers.registration import BookieView
-from ledgers.store import Stat
 from replication.check import Finding, Verdict
-from replication.cluster_view import ClusterView
 from replication.entry_runs import EntryRuns
-from replication.orders import Orders
+from replication.orders import MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
-from replication.survey import Survey
 from replication.targets import Bar, Targets
-from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledger, fragment
+from tests.replication.ledger_values import (
+    B1,
+    B2,
+    B3,
+    B4,
+    B5,
+    B6,
+    closed_ledger,
+    fragment,
+    survey_of,
+)
 
 SEED = 3
 CLOSED = closed_ledger((B1, B2, B3))
@@ -73,24 +79,11 @@ def finding(
     )
 
 
-def survey_of(
-    findings: Sequence[Finding],
-    metadata: LedgerMetadata = CLOSED,
-    orders: Orders = Orders(),  # noqa: B008 - a value that never changes
-) -> Survey:
-    return Survey(
-        versioned=VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=0), data=b""),
-        view=ClusterView(bookies=BookieView(), orders=orders),
-        digest=EntryDigest(DigestType.CRC32C, b""),
-        findings=tuple(findings),
-    )
-
-
 def plan(
     findings: Sequence[Finding],
     targets: Targets | None = None,
     metadata: LedgerMetadata = CLOSED,
-    orders: Orders = Orders(),  # noqa: B008 - a value that never changes
+    orders: Orders | None = None,
 ) -> Plan:
     return plan_repair(survey_of(findings, metadata, orders), targets or targets_of())
 
@@ -299,3 +292,52 @@ def test_rule_s3_the_target_of_an_earlier_copy_is_kept_for_its_index() -> None:
     made = plan([first, second], targets)
 
     assert [(r.index, r.target, len(r.entry_ids)) for r in made.repairs] == [(0, B5, 7), (2, B4, 0)]
+
+
+# --- Orders ---------------------------------------------------------------------------------------
+
+
+def test_rule_s16_a_draining_index_moves_with_all_its_entries_though_it_lacks_none() -> None:
+    [repair] = plan([finding(1, Verdict.DRAINING)]).repairs
+
+    assert repair.target in {B4, B5, B6}
+    assert len(repair.entry_ids) == 7
+
+
+def test_who_is_away_is_waited_for_to_the_end_of_its_window_and_the_rest_is_done() -> None:
+    orders = Orders(maintenance={B2: MaintenanceWindow(since_ms=1, until_ms=9, reason="new disk")})
+
+    made = plan([finding(1, Verdict.AWAY), finding(2, Verdict.LOST)], orders=orders)
+
+    [blocked], [repair] = made.blocked, made.repairs
+    assert (blocked.reason, blocked.until_ms) == (Reason.MAINTENANCE, 9)
+    assert blocked.detail == f"{B2} is away for maintenance (new disk)"
+    assert repair.replaced == B3
+
+
+def test_target_local_leaves_a_ledger_that_has_it_to_other_nodes() -> None:
+    made = plan([finding(1, Verdict.LOST)], targets_of((B1,), only_local=B1))
+
+    [blocked] = made.blocked
+    assert blocked.reason is Reason.LEFT_TO_OTHERS
+    assert blocked.reason.is_of_this_node
+    assert B1 in blocked.detail
+
+
+def test_a_policy_that_allows_none_of_those_that_are_left_says_why() -> None:
+    class Enforced(RandomPlacement):
+        def choose_replacement(self, *_: object, **__: object) -> BookieId:
+            raise NotEnoughBookiesError("no bookie in another rack")
+
+    targets = replace(targets_of(), placement=Enforced(random.Random(1)))
+
+    [blocked] = plan([finding(1, Verdict.LOST)], targets).blocked
+
+    assert blocked.reason is Reason.NO_TARGET
+    assert "the placement policy allows none: no bookie in another rack" in blocked.detail
+
+
+def test_the_size_of_a_copy_is_guessed_from_the_ledgers_length() -> None:
+    [repair] = plan([finding(1, Verdict.LOST)]).repairs
+
+    assert repair.byte_count == 7 * (32 + 4 + 100)
