@@ -27,9 +27,10 @@ from ledgers.metadata import BookieId
 @config_option
 @output_option
 @click.option(
-    "--fence-open",
-    is_flag=True,
-    help="Recover and close open ledgers on it. Without it they stay until their writers close them.",
+    "--fence-open/--leave-open",
+    default=None,
+    help="Recover and close open ledgers on it, or leave them until their writers close them: so it is "
+    "unless --fence-open was said, now or when the order was given.",
 )
 @click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
 @click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
@@ -37,7 +38,7 @@ def drain(
     bookies: tuple[BookieId, ...],
     config: Path | None,
     output: str,
-    fence_open: bool,
+    fence_open: bool | None,
     wait: bool,
     cancel: bool,
 ) -> None:
@@ -49,9 +50,9 @@ def drain(
     Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
     something is, 2 for a bookie that the cluster does not know.
     """
-    if cancel and (wait or fence_open):
+    if cancel and (wait or fence_open is not None):
         raise click.UsageError("--cancel goes with no other option")
-    if (cancel or wait or fence_open) and not bookies:
+    if (cancel or wait or fence_open is not None) and not bookies:
         raise click.UsageError("which bookie?")
 
     async def act(cluster: Visit) -> Drains:

@@ -1,7 +1,7 @@
 """Draining bookies: giving the orders, taking them back, and waiting until all has moved."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.election import current_leader
@@ -65,9 +65,9 @@ async def read_drains(cluster: Visit) -> Drains:
 
 
 async def order_drains(
-    cluster: Visit, bookies: Sequence[BookieId], *, may_fence: bool, clock: Clock
+    cluster: Visit, bookies: Sequence[BookieId], *, may_fence: bool | None, clock: Clock
 ) -> None:
-    """One that is being drained already goes on, under the new terms.
+    """One that is being drained already goes on, under the new terms. ``may_fence``: None: as it stands.
 
     Raises ConflictError, and CorruptionError where a later release's order stands.
     """
@@ -76,15 +76,16 @@ async def order_drains(
         place = drain_place(cluster.ur, bookie)
         standing = await book.standing(place)
         if standing is None:
-            since_ms = clock.wall_ms()
+            order = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
         elif standing.order is None:
             raise CorruptionError(
                 "an order stands that this release cannot read; --cancel takes it back",
                 bookie=bookie,
             )
+        elif may_fence is None:
+            order = standing.order
         else:
-            since_ms = standing.order.since_ms
-        order = DrainOrder(since_ms=since_ms, may_fence=may_fence)
+            order = replace(standing.order, may_fence=may_fence)
         if standing is None or standing.order != order:
             await book.give(place, order, over=standing)
 

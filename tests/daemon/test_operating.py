@@ -38,7 +38,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import ROOT, UR, node_info
 
 
-async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -> None:
+async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | None = None) -> None:
     await order_drains(visiting(cluster), bookies, may_fence=may_fence, clock=cluster.clock)
 
 
@@ -88,6 +88,11 @@ async def test_a_drain_that_is_ordered_again_goes_on_under_the_new_terms() -> No
     draining_now = (await OrderBook(cluster.store, UR).read()).draining
     assert draining_now[B1] == DrainOrder(since_ms=first.since_ms, may_fence=True)
     assert draining_now[B2].since_ms > first.since_ms
+
+    await order_drain(cluster, B1, may_fence=None)
+    assert (await OrderBook(cluster.store, UR).read()).draining[B1].may_fence, "as it stands"
+    await order_drain(cluster, B1, may_fence=False)
+    assert not (await OrderBook(cluster.store, UR).read()).draining[B1].may_fence
 
 
 @in_virtual_time
