@@ -29,8 +29,8 @@ from ledgers.metadata import BookieId
 @click.option(
     "--fence-open/--leave-open",
     default=None,
-    help="Recover and close open ledgers on it, or leave them until their writers close them: so it is "
-    "unless --fence-open was said, now or when the order was given.",
+    help="Whether open ledgers on it are recovered and closed, or left until their writers close them. "
+    "Not said: as the order stands; a new one leaves them.",
 )
 @click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
 @click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
