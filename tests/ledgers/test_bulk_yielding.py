@@ -35,6 +35,20 @@ def test_what_is_asked_at_first_is_a_part_of_the_cap(yields: bool, least: int, m
     play(act, yields=yields)
 
 
+@pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
+def test_the_replies_of_sources_and_targets_are_timed(reads_batches: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(8_000))
+
+        for _ in range(3):
+            await scene.run(scene.runs(8_000, entry_bytes_hint=40))
+
+        assert scene.bulk.standing(scene.a.bookie_id).reply_s > 0
+        assert scene.bulk._targets[scene.target.bookie_id]._yielding.reply_s > 0
+
+    play(act, yields=True, reads_batches=reads_batches)
+
+
 def test_a_bookie_that_is_too_busy_is_asked_for_less() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(600))

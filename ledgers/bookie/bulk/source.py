@@ -193,6 +193,7 @@ class SourceLane(Lane, Generic[R]):
         job.resize(stretch.good_bytes - good_taken_bytes)
         if len(writing.unacknowledged) == stretch.good_count:
             writing.progress_s = self._loop.time()
+        writing.lane.time(writing)
         self._outgoing.setdefault(writing.lane, []).extend(stretch.frames)
 
     def _finish_arrival(self) -> None:
