@@ -10,7 +10,8 @@ import asyncio
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 
 from ledgers.bookies import Answer, Bookies, Standing, Transfer
 from ledgers.entry import EntryDigest
@@ -87,16 +88,6 @@ class CopyOutcome:
     def is_complete(self) -> bool:
         return self.target_error is None and not self.without_copy and not self.unknown
 
-    def then(self, later: "CopyOutcome") -> "CopyOutcome":
-        """Of both together."""
-        return CopyOutcome(
-            entry_count=self.entry_count + later.entry_count,
-            entry_bytes=self.entry_bytes + later.entry_bytes,
-            target_error=self.target_error or later.target_error,
-            without_copy=self.without_copy + later.without_copy,
-            unknown=self.unknown + later.unknown,
-        )
-
 
 History = tuple[tuple[BookieId, Answer], ...]
 """Who was asked for an entry, in this order, and the answer."""
@@ -129,14 +120,9 @@ async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> 
     copy = _Copy(job, bookies, digest)
     for run in job.runs:
         await copy.copy_run(run)
-        if not copy.outcome.is_complete:
+        if copy.is_lacking:
             break
-    outcome = copy.outcome
-    return replace(
-        outcome,
-        without_copy=tuple(sorted(outcome.without_copy)),
-        unknown=tuple(sorted(outcome.unknown)),
-    )
+    return copy.outcome
 
 
 class _Copy:
@@ -145,13 +131,31 @@ class _Copy:
     def __init__(self, job: CopyJob, bookies: Bookies, digest: EntryDigest) -> None:
         self._job, self._bookies, self._digest = job, bookies, digest
         self._resumes_left = RESUMES_MAX
-        self.outcome = CopyOutcome()
+        self._entry_count = self._entry_bytes = 0
+        self._target_error: BookmenderError | None = None
+        self._without_copy: list[int] = []
+        self._unknown: list[int] = []
+
+    @property
+    def outcome(self) -> CopyOutcome:
+        return CopyOutcome(
+            entry_count=self._entry_count,
+            entry_bytes=self._entry_bytes,
+            target_error=self._target_error,
+            without_copy=tuple(sorted(self._without_copy)),
+            unknown=tuple(sorted(self._unknown)),
+        )
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether something stood in the way so far."""
+        return bool(self._target_error or self._without_copy or self._unknown)
 
     async def copy_run(self, run: Sequence[int]) -> None:
-        slices = slices_of(run)
         if len(run) <= SLICE_ENTRIES:  # nearly always, and worth a task saved
-            await self._copy_slices(slices)
+            await self._copy_slice(array("q", run))
             return
+        slices = slices_of(run)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(SLICES_AT_ONCE):
                 tasks.create_task(self._copy_slices(slices))
@@ -165,9 +169,8 @@ class _Copy:
     @property
     def _is_hopeless(self) -> bool:
         """Whether nothing is gained by going on."""
-        outcome = self.outcome
-        lacking_count = len(outcome.without_copy) + len(outcome.unknown)
-        return outcome.target_error is not None or lacking_count > LACKING_MAX
+        lacking_count = len(self._without_copy) + len(self._unknown)
+        return self._target_error is not None or lacking_count > LACKING_MAX
 
     async def _copy_slice(self, entry_ids: Sequence[int]) -> None:
         progress = Progress()
@@ -186,36 +189,31 @@ class _Copy:
                     has_alternatives=reads.have_alternatives,
                 )
             )
-            self._add(CopyOutcome(entry_count=result.entry_count, entry_bytes=result.entry_bytes))
+            self._entry_count += result.entry_count
+            self._entry_bytes += result.entry_bytes
             entry_ids = progress.note(result.failures)
             if result.target_error is not None:
                 if not self._may_resume(result.target_error):
-                    self._add(CopyOutcome(target_error=result.target_error))
+                    self._target_error = self._target_error or result.target_error
                     return
                 await asyncio.sleep(RESUME_PAUSE_S)
                 entry_ids = sorted({*entry_ids, *result.unwritten})
-        self._add(
-            CopyOutcome(without_copy=tuple(progress.without_copy), unknown=tuple(progress.unknown))
-        )
+        self._without_copy += progress.without_copy
+        self._unknown += progress.unknown
 
     def _may_resume(self, error: BookmenderError) -> bool:
         """Whether to send the target what it has not acknowledged yet, after a pause."""
-        is_worth_it = (
-            isinstance(error, BusyError) or self.outcome.entry_count >= RESUME_WORTH_ENTRIES
-        )
+        is_worth_it = isinstance(error, BusyError) or self._entry_count >= RESUME_WORTH_ENTRIES
         if not (isinstance(error, UnavailableError) and is_worth_it and self._resumes_left):
             return False
         self._resumes_left -= 1
         return True
 
-    def _add(self, outcome: CopyOutcome) -> None:
-        self.outcome = self.outcome.then(outcome)
-
 
 def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:
     """The ids in parts that may be held in memory."""
     for start in range(0, len(run), SLICE_ENTRIES):
-        yield run[start : start + SLICE_ENTRIES]
+        yield array("q", run[start : start + SLICE_ENTRIES])
 
 
 # --- Whom to ask -------------------------------------------------------------------------------
@@ -242,7 +240,7 @@ def assign(
     lately only where there is no other.
     """
     loads = _Loads(standing, entry_bytes=job.entry_bytes_hint)
-    reads: dict[BookieId, array[int]] = {}
+    reads: dict[BookieId, list[Sequence[int]]] = {}
     have_alternatives = True
     to_ask: list[tuple[Sequence[BookieId], Sequence[int]]] = []
     for (residue, history), ids in _groups(entry_ids, progress, job).items():
@@ -257,11 +255,18 @@ def assign(
         for sources, ids in to_ask:  # in turn, so that loads are even over all of them
             if stretch := ids[start : start + STRETCH_ENTRIES]:
                 source = loads.take(sources, len(stretch))
-                reads.setdefault(source, array("q")).extend(stretch)
+                reads.setdefault(source, []).append(stretch)
     return Reads(
-        entry_ids={source: array("q", sorted(ids)) for source, ids in reads.items()},
+        entry_ids={source: _joined(stretches) for source, stretches in reads.items()},
         have_alternatives=have_alternatives,
     )
+
+
+def _joined(stretches: Sequence[Sequence[int]]) -> Sequence[int]:
+    """Their ids, ascending. Those of one stretch do already, and small ledgers have no more."""
+    if len(stretches) == 1:
+        return stretches[0]
+    return array("q", sorted(chain.from_iterable(stretches)))
 
 
 def _groups(
