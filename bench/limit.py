@@ -6,7 +6,6 @@ cores would have done the bookies' part alone, which nobody can save but by aski
 """
 
 import asyncio
-import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,11 @@ from bench.loads import LOADS, Load
 from bench.loss import Loss, Measure
 from bench.profile import by_function, by_group, load_samples
 from bench.repair import RESULTS, chosen
-from bench.report import table
+from bench.report import CORES, table
 from bench.turns import warm_daemon
 from ledgers.errors import BookmenderError
 from tests.java.tool import JavaTool
 
-CORES = os.cpu_count() or 1
 FUNCTIONS_SHOWN = 12
 
 PREAMBLE = """\
@@ -141,13 +139,12 @@ def _section(profile: Profile) -> str:
 
 
 def _parts(plain: Measure, capacity_s: float) -> list[tuple[str, float]]:
-    known_s = plain.repairer_cpu_s + plain.bookies_cpu_s + plain.zookeeper_cpu_s
     return [
         ("repairer, all", plain.repairer_cpu_s),
         ("of it in the kernel", plain.repairer_system_cpu_s),
         ("bookies", plain.bookies_cpu_s),
         ("ZooKeeper", plain.zookeeper_cpu_s),
-        ("the bench, and everything else", max(0.0, plain.machine_cpu_s - known_s)),
+        ("the bench, and everything else", plain.others_cpu_s),
         ("idle", max(0.0, capacity_s - plain.machine_cpu_s)),
     ]
 

@@ -21,8 +21,8 @@ from replication.payloads import mark_path
 POLL_S = 0.005
 SESSION_END_TIMEOUT_S = 30.0
 REPAIR_TIMEOUT_S = 240.0
-IDLE_S = 2.0
-"""For so long the idle cluster's packets are counted."""
+SETTLE_S, IDLE_S = 2.0, 3.0
+"""For so long the idle cluster's packets are counted, once it has settled."""
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +49,12 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes_max: int
     gone_at_s: float
     """Monotonic."""
+
+    @property
+    def others_cpu_s(self) -> float:
+        """Of the bench itself, and of whatever else runs on the machine."""
+        known_s = self.repairer_cpu_s + self.bookies_cpu_s + self.zookeeper_cpu_s
+        return max(0.0, self.machine_cpu_s - known_s)
 
 
 class Loss:
@@ -153,6 +159,7 @@ class Loss:
 
 async def idle_packets_per_s(arena: Arena) -> float:
     """What the cluster, daemon included, sends to ZooKeeper while nothing happens."""
+    await asyncio.sleep(SETTLE_S)
     packets, began_s = arena.packets(), time.monotonic()
     await asyncio.sleep(IDLE_S)
     return (arena.packets() - packets) / (time.monotonic() - began_s)

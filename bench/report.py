@@ -8,6 +8,7 @@ from bench.contenders import CONTENDERS, OPEN_LEDGER_GRACE_S
 from bench.figures import TABLE, Figure, Figures, Summary
 from bench.goals import GOALS, Goal
 from bench.loads import LOADS
+from bench.loss import Measure
 from bench.runs import Pass, Run
 from bench.writer import Disturbance
 
@@ -17,8 +18,10 @@ PREAMBLE = """\
 One of five bookies is killed; times count from the end of its znode to the empty queue with no metadata
 that names it. Best and median of {repeats} runs ("best / median"), on {cores} cores that bookies,
 ZooKeeper and repairer share. After each run BookKeeper's own client read every copy: {copies:,} in all,
-none missing. Open ledgers are left to their writers for {grace} s on both sides. See `bench/README.md`.
+none missing. Open ledgers are left to their writers for {grace} s on both sides. What was neither bookie,
+ZooKeeper nor repairer, the bench itself included, had {others:.0%} of the cores. See `bench/README.md`.
 """
+CORES = os.cpu_count() or 1
 
 
 def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
@@ -28,9 +31,10 @@ def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
     sections = [
         PREAMBLE.format(
             repeats=max((run.repeat for run in runs), default=0),
-            cores=os.cpu_count(),
+            cores=CORES,
             copies=sum(run.judged_copies for run in runs),
             grace=OPEN_LEDGER_GRACE_S,
+            others=_others_share([run.measure for run in runs]),
         ),
         *(["## Runs that do not count\n\n" + _list(failures)] if failures else []),
         "## Goals\n\n" + goals_table(figures),
@@ -38,6 +42,12 @@ def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
         *_writers(figures),
     ]
     return "\n".join(sections)
+
+
+def _others_share(measures: Sequence[Measure]) -> float:
+    """Of all the cores' time: much of it says that the machine was not ours alone."""
+    others_s = sum(measure.others_cpu_s for measure in measures)
+    return others_s / sum((CORES * measure.whole_s for measure in measures), start=1e-9)
 
 
 def goals_table(figures: Figures) -> str:
