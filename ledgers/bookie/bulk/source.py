@@ -136,7 +136,7 @@ class SourceLane(Lane, Generic[R]):
                 self._in_flight += reading.requests_for(asked_count)
                 self._stopwatch.start(reading.outstanding, now_s)
             self._ring.popleft()
-            if reading.quantum:
+            if reading.has_pending and reading.quantum:
                 self._ring.append(reading)
             else:
                 reading.is_queued = False

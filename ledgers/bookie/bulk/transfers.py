@@ -88,13 +88,7 @@ class BulkTransfers:
     def standing(self, bookie: BookieId) -> Standing:
         """How the bookie does as a source."""
         source = self._sources.get(bookie)
-        if source is None:
-            return Standing()
-        return Standing(
-            is_ailing=any(lane.is_ailing for lane in source.lanes),
-            waiting_bytes=sum(lane.waiting_bytes for lane in source.lanes) + source.asked_bytes,
-            reply_s=max(lane.reply_s for lane in source.lanes),
-        )
+        return Standing() if source is None else source.standing
 
     @property
     def yields(self) -> bool:
@@ -207,9 +201,14 @@ class Source:
         self.batches = BatchReads(bookie, common, budget, self.singles)
 
     @property
-    def asked_bytes(self) -> int:
-        """By this process, on whatever connection."""
-        return self._budget.entry_bytes
+    def standing(self) -> Standing:
+        """On both connections. The budget's bytes are what is asked of it, on whatever connection."""
+        singles, batches = self.singles, self.batches
+        return Standing(
+            is_ailing=singles.is_ailing or batches.is_ailing,
+            waiting_bytes=singles.waiting_bytes + batches.waiting_bytes + self._budget.entry_bytes,
+            reply_s=max(singles.reply_s, batches.reply_s),
+        )
 
     @property
     def lanes(self) -> tuple[SingleReads, BatchReads]:
