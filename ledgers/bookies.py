@@ -27,6 +27,8 @@ class Answer(enum.Enum):
     """Explicitly not there (ENOENTRY, ENOLEDGER)."""
     MISMATCH = "mismatch"
     """There, but not what its digest says: a missing copy on this bookie (rule S7)."""
+    UNREADABLE = "unreadable"
+    """It cannot be read there (EIO): no "no", but a copy that is to be made elsewhere (rule S15)."""
     UNKNOWN = "unknown"
     """Anything else: an error, a time-out, a broken connection. Proves nothing."""
 

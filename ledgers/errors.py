@@ -33,6 +33,10 @@ class BusyError(UnavailableError):
     """The bookie asked us to slow down (ETOOMANYREQUESTS)."""
 
 
+class UnreadableError(UnavailableError):
+    """The bookie has trouble with its disk (EIO). Says nothing about what other bookies store."""
+
+
 class UnknownOutcomeError(UnavailableError):
     """The reply to a write was lost: it may or may not have happened. Read before going on."""
 

@@ -23,7 +23,7 @@ from ledgers.entry import EntryDigest
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
 from ledgers.striping import StripedEntries
-from replication.entry_runs import NO_ENTRIES, EntryRuns
+from replication.entry_runs import NO_ENTRIES, EntryRuns, merged
 
 SILENT_ENTRIES_MAX = 1_000
 """A bookie that left so many reads unanswered is asked no more: it is unknown in any case."""
@@ -40,20 +40,31 @@ class Verdict(enum.Enum):
     DRAINING = "draining"
     """Its bookie is to be emptied: it counts as missing although it serves (rule S16)."""
     MISSING = "missing"
-    """Its bookie is there, and explicitly lacks entries, or holds them damaged."""
+    """Its bookie is there, and explicitly lacks entries, or holds them damaged, or says that it cannot
+    read them."""
     UNKNOWN = "unknown"
     """Its bookie is there and did not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """The verdict on one bookie index. ``absent`` and ``mismatched``: entry ids, when MISSING."""
+    """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when MISSING."""
 
     fragment: Fragment
     index: int
     verdict: Verdict
     absent: EntryRuns = NO_ENTRIES
     mismatched: EntryRuns = NO_ENTRIES
+    unreadable: EntryRuns = NO_ENTRIES
+
+    @property
+    def damaged(self) -> EntryRuns:
+        """What is there, and of no use."""
+        return merged(self.mismatched, self.unreadable)
+
+    @property
+    def bad_count(self) -> int:
+        return len(self.absent) + len(self.mismatched) + len(self.unreadable)
 
     @property
     def bookie(self) -> BookieId:
@@ -71,6 +82,7 @@ class Refused:
 
     absent: EntryRuns = field(default_factory=EntryRuns)
     mismatched: EntryRuns = field(default_factory=EntryRuns)
+    unreadable: EntryRuns = field(default_factory=EntryRuns)
     unknown: EntryRuns = field(default_factory=EntryRuns)
     is_silent: bool = False
     """It answered so little that it was not asked for the rest."""
@@ -80,6 +92,7 @@ class Refused:
         kinds = {
             Answer.ABSENT: self.absent,
             Answer.MISMATCH: self.mismatched,
+            Answer.UNREADABLE: self.unreadable,
             Answer.UNKNOWN: self.unknown,
         }
         for entry_id in sorted(answers):
@@ -87,7 +100,8 @@ class Refused:
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.absent or self.mismatched or self.unknown or self.is_silent)
+        refused = self.absent or self.mismatched or self.unreadable or self.unknown
+        return not refused and not self.is_silent
 
 
 GAVE_ALL = Refused()
@@ -196,10 +210,11 @@ def _judge_index(
     first, last = entries[0], entries[-1]
     if refused.unknown.between(first, last):
         return finding(Verdict.UNKNOWN)
-    absent, mismatched = (
-        runs.between(first, last) for runs in (refused.absent, refused.mismatched)
+    absent, mismatched, unreadable = (
+        runs.between(first, last)
+        for runs in (refused.absent, refused.mismatched, refused.unreadable)
     )
-    if not absent and not mismatched:
+    if not absent and not mismatched and not unreadable:
         return finding(Verdict.GOOD)
     return Finding(
         fragment=fragment,
@@ -207,6 +222,7 @@ def _judge_index(
         verdict=Verdict.MISSING,
         absent=absent,
         mismatched=mismatched,
+        unreadable=unreadable,
     )
 
 

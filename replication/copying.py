@@ -249,7 +249,7 @@ def assign(
             to_ask.append((sources, ids))
             have_alternatives &= not is_last_chance
         else:
-            unanswered = any(answer is Answer.UNKNOWN for _, answer in history)
+            unanswered = any(answer in _PROVES_NOTHING for _, answer in history)
             (progress.unknown if unanswered else progress.without_copy).extend(ids)
     for start in range(0, len(entry_ids), STRETCH_ENTRIES):
         for sources, ids in to_ask:  # in turn, so that loads are even over all of them
@@ -267,6 +267,10 @@ def _joined(stretches: Sequence[Sequence[int]]) -> Sequence[int]:
     if len(stretches) == 1:
         return stretches[0]
     return array("q", sorted(chain.from_iterable(stretches)))
+
+
+_PROVES_NOTHING = frozenset({Answer.UNKNOWN, Answer.UNREADABLE})
+"""Where a bookie answered so, it may have the entry (rule S5)."""
 
 
 def _groups(

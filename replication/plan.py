@@ -109,7 +109,7 @@ class _Planning:
         if not finding.fragment.is_closed:
             return Blocked(reason=Reason.OPEN_FRAGMENT, detail=_open_detail(finding))
         may_refill = self._may_refill(finding)
-        if may_refill and not finding.mismatched:
+        if may_refill and not finding.damaged:
             return self._repair(finding, finding.bookie, finding.absent)
         return self._move(finding, may_refill=may_refill)
 
@@ -147,7 +147,7 @@ class _Planning:
             target = self._choose(finding, taken)
         except NotEnoughBookiesError as error:
             if may_refill:
-                missing = merged(finding.absent, finding.mismatched)
+                missing = merged(finding.absent, finding.damaged)
                 return self._repair(finding, finding.bookie, missing)
             return self._nobody_for(finding, taken, error)
         return self._repair(finding, target, finding.entries)

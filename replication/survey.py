@@ -59,7 +59,7 @@ class Survey:
     def has_good_entry(self) -> bool:
         """Whether any entry was read and found good: then our key is the ledger's (rule S7)."""
         return any(
-            len(f.absent) + len(f.mismatched) < len(f.entries)
+            f.bad_count < len(f.entries)
             for f in self.findings
             if f.verdict in (Verdict.GOOD, Verdict.MISSING)
         )

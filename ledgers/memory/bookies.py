@@ -14,7 +14,7 @@ from typing import TypeVar
 from ledgers.bookies import Answer, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.entry import EntryHeader
-from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError
+from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError, UnreadableError
 from ledgers.memory.bookie import MemoryBookie
 from ledgers.metadata import BookieId
 
@@ -246,6 +246,8 @@ class MemoryBookies:
             entry = await self.read(source, ledger_id, entry_id)
         except NoSuchEntryError:
             return Answer.ABSENT
+        except UnreadableError:
+            return Answer.UNREADABLE
         except BookmenderError:
             return Answer.UNKNOWN
         is_good = transfer.digest.is_good(entry, ledger_id=ledger_id, entry_id=entry_id)

@@ -129,7 +129,9 @@ def test_rule_s5_an_entry_that_ends_a_batch_is_absent_only_if_the_bookie_says_so
             scene.halves(0, reads={scene.a.bookie_id: range(100)}, entry_bytes_hint=40)
         )
 
-        assert result.failures == {scene.a.bookie_id: {missing: Answer.ABSENT, 50: Answer.UNKNOWN}}
+        assert result.failures == {
+            scene.a.bookie_id: {missing: Answer.ABSENT, 50: Answer.UNREADABLE}
+        }
         assert result.entry_count == 98
 
     play(act, reads_batches=True)

@@ -14,6 +14,7 @@ from ledgers.errors import (
     ReadOnlyError,
     UnauthorizedError,
     UnavailableError,
+    UnreadableError,
 )
 from tests.fake_bookie import ADD, READ, forged_reply
 from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
@@ -25,7 +26,7 @@ from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
         pytest.param(1, Answer.ABSENT, id="no such ledger"),
         pytest.param(2, Answer.ABSENT, id="no such entry"),
         pytest.param(100, Answer.UNKNOWN, id="bad request"),
-        pytest.param(101, Answer.UNKNOWN, id="disk error"),
+        pytest.param(101, Answer.UNREADABLE, id="disk error"),
         pytest.param(102, Answer.UNKNOWN, id="unauthorised"),
         pytest.param(106, Answer.UNKNOWN, id="too many requests"),
         pytest.param(107, Answer.UNKNOWN, id="in limbo, which is no no"),
@@ -65,7 +66,7 @@ def test_all_entries_may_be_missing() -> None:
     ("code", "error"),
     [
         pytest.param(100, UnavailableError, id="bad request"),
-        pytest.param(101, UnavailableError, id="disk error"),
+        pytest.param(101, UnreadableError, id="disk error"),
         pytest.param(102, UnauthorizedError, id="another master key"),
         pytest.param(104, FencedError, id="deleted there before"),
         pytest.param(105, ReadOnlyError, id="read-only"),

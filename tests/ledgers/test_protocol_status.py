@@ -10,6 +10,7 @@ from ledgers.errors import (
     ReadOnlyError,
     UnauthorizedError,
     UnavailableError,
+    UnreadableError,
 )
 
 
@@ -20,7 +21,7 @@ from ledgers.errors import (
         (1, 402, "ENOLEDGER", NoSuchEntryError),
         (2, 403, "ENOENTRY", NoSuchEntryError),
         (100, 404, "EBADREQ", UnavailableError),
-        (101, 501, "EIO", UnavailableError),
+        (101, 501, "EIO", UnreadableError),
         (102, 502, "EUA", UnauthorizedError),
         (103, 503, "EBADVERSION", UnavailableError),
         (104, 504, "EFENCED", FencedError),

@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.bookies import Answer
-from ledgers.errors import UnavailableError
+from ledgers.errors import UnavailableError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
@@ -309,3 +309,33 @@ async def test_target_local_leaves_no_other_choice(
 
     assert outcome.reason is reason
     assert cluster.bookies.targets == ([local] if reason is None else [])
+
+
+# --- Disks in trouble -----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s15_what_a_bookie_cannot_read_is_moved_to_another_one() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s5_an_entry_that_cannot_be_read_anywhere_is_not_called_lost() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2))
+    await cluster.kill(B1)
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_ANSWER
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    await assert_still_marked(cluster)

@@ -18,7 +18,7 @@ from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
 from ledgers.bookie.yielding import Yielding
 from ledgers.bookies import Answer
-from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError
+from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError, UnreadableError
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
@@ -351,5 +351,10 @@ def _answer(code: int) -> Answer:
     """What the reply of an entry that is not good says (rule S5)."""
     if code == 0:
         return Answer.MISMATCH
-    is_absent = Status.of_v2(code).error is NoSuchEntryError
-    return Answer.ABSENT if is_absent else Answer.UNKNOWN
+    return _ANSWERS.get(Status.of_v2(code).error, Answer.UNKNOWN)
+
+
+_ANSWERS: dict[object, Answer] = {
+    NoSuchEntryError: Answer.ABSENT,
+    UnreadableError: Answer.UNREADABLE,
+}

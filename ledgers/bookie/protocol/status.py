@@ -17,6 +17,7 @@ from ledgers.errors import (
     ReadOnlyError,
     UnauthorizedError,
     UnavailableError,
+    UnreadableError,
 )
 
 
@@ -27,7 +28,7 @@ class Status(enum.Enum):
     ENOLEDGER = (1, 402, NoSuchEntryError)
     ENOENTRY = (2, 403, NoSuchEntryError)
     EBADREQ = (100, 404, UnavailableError)  # also any unexpected exception inside the bookie
-    EIO = (101, 501, UnavailableError)
+    EIO = (101, 501, UnreadableError)
     EUA = (102, 502, UnauthorizedError)
     EBADVERSION = (103, 503, UnavailableError)
     EFENCED = (104, 504, FencedError)
