@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.journals import added_bytes
 from bench.loading import store_entries
-from bench.loads import DIGEST, VICTIM_INDEX, WARM_UP, BenchLedger, Load
+from bench.loads import BOOKIES_WARM_UP, DIGEST, VICTIM_INDEX, BenchLedger, Load
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
 from daemon.settings import Settings
@@ -153,7 +153,7 @@ async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
     ):
         async with visit(Settings(metadata_service_uri=cluster.metadata_service_uri)) as seen:
             arena = Arena(cluster, seen, java)
-            ledgers = await arena.write(WARM_UP)
+            ledgers = await arena.write(BOOKIES_WARM_UP)
             await arena.judge(ledgers)
             await arena.delete(ledgers)
             yield arena

@@ -138,9 +138,17 @@ def _tenth(part: Part) -> Part:
     return replace(part, entry_count=max(1, part.entry_count // QUICK_SHARE))
 
 
+BOOKIES_WARM_UP = Load(
+    name="bookies-warm-up",
+    title="enough for the bookies' compilers",
+    parts=(
+        Part(ledger_count=1_000, entry_count=10),
+        Part(ledger_count=5, entry_count=8_000),
+    ),
+)
 WARM_UP = Load(
     name="warm-up",
-    title="warm-up",
+    title="a small loss, for a daemon that has just started",
     parts=(
         Part(ledger_count=300, entry_count=10),
         Part(ledger_count=2, entry_count=2_000),
