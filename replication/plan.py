@@ -16,8 +16,6 @@ from replication.reasons import Blocked, Reason
 from replication.survey import Survey
 from replication.targets import CopyKey, Targets, why_nobody, with_load
 
-__all__ = ["Blocked", "Plan", "Reason", "Repair", "plan_repair"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:

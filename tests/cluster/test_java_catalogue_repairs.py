@@ -16,7 +16,7 @@ from daemon.local.cluster import LocalCluster
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, Segment
 from replication.listing import locked_ledger_ids
-from replication.plan import Reason
+from replication.reasons import Reason
 from replication.waiting import WaitingNote, WaitingNotes
 from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.java.messages import Verdict

@@ -14,7 +14,7 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
-from replication.plan import Reason
+from replication.reasons import Reason
 from tests.cluster.steps import Bench, bench, errors, events, nodes, wait_for
 from tests.java.messages import Content, Expected, Shape, Stopped, Verdict
 from tests.java.tool import JavaReader, JavaTool, JavaWriter

@@ -22,7 +22,7 @@ from ledgers.store import ANY_VERSION
 from replication import payloads
 from replication.listing import locked_ledger_ids
 from replication.membership import live_nodes
-from replication.plan import Reason
+from replication.reasons import Reason
 from replication.waiting import WaitingNotes
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
