@@ -57,7 +57,7 @@ def maintenance_path(ur: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing(Generic[T]):
+class StandingOrder(Generic[T]):
     """An order as it stands; None where this release cannot read it. ``version``: its znode's."""
 
     order: T | None
@@ -88,19 +88,19 @@ class OrderBook:
         """
         return self._store.watch(orders_path(self._ur), is_recursive=True, events_max=1)
 
-    async def standing(self, place: Place[T]) -> Standing[T] | None:
+    async def standing(self, place: Place[T]) -> StandingOrder[T] | None:
         """None when there is no such order."""
         try:
             data, stat = await self._store.get(place.path)
         except NoNodeError:
             return None
         try:
-            return Standing(order=place.parse(data), version=stat.version)
+            return StandingOrder(order=place.parse(data), version=stat.version)
         except CorruptionError as error:
             self._report(place.path, stat.mzxid, error)
-            return Standing(order=None, version=stat.version)
+            return StandingOrder(order=None, version=stat.version)
 
-    async def give(self, place: Place[T], order: T, *, over: Standing[T] | None) -> None:
+    async def give(self, place: Place[T], order: T, *, over: StandingOrder[T] | None) -> None:
         """Write it in the place of ``over``, what stood there when the decision was made.
 
         Raises ConflictError: somebody else was quicker.
@@ -113,7 +113,7 @@ class OrderBook:
         except (NodeExistsError, NoNodeError, ConflictError) as error:
             raise ConflictError("somebody else has just changed it", order=place.path) from error
 
-    async def withdraw(self, place: Place[T], *, over: Standing[T]) -> None:
+    async def withdraw(self, place: Place[T], *, over: StandingOrder[T]) -> None:
         """Delete it; one that is gone already is success. Raises ConflictError."""
         with suppress(NoNodeError):
             await self._store.delete(place.path, version=over.version)
