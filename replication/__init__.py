@@ -9,7 +9,7 @@ go at once. ``preview``: the same without doing it; ``restoring``: undone from t
 How the lookout chooses: ``mark_tree`` (what is listed), ``shares`` (whose it is), ``choice`` (the order),
 ``urgent`` (the leader's hint). When what waits is tried again: ``waiting`` (notes of all nodes),
 ``deferrals`` (this one's), ``world`` (what they wait for), ``whereabouts`` (in words).
-Who receives: ``targets``, less ``refusals``, from ``room`` (free on the bookies' disks) and ``racks`` (where they are).
+Who is read from: ``sources``. Who receives: ``targets``, less ``refusals``, from ``room`` (free on the bookies' disks) and ``racks`` (where they are).
 Beneath: ``payloads`` and ``tree`` (Java's znodes), ``own_state`` (ours), ``batching`` (transactions),
 ``membership`` (our sessions), ``orders`` and ``order_book`` (what operators want), ``cluster_view`` (who
 is there, and what is ordered), ``entry_runs`` (ids that weigh little), ``listing``, ``summary``,

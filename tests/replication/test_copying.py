@@ -13,16 +13,8 @@ from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId
-from replication.copying import (
-    LACKING_MAX,
-    RESUME_PAUSE_S,
-    STRETCH_ENTRIES,
-    CopyJob,
-    CopyOutcome,
-    Progress,
-    assign,
-    copy_index,
-)
+from replication.copying import LACKING_MAX, RESUME_PAUSE_S, CopyJob, CopyOutcome, copy_index
+from replication.sources import STRETCH_ENTRIES, Progress, assign
 from tests.replication.cluster import (
     DIGEST,
     ENTRY_BYTES,
