@@ -133,6 +133,7 @@ def main(duration_s: float, only: tuple[str, ...]) -> None:
                     BulkTransfers,
                     Budgets(reads_in_flight_max=cap),
                     reads_batches=reads_batches,
+                    yields=False,
                 )
                 passes = asyncio.run(
                     _measure(load, cluster.bookies[:2], target, bulk=bulk, duration_s=duration_s)
