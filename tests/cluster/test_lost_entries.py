@@ -130,6 +130,8 @@ def test_a_ledger_that_was_split_around_a_lost_entry_reads_in_java(
             await on.wait_idle()
             assert GONE not in (await client.manager.read(ledger.ledger_id)).metadata.bookies
             await assert_reads_whole(ledger, uri, java)
+            if size == 2:
+                await assert_undone(uri, ledger, state=tmp_path / "node")
 
     asyncio.run(run())
 
@@ -187,3 +189,22 @@ async def assert_reads_whole(ledger: Holed, uri: str, java: JavaTool) -> None:
     assert report.ledgers[ledger.ledger_id].verdict is Verdict.WHOLE
     read = await asyncio.to_thread(java.read, uri, ledger.ledger_id)
     assert (read.last, read.sha256) == (LAST, sha256_of(PAYLOADS))
+
+
+async def assert_undone(uri: str, ledger: Holed, *, state: Path) -> None:
+    """The node's last write is put back from its journal: shown first, then done."""
+    command = ("ledger", "restore", str(ledger.ledger_id))
+    listed = await bookmender(uri, *command, "-o", "json", state=state)
+    last = str(listed.record["writes"][-1]["time_ms"])
+    before = await ledger.client.manager.read(ledger.ledger_id)
+
+    shown = await bookmender(uri, *command, "--at", last, state=state)
+    assert shown.exit_code == 0, shown.err
+    assert "nothing was changed" in shown.out
+    assert (await ledger.client.manager.read(ledger.ledger_id)).version == before.version
+
+    done = await bookmender(uri, *command, "--at", last, "--yes", state=state)
+    assert done.exit_code == 0, done.err
+    after = await ledger.client.manager.read(ledger.ledger_id)
+    assert after.version == before.version + 1
+    assert GONE in after.metadata.bookies
