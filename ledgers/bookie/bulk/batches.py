@@ -6,9 +6,9 @@ one batch until that is answered; if it is closed instead, single reads take ove
 not asked again until it registered anew, or a while has passed: it may just have gone down.
 
 What it gives, beside single reads in the same run, 64 reads in flight, best passes: copying, our CPU
-falls from 5.0 to 3.2 us per entry of 1 KB and from 4.0 to 2.1 of 100 B, at 1.3 and 1.1 times the
-rate; verifying, from 3.1 to 1.5 and from 2.4 to 0.9 us at over twice the rate. Above 16 KB there is
-nothing left to save, and entries read singly become adds where they lie.
+falls from 4.8 to 2.9 us per entry of 1 KB and from 4.1 to 1.8 of 100 B, at 1.6 and 2.0 times the
+rate; verifying, from 3.5 to 1.4 and from 2.6 to 0.9 us. Entries above 16 KB are read singly: they
+become adds where they lie, and a batch would hold but a few.
 """
 
 from collections.abc import Sequence
