@@ -121,7 +121,7 @@ class StripedEntries(Sequence[int]):
             start_rank = self.start_rank + start
             stop_rank = max(start_rank, self.start_rank + stop)
             return replace(self, start_rank=start_rank, stop_rank=stop_rank)
-        rank = self.start_rank + position + (len(self) if position < 0 else 0)
+        rank = position + (self.start_rank if position >= 0 else self.stop_rank)
         if not self.start_rank <= rank < self.stop_rank:
             raise IndexError(position)
         return self._entry_id(rank)

@@ -98,11 +98,6 @@ class Refused:
         for entry_id in sorted(answers):
             kinds[answers[entry_id]].append(entry_id)
 
-    @property
-    def is_nothing(self) -> bool:
-        refused = self.absent or self.mismatched or self.unreadable or self.unknown
-        return not refused and not self.is_silent
-
 
 GAVE_ALL = Refused()
 """Nearly every answer there is: nothing is ever added to it."""
@@ -138,9 +133,9 @@ def _ends_and_sample(
     first, last = entries[0], entries[-1]
     if first == last:
         return [[first]]
-    inner = entries[1:-1]
-    if share <= 0 or not inner:
+    if share <= 0 or len(entries) == 2:
         return [[first, last]]
+    inner = entries[1:-1]
     assert rng is not None, "a sample is drawn"
     count = min(ceil(share * len(entries)), len(inner))
     return [[first], Sample(inner, size=count, phase=rng.randrange(len(inner))), [last]]
@@ -198,13 +193,13 @@ def _judge_index(
 
     if not is_available:
         return finding(Verdict.LOST)
+    if refused is GAVE_ALL:  # nearly always, and worth a look at its entries saved
+        return finding(Verdict.GOOD)
     entries = fragment.entries_of(index)
     if not entries:
         return finding(Verdict.GOOD)
     if refused is None or refused.is_silent:
         return finding(Verdict.UNKNOWN)
-    if refused.is_nothing:
-        return finding(Verdict.GOOD)
     # Whatever was asked of the bookie between the fragment's ends is this index's: a bookie stands
     # in an ensemble once.
     first, last = entries[0], entries[-1]

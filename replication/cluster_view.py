@@ -47,6 +47,11 @@ class ClusterView:
         return frozenset(self.bookies.available)
 
     @cached_property
+    def checked(self) -> frozenset[BookieId]:
+        """Available, and to stay so: those whose copies count (rule S16)."""
+        return self.available - self.orders.draining.keys()
+
+    @cached_property
     def receiving(self) -> frozenset[BookieId]:
         """Writable, and neither draining nor under maintenance: the possible targets (rule S11)."""
         return self.writable - self.orders.draining.keys() - self.orders.maintenance.keys()
@@ -62,7 +67,14 @@ class ClusterView:
         Whatever stood in metadata before may have been wiped there: their "no" is not to be
         believed, and their ends prove nothing of the middle (rules S5, S6).
         """
+        if zxid >= self._last_cookie_zxid:  # nearly always: no need to look at hundreds of bookies
+            return frozenset()
         return frozenset(bookie for bookie, stat in self.cookies.items() if stat.czxid > zxid)
+
+    @cached_property
+    def _last_cookie_zxid(self) -> int:
+        """When the youngest of the cookies was made."""
+        return max((stat.czxid for stat in self.cookies.values()), default=0)
 
 
 class ViewSource:

@@ -123,6 +123,7 @@ class Surveyor:
         if leaving := leaving_members(versioned.metadata, view):
             return OpenEnd(versioned=versioned, view=view, leaving=leaving)
         try:
+            digest = ledger_digest(versioned.metadata, self._fallback_digest)
             lac = await self._lac(versioned)
         except UnauthorizedError as error:
             return Blocked(reason=Reason.DIGEST_SUSPECT, detail=str(error))
@@ -130,7 +131,6 @@ class Surveyor:
             return _without_end(versioned, view, error)
         if leaving := leaving_members(versioned.metadata, view, lac=lac):
             return OpenEnd(versioned=versioned, view=view, leaving=leaving)
-        digest = ledger_digest(versioned.metadata, self._fallback_digest)
         return Survey(
             versioned=versioned,
             view=view,
@@ -151,6 +151,8 @@ class Surveyor:
 
     async def _lac(self, versioned: VersionedMetadata) -> int:
         """The last entry known to be acknowledged. Errors are those of ``find_end``."""
+        if versioned.metadata.is_closed:
+            return versioned.metadata.last_entry_id
         opened = await find_end(
             versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback_digest
         )
@@ -165,15 +167,14 @@ class Surveyor:
         distrusted: Collection[BookieId],
     ) -> tuple[Finding, ...]:
         judged = _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac)
-        asked = view.available - view.orders.draining.keys()
         suspects = view.initialised_after(versioned.stat.czxid).union(distrusted)
         if self._lists is not None:
-            suspects |= await self._lists.lacking(judged, asked - suspects)
+            suspects |= await self._lists.lacking(judged, view.checked - suspects)
         findings = await check(
             judged,
             bookies=self._bookies,
             digest=digest,
-            available=asked,
+            available=view.checked,
             distrusted=suspects,
             share=self._checked_share,
             rng=self._rng,

@@ -6,6 +6,7 @@ its last ensemble tell (``tail_verdict``, which recovery shares): a lower bound.
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies, LacAnswer
 from ledgers.clock import Clock
@@ -92,10 +93,14 @@ def ledger_digest(metadata: LedgerMetadata, fallback: EntryDigest | None = None)
     UnauthorizedError when neither is known.
     """
     if metadata.password is not None and metadata.digest_type is not None:
-        return EntryDigest(metadata.digest_type, metadata.password)
+        return _shared_digest(metadata.digest_type, metadata.password)
     if fallback is None:
         raise UnauthorizedError("the metadata holds no password and none is configured for such")
     return fallback
+
+
+_shared_digest = lru_cache(maxsize=1_024)(EntryDigest)
+"""Clusters know few passwords, and a key is a hash that takes its time."""
 
 
 def tail_verdict(
