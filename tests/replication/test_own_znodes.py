@@ -1,5 +1,6 @@
 """What we keep for ourselves below ``bookmender``, the tree's own znodes, and the lists for people."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -92,6 +93,21 @@ async def test_a_members_data_is_read_once() -> None:
     await membership.everybody()
 
     assert cluster.store.request_count == before + 1
+
+
+@in_virtual_time
+async def test_members_that_are_new_are_read_side_by_side() -> None:
+    cluster = await Cluster.start()
+    for number in range(50):
+        await Membership.join(cluster.store, UR, node_info(f"host-{number}"))
+
+    async def travel() -> None:
+        await asyncio.sleep(1)
+
+    cluster.tree.latency = travel
+    began_s = cluster.clock.now_s()
+    assert len(await live_nodes(cluster.store, UR)) == 50
+    assert cluster.clock.now_s() - began_s == 4, "one request for their names, one for all the rest"
 
 
 # --- Notes ----------------------------------------------------------------------------------------
