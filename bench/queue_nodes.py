@@ -59,7 +59,7 @@ class _Timed:
         self._repair_s = repair_s
         self.count = 0
 
-    async def repair(self, take: Take, sighting: object = None) -> Outcome:
+    async def repair(self, take: Take, sighting: object = None, *, slots: object) -> Outcome:
         self.count += 1
         await asyncio.sleep(self._repair_s)
         return DONE if await self._queue.finish(take) else MARKED_AGAIN
