@@ -6,7 +6,7 @@ every call raises ``SessionLostError`` for good, and whoever owned the store ope
 """
 
 import enum
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,6 +59,18 @@ class Check:
 
 
 Operation = Create | SetData | Delete | Check
+
+_WITH_DATA = (Create, SetData)
+
+
+def request_bytes(operations: Iterable[Operation]) -> int:
+    """What they weigh in a request, about, and at least."""
+    total_bytes = 0
+    for operation in operations:
+        total_bytes += len(operation.path) + 64
+        if isinstance(operation, _WITH_DATA):
+            total_bytes += len(operation.data)
+    return total_bytes
 
 
 class MultiFailed(Exception):

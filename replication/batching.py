@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from ledgers.errors import BookmenderError, SessionLostError
 from ledgers.store import (
     Check,
-    Create,
-    Delete,
     MetadataStore,
     MultiFailed,
     Operation,
-    SetData,
     Stat,
+    request_bytes,
 )
 
 BATCH_TRANSACTIONS_MAX = 25
@@ -92,7 +90,7 @@ class Batcher:
         (``index`` counts within ``operations``), WithdrawnError, UnknownOutcomeError when the reply
         was lost, a guard's error. Needs ``run`` to be running.
         """
-        transaction = _Transaction(operations, sum(map(_operation_bytes, operations)), is_wanted)
+        transaction = _Transaction(operations, request_bytes(operations), is_wanted)
         self._waiting.append(transaction)
         self._arrived.set()
         return await transaction.done
@@ -180,11 +178,3 @@ def _hand_out(results: Results, batch: Sequence[_Transaction]) -> None:
         count = len(transaction.operations)
         transaction.succeed(results[:count])
         results = results[count:]
-
-
-def _operation_bytes(operation: Operation) -> int:
-    match operation:
-        case Create(path=path, data=data) | SetData(path=path, data=data):
-            return len(path) + len(data) + 64
-        case Delete(path=path) | Check(path=path):
-            return len(path) + 64

@@ -62,6 +62,8 @@ def lost_places(changes: Iterable[Change]) -> list[range]:
 
 def _parts(segment: Segment, changes: Sequence[Change]) -> list[Segment]:
     """The segment, cut around what is lost of it."""
+    if not changes:
+        return [segment]
     places = lost_places(changes)
     if not places:
         return [_with_changes(segment, changes)]

@@ -6,7 +6,7 @@ place meanwhile, a few such ledgers would bring all others to a stop.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 LATE_TIMES_MAX = 9
 """So many times the places are lent by ledgers that take long: those of a bookie that hangs are not to
@@ -42,26 +42,21 @@ class Slots:
         finally:
             await self._claim()
 
-    @asynccontextmanager
-    async def lent_after(self, patience_s: float) -> AsyncIterator[None]:
+    def lent_after(self, patience_s: float) -> "LateLoan":
         """Likewise, but only once the block has taken that long, and not without bounds."""
-        is_late = False
+        return LateLoan(self, patience_s)
 
-        def be_late() -> None:
-            nonlocal is_late
-            if self._late_count < self._late_max:
-                is_late = True
-                self._late_count += 1
-                self._lend()
+    def lend_late(self) -> bool:
+        """Whether one of those that take long may lend its place; then it is lent."""
+        if self._late_count >= self._late_max:
+            return False
+        self._late_count += 1
+        self._lend()
+        return True
 
-        alarm = asyncio.get_running_loop().call_later(patience_s, be_late)
-        try:
-            yield
-        finally:
-            alarm.cancel()
-            if is_late:
-                self._late_count -= 1
-                await self._claim()
+    async def claim_late(self) -> None:
+        self._late_count -= 1
+        await self._claim()
 
     def _lend(self) -> None:
         self.lent_count += 1
@@ -70,3 +65,22 @@ class Slots:
     async def _claim(self) -> None:
         self.lent_count -= 1
         await self._free.acquire()
+
+
+class LateLoan(AbstractAsyncContextManager[None]):
+    """``Slots.lent_after``. A class, for nearly every block ends in time, and there are two a ledger."""
+
+    __slots__ = ("_alarm", "_is_lent", "_slots")
+
+    def __init__(self, slots: Slots, patience_s: float) -> None:
+        self._slots = slots
+        self._is_lent = False
+        self._alarm = asyncio.get_running_loop().call_later(patience_s, self._lend)
+
+    def _lend(self) -> None:
+        self._is_lent = self._slots.lend_late()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._alarm.cancel()
+        if self._is_lent:
+            await self._slots.claim_late()

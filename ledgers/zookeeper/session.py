@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ledgers.errors import RejectedError, SessionLostError
-from ledgers.store import Create, Event, EventKind, Operation, SessionState, SetData
+from ledgers.store import Event, EventKind, Operation, SessionState, request_bytes
 
 REQUEST_BYTES_MAX = 1_000_000
 """Past its jute.maxbuffer, 1 MiB, ZooKeeper cuts the connection, and others' requests with it."""
@@ -159,16 +159,10 @@ def session_lost() -> SessionLostError:
 
 def check_size(operations: Sequence[Operation]) -> None:
     """Raises RejectedError for a request that no server takes."""
-    request_bytes = sum(map(_size_bytes, operations))
-    if request_bytes > REQUEST_BYTES_MAX:
+    weight_bytes = request_bytes(operations)
+    if weight_bytes > REQUEST_BYTES_MAX:
         raise RejectedError(
             f"ZooKeeper takes no request of more than {REQUEST_BYTES_MAX} bytes",
             path=operations[0].path,
-            request_bytes=request_bytes,
+            request_bytes=weight_bytes,
         )
-
-
-def _size_bytes(operation: Operation) -> int:
-    """In a request, at least."""
-    data = operation.data if isinstance(operation, Create | SetData) else b""
-    return len(operation.path) + len(data) + 64
