@@ -142,8 +142,8 @@ BOOKIES_WARM_UP = Load(
     name="bookies-warm-up",
     title="enough for the bookies' compilers",
     parts=(
-        Part(ledger_count=1_000, entry_count=10),
-        Part(ledger_count=5, entry_count=8_000),
+        Part(ledger_count=3_000, entry_count=10),
+        Part(ledger_count=4, entry_count=10_000),
     ),
 )
 WARM_UP = Load(
