@@ -76,6 +76,11 @@ class MarkTree:
         self._listed = frozenset(found)
         return self._listed
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the last look found no ledger, and that was all."""
+        return self._is_listed_whole and not self._listed
+
     def may_hold(self, ledger_id: int) -> bool:
         """Whether a mark of the ledger may stand here, for all that the last look told."""
         return not self._is_listed_whole or ledger_id in self._listed

@@ -109,16 +109,14 @@ class Queue:
         self.may_take = True
         """Whether the disable switch was off when we last heard of it; otherwise no lock is asked for,
         not even for ledgers whose turn to be asked for comes only now."""
+        self._is_switch_watched = False
 
     async def look(self, rng: random.Random) -> Look:
-        """List a bounded part of both trees, and the locks."""
-        names, shared, own, urgent = await asyncio.gather(
-            self._lock_names(),
-            self._shared.look(rng),
-            self._own.look(rng),
-            read_urgent(self._store, self._ur),
-        )
-        locked = {payloads.ledger_id_of_lock(name) for name in names}
+        """List a bounded part of both trees and, unless they are empty, the locks."""
+        shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
+        if self._shared.is_empty and self._own.is_empty:
+            return Look(free=frozenset(), urgent=())
+        locked, urgent = await asyncio.gather(self._locked(), read_urgent(self._store, self._ur))
         return Look(
             free=(shared | own) - locked, urgent=tuple(i for i in urgent if i not in locked)
         )
@@ -231,9 +229,13 @@ class Queue:
                 raise failure.cause from failure
 
     async def is_disabled(self) -> bool:
-        """Whether the switch is on now; ``may_take`` follows."""
-        self.may_take = await self._store.exists(payloads.disable_path(self._ur)) is None
+        """Whether the switch is on. Read only while nothing tells of its changes (``watch_switch``)."""
+        if not self._is_switch_watched:
+            await self._read_switch()
         return not self.may_take
+
+    async def _read_switch(self) -> None:
+        self.may_take = await self._store.exists(payloads.disable_path(self._ur)) is None
 
     async def is_marked(self, ledger_id: int) -> bool:
         """In either tree."""
@@ -261,11 +263,17 @@ class Queue:
     async def watch_switch(self) -> AsyncGenerator[None, None]:
         """Keep ``may_take`` as the disable switch says; tells of each time it was read."""
         async with aclosing(self._store.watch(payloads.disable_path(self._ur))) as events:
-            async for event in events:
-                if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
-                    self.may_take = False
-                await self.is_disabled()
-                yield
+            try:
+                async for event in events:
+                    if event.kind is EventKind.RESET:  # until it is read, what we know may be old
+                        self._is_switch_watched = False
+                    if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
+                        self.may_take = False
+                    await self._read_switch()
+                    self._is_switch_watched = True
+                    yield
+            finally:
+                self._is_switch_watched = False
 
     @property
     def session_id(self) -> int:
@@ -302,8 +310,9 @@ class Queue:
             and stat.version == OWN_LOCK_VERSION
         )
 
-    async def _lock_names(self) -> list[str]:
+    async def _locked(self) -> set[int | None]:
         try:
-            return await self._store.children(self._locks)
+            names = await self._store.children(self._locks)
         except NoNodeError:
-            return []
+            names = []
+        return {payloads.ledger_id_of_lock(name) for name in names}

@@ -89,10 +89,9 @@ class WaitingList:
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""
+        if not await self._notes.are_any():
+            return {}
         return {note.ledger_id: note for note in await self._notes.read_all(ledger_ids)}
-
-    async def has_notes(self) -> bool:
-        return await self._notes.are_any()
 
     def must_wait(self, note: WaitingNote) -> bool:
         """Whether some node found that it is too early; remembered, so that the note is read once."""

@@ -20,6 +20,7 @@ from ledgers.errors import LockLostError, SessionLostError, UnavailableError
 from replication.choice import Candidate
 from replication.cluster_view import ViewSource
 from replication.deferrals import Pace
+from replication.idle_waits import IdleWaits
 from replication.lookout import Lookout
 from replication.outcome import Outcome, OutcomeKind
 from replication.queue import Queue
@@ -50,9 +51,6 @@ REPAIRED_BYTES = Counter(
 
 WINDOW_AGE_MAX_S = 5.0
 """How long ledgers found in one look are worked off before the queue is looked at anew."""
-IDLE_WAIT_MIN_S = 0.05
-"""The first wait after something happened; each further one is twice as long, up to the setting.
-The marks come after what wakes us: the bookie that went, the first directory of the mark tree."""
 LOOK_PAUSE = 10
 """A look that found nothing is followed by a pause of so many times its own duration at least: the
 longer the queue and the slower ZooKeeper, the seldomer."""
@@ -96,13 +94,14 @@ class ReplicationWorker:
             waiting=self._waiting,
             clock=clock,
             rng=rng,
-            help_after_s=settings.idle_wait_s,
+            idle_wait_s=settings.idle_wait_s,
         )
         self._slots = Slots(settings.ledgers_at_once)
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
         self._tidy_due_s = 0.0
+        self._idle_waits = IdleWaits(settings.idle_wait_s)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -112,17 +111,15 @@ class ReplicationWorker:
                 tasks.create_task(self._wake_on(watch))
             tasks.create_task(self._wake_on_bookies())
             tasks.create_task(self._summarise())
-            wait_s = IDLE_WAIT_MIN_S
             while True:
                 has_found = await self._try_run_once(tasks)
                 if has_found and self._lookout.is_cut_short:
                     continue
+                wait_s = self._idle_waits.next_s(worker_count=self._lookout.worker_count)
                 pause_s = 0.0 if has_found else LOOK_PAUSE * self._lookout.took_s
                 is_woken = await self._wait_idle(max(wait_s, pause_s))
                 if has_found or is_woken or self._lookout.is_cut_short:
-                    wait_s = IDLE_WAIT_MIN_S
-                else:
-                    wait_s = min(2 * wait_s, self._settings.idle_wait_s)
+                    self._idle_waits.restart()
 
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
         try:

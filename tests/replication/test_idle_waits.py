@@ -1,0 +1,40 @@
+"""How long a worker waits between looks: by itself as it is set, among many so that all look seldom."""
+
+import pytest
+
+from replication.idle_waits import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, IdleWaits
+
+
+def waits_s(*, worker_count: int, count: int = 10) -> list[float]:
+    waits = IdleWaits(2.0)
+    return [waits.next_s(worker_count=worker_count) for _ in range(count)]
+
+
+def test_a_wait_is_twice_the_one_before_up_to_the_setting() -> None:
+    assert waits_s(worker_count=1, count=8) == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
+
+
+@pytest.mark.parametrize("worker_count", [11, 40, 100, 400, 1_000])
+def test_all_workers_together_look_no_more_often_than_that(worker_count: int) -> None:
+    first_s, *_, last_s = waits_s(worker_count=worker_count)
+
+    assert worker_count / first_s == pytest.approx(BUSY_LOOKS_PER_S)
+    assert worker_count / last_s <= IDLE_LOOKS_PER_S
+
+
+def test_after_something_happened_waits_are_short_again() -> None:
+    waits = IdleWaits(2.0)
+    for _ in range(10):
+        waits.next_s(worker_count=1)
+
+    waits.restart()
+
+    assert waits.next_s(worker_count=1) == 0.05
+
+
+def test_who_is_set_to_look_seldom_does_so_among_many_too() -> None:
+    waits = IdleWaits(600.0)
+    for _ in range(20):
+        waits.next_s(worker_count=400)
+
+    assert waits.next_s(worker_count=400) == 600

@@ -1,0 +1,95 @@
+"""What many nodes cost ZooKeeper: requests that all of them make together, by ledger and by second."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from replication import payloads
+from replication.idle_waits import IDLE_LOOKS_PER_S
+from replication.outcome import DONE, MARKED_AGAIN, Outcome
+from replication.queue import Take
+from replication.repair import Repairer
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR, Node, working
+
+pytestmark = pytest.mark.timeout(60)
+
+REPAIR_S = 5.0
+
+
+@asynccontextmanager
+async def fleet(
+    cluster: Cluster, count: int, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[list[Node]]:
+    """So many idle nodes that know each other, and whose repairs only take their time."""
+
+    async def repair(self: Repairer, take: Take, *_: object, **__: object) -> Outcome:
+        await asyncio.sleep(REPAIR_S)
+        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+
+    monkeypatch.setattr(Repairer, "repair", repair)
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(cluster.node(f"node-{i}")) for i in range(count)]
+        for node in nodes:
+            await stack.enter_async_context(working(node))
+        await asyncio.sleep(30)
+        yield nodes
+
+
+def request_count(nodes: Sequence[Node]) -> int:
+    return sum(node.store.request_count for node in nodes)
+
+
+@pytest.mark.parametrize("node_count", [50, 100])
+@in_virtual_time
+async def test_what_a_ledger_costs_hardly_grows_with_the_nodes_that_share_the_queue(
+    node_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await Cluster.start()
+    ledger_count = 10 * node_count
+    async with fleet(cluster, node_count, monkeypatch) as nodes:
+        before = request_count(nodes)
+        for ledger_id in range(ledger_count):
+            await cluster.mark(B2, ledger_id=ledger_id)
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+        assert (request_count(nodes) - before) / ledger_count < 5, "the read of its mark included"
+    assert took_s < REPAIR_S + 1, "each was found by its owner's first look, or the one after it"
+
+
+@pytest.mark.parametrize(
+    ("is_marked", "requests_a_look"),
+    [pytest.param(False, 4, id="empty queue"), pytest.param(True, 9, id="others' ledgers alone")],
+)
+@in_virtual_time
+async def test_idle_nodes_look_no_oftener_together_than_a_few_would(
+    is_marked: bool, requests_a_look: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await Cluster.start()
+    if is_marked:
+        await cluster.mark(B2)
+        await cluster.store.create(payloads.lock_path(UR, LEDGER))
+    async with fleet(cluster, 100, monkeypatch) as nodes:
+        before = request_count(nodes)
+        await asyncio.sleep(30)
+
+        assert request_count(nodes) - before < 30 * IDLE_LOOKS_PER_S * requests_a_look
+
+
+@in_virtual_time
+async def test_the_disable_switch_is_read_when_it_changes_and_not_at_each_look() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node, working(node):
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(1)
+        before = node.store.request_count
+        await asyncio.sleep(1_000)
+        assert node.store.request_count == before, "nothing to look for, and a watch that tells"
+
+        await cluster.write_ledger((B1, B2, B3))
+        await cluster.mark(B2)
+        await cluster.store.delete(payloads.disable_path(UR))
+        assert await until(cluster, lambda: queue_empty(cluster)) < 1
