@@ -187,7 +187,10 @@ def test_a_password_is_never_quoted(tmp_path: Path) -> None:
             "[replication]\nidle_wait_s = nan",
             "replication.idle_wait_s is nan; allowed: 0.05 to 3600",
         ),
-        ("[replication]\ntarget = 'near'", "replication.target is 'near'; allowed: placement, local"),
+        (
+            "[replication]\ntarget = 'near'",
+            "replication.target is 'near'; allowed: placement, local",
+        ),
         (
             "[replication]\ndefault_digest_type = 'crc32'",
             "replication.default_digest_type is 'crc32'; allowed: CRC32, HMAC, CRC32C, DUMMY",
