@@ -43,13 +43,13 @@ def request_count(nodes: Sequence[Node]) -> int:
     return sum(node.store.request_count for node in nodes)
 
 
-@pytest.mark.parametrize("node_count", [50, 100])
+@pytest.mark.parametrize("node_count", [30, 60])
 @in_virtual_time
 async def test_what_a_ledger_costs_hardly_grows_with_the_nodes_that_share_the_queue(
     node_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await Cluster.start()
-    ledger_count = 10 * node_count
+    ledger_count = 20 * node_count
     async with fleet(cluster, node_count, monkeypatch) as nodes:
         before = request_count(nodes)
         for ledger_id in range(ledger_count):
@@ -72,7 +72,7 @@ async def test_idle_nodes_look_no_oftener_together_than_a_few_would(
     if is_marked:
         await cluster.mark(B2)
         await cluster.store.create(payloads.lock_path(UR, LEDGER))
-    async with fleet(cluster, 100, monkeypatch) as nodes:
+    async with fleet(cluster, 60, monkeypatch) as nodes:
         before = request_count(nodes)
         await asyncio.sleep(30)
 
