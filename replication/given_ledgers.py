@@ -5,11 +5,11 @@ where the one who asked does not stay to see the end.
 """
 
 import random
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Iterable
 
 from ledgers.store import MetadataStore
 from replication.batching import Batcher
-from replication.queue import Look, Queue
+from replication.queue import Look, Queue, QueuedLedger
 
 
 class GivenLedgers(Queue):
@@ -25,11 +25,18 @@ class GivenLedgers(Queue):
         ledger_ids: Collection[int],
     ) -> None:
         super().__init__(store, batcher, ur, holder=holder)
-        self._given = frozenset(ledger_ids)
+        self._left = set(ledger_ids)
+        """Those that have not been found without a mark yet: they were all marked before we began."""
 
     async def look(self, rng: random.Random) -> Look:
-        seen = await super().look(rng)
-        return Look(free=seen.free & self._given, urgent=())
+        """Without a list of marks, of which a look at a long queue tells but a part."""
+        return Look(free=frozenset(self._left - await self._locked()), urgent=())
+
+    async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
+        wanted = list(ledger_ids)
+        found = await super().read(wanted)
+        self._left -= set(wanted).difference(queued.ledger_id for queued in found)
+        return found
 
     async def workers(self) -> frozenset[int]:
         """Whoever asked by hand leaves nothing to others, though they may be quicker."""

@@ -5,15 +5,18 @@ import random
 
 from replication import payloads
 from replication.given_ledgers import GivenLedgers
+from replication.mark_tree import DIRECTORIES_LISTED_MAX
 from replication.membership import Half, Membership
 from replication.own_state import own_path
 from replication.settings import ReplicationSettings
 from replication.worker import ReplicationWorker
 from tests.replication.cluster import Cluster, in_virtual_time, until, with_lost_b2
-from tests.replication.ledger_values import B2
+from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR, Node, node_info
 
 OWN = own_path(UR)
+IN_A_DIRECTORY = 1 << 16
+"""Ledgers that a lowest directory of marks has room for."""
 
 
 def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker:
@@ -60,6 +63,39 @@ async def test_only_what_was_given_is_taken() -> None:
     assert B2 not in (await cluster.metadata(1)).bookies
     await cluster.assert_whole(1)
     assert B2 in (await cluster.metadata(0)).bookies
+
+
+@in_virtual_time
+async def test_of_a_queue_too_long_to_be_listed_they_are_found_at_once() -> None:
+    cluster = await Cluster.start()
+    ledger_ids = [number * IN_A_DIRECTORY for number in range(3 * DIRECTORIES_LISTED_MAX)]
+    given = ledger_ids[::5]
+    for ledger_id in given:
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+    await mark_own(cluster, *ledger_ids)
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        began_s = cluster.clock.now_s()
+        await run_until_unmarked(cluster, by_hand(cluster, node, *given), *given)
+
+        assert cluster.clock.now_s() - began_s < 0.2
+    await cluster.assert_whole(*given)
+
+
+@in_virtual_time
+async def test_what_is_done_is_not_looked_for_again() -> None:
+    cluster = await with_lost_b2(40)
+    async with cluster.node() as node:
+        worker = by_hand(cluster, node, *range(40))
+        running = asyncio.create_task(worker.run())
+        await asyncio.sleep(30)
+        before = node.store.request_count
+        await asyncio.sleep(100)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+        assert node.store.request_count - before < 2 * 100
+    assert await cluster.marked() == []
 
 
 @in_virtual_time
