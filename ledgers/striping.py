@@ -16,7 +16,12 @@ from typing import overload
 
 def write_set(entry_id: int, *, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
     """Bookie indexes that store the entry, in the order in which readers try them."""
-    return tuple((entry_id + offset) % ensemble_size for offset in range(write_quorum))
+    return _write_set(entry_id % ensemble_size, ensemble_size, write_quorum)
+
+
+@lru_cache(maxsize=4096)
+def _write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
+    return tuple((start + offset) % ensemble_size for offset in range(write_quorum))
 
 
 def stores(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) -> bool:

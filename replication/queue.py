@@ -293,7 +293,10 @@ class Queue:
 
     async def _read_one(self, ledger_id: int) -> QueuedLedger | None:
         trees = [tree for tree in (self._shared, self._own) if tree.may_hold(ledger_id)]
-        found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
+        if len(trees) == 1:  # nearly always, and worth a task saved
+            found = [await trees[0].read(ledger_id)]
+        else:
+            found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
         marks = tuple(seen for seen in found if seen is not None)
         return QueuedLedger(ledger_id=ledger_id, marks=marks) if marks else None
 

@@ -1,7 +1,6 @@
 """Whom to ask for the entries of a copy: decided from what was answered so far, and how each source does."""
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -151,20 +150,23 @@ class _Loads:
         self._standing = standing
         self._entry_bytes = entry_bytes
         self._known: dict[BookieId, Standing] = {}
-        self._assigned_bytes: Counter[BookieId] = Counter()
+        self._assigned_bytes: dict[BookieId, int] = {}
 
     def take(self, sources: Sequence[BookieId], count: int) -> BookieId:
         """The best of them, which is to be asked for that many entries; the first among equals."""
         source = min(sources, key=self._load) if len(sources) > 1 else sources[0]
-        self._assigned_bytes[source] += count * self._entry_bytes
+        self._assigned_bytes[source] = self._assigned_to(source) + count * self._entry_bytes
         return source
 
     def _load(self, bookie: BookieId) -> tuple[bool, float]:
         if bookie not in self._known:
             self._known[bookie] = self._standing(bookie)
         standing = self._known[bookie]
-        waiting_bytes = standing.waiting_bytes + self._assigned_bytes[bookie] + IDLE_BYTES
+        waiting_bytes = standing.waiting_bytes + self._assigned_to(bookie) + IDLE_BYTES
         return standing.is_ailing, waiting_bytes * max(standing.reply_s, REPLY_MIN_S)
+
+    def _assigned_to(self, bookie: BookieId) -> int:
+        return self._assigned_bytes.get(bookie, 0)
 
 
 def _replicas(entry_id: int, job: "CopyJob") -> list[BookieId]:

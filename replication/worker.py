@@ -48,6 +48,9 @@ REPAIRED_ENTRIES = Counter(
 REPAIRED_BYTES = Counter(
     "bookmender_repaired_bytes_total", "Stored bytes of those entries, headers included."
 )
+_TAKEN, _TAKEN_BY_ANOTHER = TAKES.labels(outcome="taken"), TAKES.labels(outcome="lost")
+_CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
+"""Looked up once for all ledgers, and shown from the start, at 0."""
 
 WINDOW_AGE_MAX_S = 5.0
 """How long ledgers found in one look are worked off before the queue is looked at anew."""
@@ -161,10 +164,11 @@ class ReplicationWorker:
         try:
             world = self._waiting.world
             take = await self._queue.take(candidate.queued)
-            TAKES.labels(outcome="lost" if take is None else "taken").inc()
             if take is None:
+                _TAKEN_BY_ANOTHER.inc()
                 self._waiting.put_off_lost(candidate.ledger_id)
             else:
+                _TAKEN.inc()
                 await self._hold(Holding(take=take, world=world, note=candidate.note))
         finally:
             self._busy.discard(candidate.ledger_id)
@@ -214,7 +218,7 @@ class ReplicationWorker:
             await self._clock.sleep(self._settings.open_ledger_grace_s)
 
     async def _conclude(self, held: Holding, outcome: Outcome) -> None:
-        REPAIRS.labels(outcome=outcome.kind.value).inc()
+        _CONCLUDED[outcome.kind].inc()
         REPAIRED_ENTRIES.inc(outcome.entry_count)
         REPAIRED_BYTES.inc(outcome.entry_bytes)
         self._summary.add(outcome)
