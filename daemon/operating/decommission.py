@@ -41,10 +41,18 @@ AUDIT_AGAIN_S = 300.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decommissioned:
-    """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we deleted it."""
+    """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we deleted it.
+
+    ``was_known``: anything at all spoke of it then. Otherwise it is decommissioned already, or no bookie
+    of this cluster: which of the two nobody can tell any more.
+    """
 
     moved_count: int
     had_cookie: bool
+    was_known: bool
+
+    def __post_init__(self) -> None:
+        assert self.was_known or not (self.moved_count or self.had_cookie), self
 
 
 async def decommission_bookie(
@@ -64,11 +72,12 @@ async def decommission_bookie(
             "them moved while it serves, bookmender bookie drain",
             bookie=bookie,
         )
-    moved_count = len(named)
+    moved_count, is_named = len(named), False
     while True:
         marks = await _marks(cluster, bookie)
         if not named and not marks:
             break
+        is_named = True
         if named:
             await _get_marked(cluster, tell)
         await _wait_moved(cluster, bookie, named, marks, show, clock)
@@ -78,8 +87,12 @@ async def decommission_bookie(
         raise RejectedError("it was started meanwhile; stop it for good", bookie=bookie)
     if cookie is not None:
         await _delete_cookie(cluster, bookie, cookie)
-    await cancel_drains(cluster, [bookie])
-    return Decommissioned(moved_count=moved_count, had_cookie=cookie is not None)
+    had_order = bool(await cancel_drains(cluster, [bookie]))
+    return Decommissioned(
+        moved_count=moved_count,
+        had_cookie=cookie is not None,
+        was_known=is_named or is_running or had_order or cookie is not None,
+    )
 
 
 async def naming_ledgers(cluster: Visit, bookie: BookieId) -> list[int]:

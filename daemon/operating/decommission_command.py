@@ -16,9 +16,10 @@ from ledgers.metadata import BookieId
 
 @click.command()
 @click.argument("bookie", metavar="ID", type=BookieArgument())
+@click.option("--ignore-unknown", is_flag=True, help="An id that nothing names is no error.")
 @config_option
 @output_option
-def decommission(bookie: BookieId, config: Path | None, output: str) -> None:
+def decommission(bookie: BookieId, ignore_unknown: bool, config: Path | None, output: str) -> None:
     """Take a stopped bookie out of the cluster: once no ledger names it, its cookie goes.
 
     Asks the auditors to handle it as lost at once (and with it every other bookie that is away, whatever
@@ -26,13 +27,14 @@ def decommission(bookie: BookieId, config: Path | None, output: str) -> None:
     all metadata is the proof. A running bookie is refused, unless it is read-only, drained and empty.
 
     It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
-    Exits 0 when nothing of the bookie is left, 1 when something must be done first, 3 when it
-    could not tell.
+    Exits 0 when nothing of the bookie is left, 1 when something must be done first, 2 when nothing ever
+    spoke of it: no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script
+    that may run twice wants --ignore-unknown), 3 when it could not tell.
     """
 
     async def act(cluster: Visit) -> Decommissioned:
         known = await known_bookies(cluster)
-        if bookie not in known:  # no error: an earlier run may have finished, all but its last word
+        if bookie not in known:  # a ledger may name it still
             tell([f"the cluster knows no bookie {bookie} (any more){hint(bookie, known)}"])
         line = ProgressLine("ledgers")
         try:
@@ -43,6 +45,10 @@ def decommission(bookie: BookieId, config: Path | None, output: str) -> None:
             line.close()
 
     done = run_visit(config, act)
+    if not (done.was_known or ignore_unknown):
+        raise click.UsageError(
+            f"nothing names {bookie}: it is decommissioned already, or no bookie of this cluster"
+        )
     if output == "json":
         record = {
             "bookie_id": bookie,

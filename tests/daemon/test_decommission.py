@@ -1,10 +1,12 @@
 """Taking a bookie out of a cluster for good, whatever happens meanwhile."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
+from click.testing import CliRunner
 
-from daemon.operating import decommission
+from daemon.operating import decommission, decommission_command
 from daemon.operating.decommission import Decommissioned, decommission_bookie
 from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import open_window
@@ -18,8 +20,11 @@ from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import ROOT, UR, working
+from tests.replication.repairs import drain
 
 COOKIE = f"{ROOT}/cookies/{B1}"
+STRANGER = BookieId("stranger:3181")
+"""No bookie of the cluster."""
 
 
 async def decommissioned(
@@ -61,7 +66,7 @@ async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_de
 
         done = await decommissioned(cluster, heard=heard)
 
-        assert done == Decommissioned(moved_count=2, had_cookie=True)
+        assert done == Decommissioned(moved_count=2, had_cookie=True, was_known=True)
         assert not await has_cookie(cluster)
         assert heard.told == []
         assert heard.left[0] == 2
@@ -75,9 +80,75 @@ async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_de
 async def test_done_once_it_may_be_done_again() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
-    assert await decommissioned(cluster) == Decommissioned(moved_count=0, had_cookie=True)
+    assert await decommissioned(cluster) == Decommissioned(
+        moved_count=0, had_cookie=True, was_known=True
+    )
 
-    assert await decommissioned(cluster) == Decommissioned(moved_count=0, had_cookie=False)
+    assert await decommissioned(cluster) == Decommissioned(
+        moved_count=0, had_cookie=False, was_known=False
+    )
+
+
+async def give_cookie(cluster: Cluster) -> None:
+    await cluster.store.create(f"{ROOT}/cookies/{STRANGER}")
+
+
+async def give_drain_order(cluster: Cluster) -> None:
+    await drain(cluster, STRANGER)
+
+
+async def name_in_a_mark(cluster: Cluster) -> None:
+    await cluster.mark(STRANGER, ledger_id=0)
+
+
+async def name_in_a_ledger(cluster: Cluster) -> None:
+    await cluster.write_ledger((STRANGER, B2, B3), ledger_id=9)
+
+
+@pytest.mark.parametrize(
+    ("spoken_of_by", "was_known"),
+    [
+        pytest.param(None, False, id="nothing"),
+        pytest.param(give_cookie, True, id="its cookie"),
+        pytest.param(give_drain_order, True, id="an order"),
+        pytest.param(name_in_a_mark, True, id="a mark"),
+        pytest.param(name_in_a_ledger, True, id="a ledger"),
+    ],
+)
+@in_virtual_time
+async def test_an_id_is_known_when_anything_speaks_of_it(
+    spoken_of_by: Callable[[Cluster], Awaitable[None]] | None, was_known: bool
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    if spoken_of_by is not None:
+        await spoken_of_by(cluster)
+
+    async with auditing(cluster), cluster.node() as node, working(node):
+        done = await asyncio.wait_for(decommissioned(cluster, STRANGER), 600)
+
+    assert done.was_known is was_known
+
+
+@pytest.mark.parametrize(
+    ("was_known", "arguments", "exit_code"),
+    [
+        pytest.param(True, [], 0, id="known"),
+        pytest.param(False, [], 2, id="unknown: most likely a slip of the pen"),
+        pytest.param(False, ["--ignore-unknown"], 0, id="unknown, in a script that may run twice"),
+    ],
+)
+def test_an_id_that_nothing_speaks_of_is_wrong_use_unless_that_is_expected(
+    was_known: bool, arguments: list[str], exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def visited(config: object, act: object) -> Decommissioned:
+        return Decommissioned(moved_count=0, had_cookie=False, was_known=was_known)
+
+    monkeypatch.setattr(decommission_command, "run_visit", visited)
+
+    result = CliRunner().invoke(decommission_command.decommission, [B1, *arguments])
+
+    assert result.exit_code == exit_code, result.output
+    assert ("nothing names" in result.output) is (exit_code == 2)
 
 
 @pytest.mark.compat(
