@@ -1,6 +1,7 @@
 """One node: started, kept running until SIGTERM or SIGINT, stopped in reverse order."""
 
 import asyncio
+import gc
 import os
 import signal
 import socket
@@ -40,12 +41,22 @@ def run_node(settings: Settings) -> int:
         auditor=settings.auditor.enabled,
         replication=settings.replication.enabled,
     )
+    _freeze_what_stays()
     _start(halves)
     stop.wait()
     is_stopped = _stop(halves)
     journal.close()
     log.info("node.stopped", is_clean=is_stopped)
     return 0 if is_stopped else 1
+
+
+def _freeze_what_stays() -> None:
+    """Modules and their like need no garbage collector to look at them again and again.
+
+    It stopped both halves for 15 ms at a time, which was a twentieth of what a repair costs us.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _start(halves: Sequence[HalfThread]) -> None:
