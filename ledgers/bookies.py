@@ -82,6 +82,8 @@ class TransferResult:
     failures: Mapping[BookieId, Mapping[int, Answer]] = field(default_factory=dict)
     unwritten: frozenset[int] = frozenset()
     target_error: BookmenderError | None = None
+    silent: frozenset[BookieId] = frozenset()
+    """Sources that could not be connected to, or fell silent for as long as one is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

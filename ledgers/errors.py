@@ -29,6 +29,10 @@ class UnavailableError(BookmenderError):
     """A bookie or ZooKeeper could not answer now. Says nothing about what is stored there."""
 
 
+class NoAnswerError(UnavailableError):
+    """The bookie could not be connected to, or stayed silent: it will probably do so again."""
+
+
 class BusyError(UnavailableError):
     """The bookie asked us to slow down (ETOOMANYREQUESTS)."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ledgers.bookie.connection import Connection
 from ledgers.clock import Clock
-from ledgers.errors import UnavailableError
+from ledgers.errors import NoAnswerError, UnavailableError
 from ledgers.metadata import BookieId
 
 OnBroken = Callable[[Connection, Exception], None]
@@ -96,10 +96,13 @@ class Channel:
             ) from self._failure
 
     def _broke(self, connection: Connection, cause: Exception) -> None:
-        """A bookie that starts accepts connections and resets them: as good as not connected."""
+        """A bookie that starts accepts connections and resets them: as good as not connected.
+
+        So is one that fell silent: it may well accept the next one, and be silent there.
+        """
         if connection.has_answered:
             self.retry_now()
-        else:
+        if not connection.has_answered or isinstance(cause, NoAnswerError):
             self._failed(cause)
 
     def _failed(self, cause: Exception) -> None:

@@ -25,7 +25,7 @@ from ledgers.bookie.protocol.messages import (
     Request,
     WriteLac,
 )
-from ledgers.errors import CorruptionError, UnavailableError
+from ledgers.errors import CorruptionError, NoAnswerError, UnavailableError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 
@@ -122,7 +122,7 @@ class Connection(asyncio.Protocol):
             async with asyncio.timeout(settings.connect_timeout_s):
                 await connection._loop.create_connection(lambda: connection, *address)
         except (OSError, UnicodeError) as error:  # time-outs and unknown hosts are OSErrors too
-            raise UnavailableError("cannot connect", bookie=bookie, address=address) from error
+            raise NoAnswerError("cannot connect", bookie=bookie, address=address) from error
         return connection
 
     @property
@@ -206,12 +206,14 @@ class Connection(asyncio.Protocol):
         Replies that could be taken for one another make the connection useless from here on, since
         the late one may still come (rule S5). So does silence: the host may be gone without a word.
         """
-        pending.fail(UnavailableError("no answer in time", bookie=self._bookie))
-        is_silent = self._received_at_s < pending.sent_at_s
+        is_silent = self._received_at_s < pending.sent_at_s and not pending.may_be_ignored
+        kind = NoAnswerError if is_silent else UnavailableError
+        error = kind("no answer in time", bookie=self._bookie)
+        pending.fail(error)
         if pending.may_be_ignored:
             self._forget(pending)
         elif is_silent or not pending.is_key_unique:
-            self._break(TimeoutError("no answer in time"))
+            self._break(error)
         else:
             late_s = self._settings.late_reply_timeout_s
             pending.deadline = self._loop.call_later(late_s, self._forget, pending)

@@ -14,7 +14,13 @@ from typing import TypeVar
 from ledgers.bookies import Answer, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.entry import EntryHeader
-from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError, UnreadableError
+from ledgers.errors import (
+    BookmenderError,
+    NoAnswerError,
+    NoSuchEntryError,
+    UnavailableError,
+    UnreadableError,
+)
 from ledgers.memory.bookie import MemoryBookie
 from ledgers.metadata import BookieId
 
@@ -201,7 +207,7 @@ class MemoryBookies:
 
     def _check_up(self, bookie: BookieId) -> None:
         if self._find(bookie).is_down:
-            raise UnavailableError("the bookie is down", bookie=bookie)
+            raise NoAnswerError("the bookie is down", bookie=bookie)
 
     # --- Transfers -----------------------------------------------------------------------------
 
@@ -212,6 +218,7 @@ class MemoryBookies:
         """One entry after the other."""
         failures: dict[BookieId, dict[int, Answer]] = {}
         unwritten: set[int] = set()
+        silent: set[BookieId] = set()
         target_error: BookmenderError | None = None
         entry_count = entry_bytes = 0
         for source, entry_ids in transfer.reads.items():
@@ -219,7 +226,7 @@ class MemoryBookies:
                 if target_error is not None:
                     unwritten.add(entry_id)
                     continue
-                entry = await self._read_verified(transfer, source, entry_id)
+                entry = await self._read_verified(transfer, source, entry_id, silent)
                 if isinstance(entry, Answer):
                     failures.setdefault(source, {})[entry_id] = entry
                     continue
@@ -235,12 +242,13 @@ class MemoryBookies:
             failures=failures,
             unwritten=frozenset(unwritten),
             target_error=target_error,
+            silent=frozenset(silent),
         )
 
     async def _read_verified(
-        self, transfer: Transfer, source: BookieId, entry_id: int
+        self, transfer: Transfer, source: BookieId, entry_id: int, silent: set[BookieId]
     ) -> bytes | Answer:
-        """The entry, or why there is none."""
+        """The entry, or why there is none. A source that does not answer is put among the ``silent``."""
         ledger_id = transfer.ledger_id
         try:
             entry = await self.read(source, ledger_id, entry_id)
@@ -248,6 +256,9 @@ class MemoryBookies:
             return Answer.ABSENT
         except UnreadableError:
             return Answer.UNREADABLE
+        except NoAnswerError:
+            silent.add(source)
+            return Answer.UNKNOWN
         except BookmenderError:
             return Answer.UNKNOWN
         is_good = transfer.digest.is_good(entry, ledger_id=ledger_id, entry_id=entry_id)

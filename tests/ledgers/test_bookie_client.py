@@ -8,10 +8,11 @@ import pytest
 
 from ledgers.bookie.channel import BackOffSettings, back_off_s
 from ledgers.bookie.client import BookieClient
+from ledgers.bookie.connection import ConnectionSettings
 from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
 from ledgers.bookie.protocol.frames import frame
 from ledgers.bookies import LAST_ENTRY, LacAnswer
-from ledgers.errors import NoSuchEntryError, UnavailableError
+from ledgers.errors import NoAnswerError, NoSuchEntryError, UnavailableError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from tests.ledgers.client_cases import (
@@ -177,6 +178,29 @@ def test_a_connection_that_had_served_is_made_again_at_once() -> None:
                 await step()  # the bookie closes the connection
 
             assert bookie.connection_count == 3
+
+    run(main())
+
+
+def test_a_bookie_that_fell_silent_is_left_alone_for_a_while_although_it_had_served() -> None:
+    async def fall_silent(peer: Peer) -> None:
+        await answer_one(peer, await peer.packet())
+        await peer.is_left()
+
+    async def main() -> None:
+        clock = ManualClock()
+        settings = replace(SETTINGS, connection=ConnectionSettings(request_timeout_s=0.01))
+        async with (
+            scripted_bookie(fall_silent, answer) as bookie,
+            client_of(clock=clock, settings=settings) as client,
+        ):
+            assert await client.read(bookie.id, 1, 0) == ENTRY
+            with pytest.raises(NoAnswerError, match="no answer in time"):
+                await client.read(bookie.id, 1, 0)
+
+            with pytest.raises(UnavailableError, match="not reachable a moment ago"):
+                await client.read(bookie.id, 1, 0)
+            assert bookie.connection_count == 1
 
     run(main())
 

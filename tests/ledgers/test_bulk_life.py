@@ -7,7 +7,7 @@ import pytest
 from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError
-from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 
 
 async def _cancelled(task: asyncio.Task[object]) -> None:
@@ -273,6 +273,38 @@ def test_a_silent_source_is_given_up_soon_where_there_are_others() -> None:
         assert (await alone).entry_count == 100
 
     play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_only_a_silence_as_long_as_the_time_out_is_told_of() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.a.may_answer.clear()
+        soon = asyncio.create_task(scene.run(scene.halves(10, has_alternatives=True)))
+        late = asyncio.create_task(scene.run(scene.halves(10)))
+        await scene.until_read(10)
+
+        await scene.wait_checks(SHORT_TIMEOUT_S / 2)
+        assert (await soon).silent == frozenset()
+        await scene.wait_checks(2 * SHORT_TIMEOUT_S)
+
+        assert (await late).silent == {scene.a.bookie_id}
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_a_source_that_cannot_be_connected_to_counts_as_silent_and_one_that_refuses_does_not() -> (
+    None
+):
+    async def act(scene: Scene) -> None:
+        scene.b.put(DIGEST, LEDGER_ID, range(10), b"p")  # ``a`` has none of them
+        await scene.b.stop()
+
+        result = await scene.run(scene.halves(10))
+
+        assert set(result.failures) == {scene.a.bookie_id, scene.b.bookie_id}
+        assert result.silent == {scene.b.bookie_id}
+
+    play(act)
 
 
 def test_a_loop_that_was_held_up_does_not_take_its_sources_for_silent() -> None:

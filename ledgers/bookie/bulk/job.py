@@ -63,6 +63,7 @@ class Job:
         self._good_count = 0
         self._good_bytes = 0
         self._failures: dict[BookieId, dict[int, Answer]] = {}
+        self._silent: set[BookieId] = set()
 
     def take(self, reading: "AnyReading", count: int) -> int:
         """Pass the gates with up to ``count`` entries of a reading; 0: it was parked at one of them."""
@@ -116,10 +117,15 @@ class Job:
         self._failures.setdefault(reading.lane.bookie, {})[entry_id] = answer
         self._decide(1)
 
-    def fail_reading(self, reading: "AnyReading") -> None:
-        """The source is silent or gone: nothing is known of what it has not answered yet."""
+    def fail_reading(self, reading: "AnyReading", *, is_silent: bool = False) -> None:
+        """The source is silent or gone: nothing is known of what it has not answered yet.
+
+        ``is_silent``: for so long that it is to be told of.
+        """
         entry_ids = reading.end()
         if entry_ids:
+            if is_silent:
+                self._silent.add(reading.lane.bookie)
             failed = self._failures.setdefault(reading.lane.bookie, {})
             failed.update(dict.fromkeys(entry_ids, Answer.UNKNOWN))
             self._decide(len(entry_ids))
@@ -166,6 +172,7 @@ class Job:
                     failures=self._failures,
                     unwritten=unwritten,
                     target_error=target_error,
+                    silent=frozenset(self._silent),
                 )
             )
 

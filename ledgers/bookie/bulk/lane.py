@@ -10,7 +10,7 @@ import structlog
 
 from ledgers.bookie.bulk.frames import FRAME_BYTES_MAX
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
-from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.errors import BookmenderError, CorruptionError, NoAnswerError, UnavailableError
 from ledgers.formats.bookie_info import parse_address
 from ledgers.metadata import BookieId
 
@@ -187,7 +187,8 @@ class Lane(ABC):
         if inbox is self._inbox:  # else it was broken off before
             if isinstance(error, CorruptionError):
                 log.warning("bookie.lied", bookie=self.bookie, reason=str(error))
-            failure = UnavailableError("connection to bookie broke", bookie=self.bookie)
+            kind = UnavailableError if self._is_proven else NoAnswerError
+            failure = kind("connection to bookie broke", bookie=self.bookie)
             failure.__cause__ = error
             self.break_off(failure)
 
@@ -202,7 +203,7 @@ class Lane(ABC):
                 )
         except (OSError, UnavailableError) as error:  # OSError: TimeoutError too
             self._opening = None
-            failure = UnavailableError("bookie could not be connected to", bookie=self.bookie)
+            failure = NoAnswerError("bookie could not be connected to", bookie=self.bookie)
             failure.__cause__ = error
             self.break_off(failure)
         else:

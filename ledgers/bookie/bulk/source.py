@@ -18,7 +18,7 @@ from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
 from ledgers.bookie.yielding import Yielding
 from ledgers.bookies import Answer
-from ledgers.errors import BookmenderError, NoSuchEntryError, UnavailableError, UnreadableError
+from ledgers.errors import BookmenderError, NoAnswerError, NoSuchEntryError, UnreadableError
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class SourceLane(Lane, Generic[R]):
         waiting = [reading for reading in self._all_readings() if reading.request_count]
         stalled = [r for r in waiting if now_s - r.progress_s > self._common.timeout_s]
         if self._silent_checks and stalled and len(stalled) == len(waiting):
-            self.break_off(UnavailableError("no reply in time", bookie=self.bookie))
+            self.break_off(NoAnswerError("no reply in time", bookie=self.bookie))
             return
         if waiting and self._silent_checks >= IMPATIENT_CHECKS:
             self._ail()
@@ -318,8 +318,9 @@ class SourceLane(Lane, Generic[R]):
             self._ail()
         self._holding_targets.clear()
         self._ring.clear()
+        is_silent = isinstance(error, NoAnswerError)
         for reading in self._all_readings():
-            reading.job.fail_reading(reading)
+            reading.job.fail_reading(reading, is_silent=is_silent)
             self._give_up(reading)
 
 

@@ -12,7 +12,13 @@ from ledgers.bookie.bulk.job import Writing, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.protocol.status import Status
 from ledgers.bookie.yielding import Yielding
-from ledgers.errors import BookmenderError, BusyError, CorruptionError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    BusyError,
+    CorruptionError,
+    NoAnswerError,
+    UnavailableError,
+)
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
@@ -172,11 +178,11 @@ class TargetLane(Lane):
         self.gate.unpark_if_free()
         waiting = [writing for writing in self._all_writings() if writing.unacknowledged]
         stalled = [w for w in waiting if now_s - w.progress_s > self._common.timeout_s]
-        error = UnavailableError("no reply from the target in time", bookie=self.bookie)
         self._listen()
         if self._silent_checks and stalled and len(stalled) == len(waiting):
-            self.break_off(error)
+            self.break_off(NoAnswerError("no reply from the target in time", bookie=self.bookie))
             return
+        error = UnavailableError("the target is slow to reply", bookie=self.bookie)
         for writing in stalled:
             writing.job.fail_writing(error)
             if now_s - writing.progress_s > LATE_TIMEOUTS * self._common.timeout_s:
