@@ -26,6 +26,8 @@ from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import LeadershipLostError, SessionLostError
@@ -147,6 +149,7 @@ async def open_worker(
             settings=BookieClientSettings(),
         )
         stack.push_async_callback(bookies.close)
+        quarantine = Quarantine(session.clock, lambda bookie: session.views.current.czxid(bookie))
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await begin_placing(
             settings.placement,
@@ -170,7 +173,8 @@ async def open_worker(
             make_queue(session, batcher),
             batcher,
             bookies,
-            _receivers(settings, session, placing, rooms),
+            _receivers(settings, session, placing, rooms, quarantine),
+            quarantine,
         )
         async with asyncio.TaskGroup() as tasks:
             beside = [
@@ -253,7 +257,11 @@ async def _join(
 
 
 def _receivers(
-    settings: Settings, session: Session, placing: Placing, rooms: RoomSource
+    settings: Settings,
+    session: Session,
+    placing: Placing,
+    rooms: RoomSource,
+    quarantine: Quarantine,
 ) -> Receivers:
     return Receivers(
         placing.policy,
@@ -262,6 +270,7 @@ def _receivers(
         is_local_only=settings.replication.target == "local",
         rooms=rooms,
         rack=placing.racks.rack,
+        quarantine=quarantine,
     )
 
 
@@ -272,8 +281,10 @@ def _worker(
     batcher: Batcher,
     bookies: BookieClient,
     receivers: Receivers,
+    quarantine: Quarantine,
 ) -> ReplicationWorker:
     ours = settings.replication
+    answering = QuarantiningBookies(bookies, quarantine)
     fallback_digest = EntryDigest(
         DigestType[ours.default_digest_type], ours.default_password.encode()
     )
@@ -283,7 +294,7 @@ def _worker(
         views=session.views,
         surveyor=Surveyor(
             manager=session.manager,
-            bookies=bookies,
+            bookies=answering,
             clock=session.clock,
             rng=session.rng,
             fallback_digest=fallback_digest,
@@ -292,13 +303,14 @@ def _worker(
         ),
         open_ledgers=OpenLedgers(
             manager=session.manager,
+            # Before anything is fenced each bookie is asked afresh (rules S5, S13).
             bookies=bookies,
             views=session.views,
             fallback_digest=fallback_digest,
             receivers=receivers,
             clock=session.clock,
         ),
-        copier=Copier(bookies, receivers),
+        copier=Copier(answering, receivers),
     )
     return ReplicationWorker(
         queue=queue,

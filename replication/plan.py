@@ -103,7 +103,7 @@ class _Planning:
         if finding.verdict is Verdict.AWAY:
             return self._wait_for(finding)
         if finding.verdict is Verdict.UNKNOWN:
-            return Blocked(reason=Reason.NO_ANSWER, detail=f"{finding.bookie} does not answer")
+            return self._unanswered(finding)
         if not finding.fragment.is_closed:
             return Blocked(reason=Reason.OPEN_FRAGMENT, detail=_open_detail(finding))
         may_refill = self._may_refill(finding)
@@ -119,6 +119,14 @@ class _Planning:
             reason=Reason.MAINTENANCE,
             detail=f"{finding.bookie} is away for maintenance{why}",
             until_ms=window.until_ms,
+        )
+
+    def _unanswered(self, finding: Finding) -> Blocked:
+        """Tried again when the bookie is, where that is known."""
+        return Blocked(
+            reason=Reason.NO_ANSWER,
+            detail=f"{finding.bookie} does not answer",
+            until_ms=self._targets.quarantined.get(finding.bookie),
         )
 
     def _may_refill(self, finding: Finding) -> bool:
@@ -207,6 +215,7 @@ class _Planning:
         return Blocked(
             reason=Reason.NO_TARGET,
             detail=f"no bookie can take over from {finding.bookie}: {rules}; add a bookie",
+            until_ms=self._targets.quarantine_end_ms(besides=taken),
         )
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from ledgers.bookie.quarantine import Quarantine
 from ledgers.clock import Clock
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
@@ -31,6 +32,7 @@ class Bar(enum.Enum):
     SHORT_OF_ROOM = "are short of room"
     DRAINING = "are being drained"
     MAINTENANCE = "are under maintenance"
+    QUARANTINED = "are in quarantine, for they did not answer"
     NOT_LOCAL = "are not this node's (replication.target is local)"
 
 
@@ -48,11 +50,22 @@ class Targets:
     """The only bookie that this node may copy to, where that is set."""
     copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
     """Copies made in earlier rounds, with the bookie that holds them whole."""
+    quarantined: Mapping[BookieId, int] = field(default_factory=dict)
+    """Bookies that are not asked anything now, with the end of that (wall clock, in milliseconds)."""
 
     def may_refill(self, bookie: BookieId) -> bool:
         """Whether a member that is there may be given in place what it lacks (rule S15)."""
         is_open_to_copies = bookie in self.candidates or self.barred.get(bookie) is Bar.NOT_LOCAL
         return is_open_to_copies and bookie not in self.refilled
+
+    def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
+        """When the first of those that quarantine alone keeps from receiving may do so again; None: never."""
+        ends_ms = (
+            self.quarantined[bookie]
+            for bookie, bar in self.barred.items()
+            if bar is Bar.QUARANTINED and bookie not in besides
+        )
+        return min(ends_ms, default=None)
 
 
 class Rooms(Protocol):
@@ -93,6 +106,7 @@ class Receivers:
         is_local_only: bool = False,
         rooms: Rooms | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
+        quarantine: Quarantine | None = None,
     ) -> None:
         """``local``: this host's bookie. ``is_local_only``: it is the only target (``target = "local"``)."""
         self.placement = placement
@@ -101,6 +115,7 @@ class Receivers:
         self._is_local_only = is_local_only
         self._rooms = rooms or BoundlessRooms()
         self._rack = rack
+        self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
         self._load_bytes: dict[BookieId, int] = {}
         self._view: ClusterView | None = None
         self._sorted_at_s = 0.0
@@ -118,9 +133,12 @@ class Receivers:
         """For one ledger, and for now: who refused it, who was refilled, what was copied in earlier rounds."""
         self._sort(view)
         candidates, barred = self._candidates, self._barred
-        if refused:
-            candidates = {b: each for b, each in candidates.items() if b not in refused}
-            barred = barred | dict.fromkeys(view.writable.intersection(refused), Bar.REFUSED)
+        quarantined = self._quarantine.shut()
+        if refused or quarantined:
+            kept = view.writable.intersection(quarantined.keys() - barred.keys())
+            barred = barred | dict.fromkeys(kept, Bar.QUARANTINED)
+            barred |= dict.fromkeys(view.writable.intersection(refused), Bar.REFUSED)
+            candidates = {b: each for b, each in candidates.items() if b not in barred}
         return Targets(
             candidates=candidates,
             placement=self.placement,
@@ -128,11 +146,13 @@ class Receivers:
             refilled=frozenset(refilled),
             only_local=self._local if self._is_local_only else None,
             copied=copied or {},
+            quarantined=quarantined,
         )
 
     def candidates(self, view: ClusterView) -> list[Candidate]:
         """For who takes over while a ledger is recovered: wherever that is, ``target`` or not."""
-        return [self._candidate(b) for b in view.receiving if not self._is_short(b)]
+        able = view.receiving - self._quarantine.shut().keys()
+        return [self._candidate(b) for b in able if not self._is_short(b)]
 
     @contextmanager
     def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:

@@ -2,4 +2,5 @@
 
 Below them ``channel`` and ``connection`` carry requests of the ``protocol``; ``budget`` bounds what one
 process may ask of one bookie, ``yielding`` says how much less is right for its other clients.
+``quarantine`` says which bookies are left alone because they did not answer, ``quarantining`` does so.
 """

@@ -34,8 +34,11 @@ class ManualClock:
     def wall_ms(self) -> int:
         return int(self._now_s * 1000)
 
-    async def sleep(self, duration_s: float) -> None:
+    def advance(self, duration_s: float) -> None:
         self._now_s += duration_s
+
+    async def sleep(self, duration_s: float) -> None:
+        self.advance(duration_s)
 
 
 class NoBulk:

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
@@ -124,11 +126,14 @@ async def _node(
     membership = await Membership.join(store, UR, node_info(name))
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, UR, holder=name)
+    quarantine = Quarantine(clock, lambda bookie: views.current.czxid(bookie))
+    answering = QuarantiningBookies(bookies, quarantine)
     receivers = Receivers(
         RandomPlacement(rng, local=local),
         clock=clock,
         local=local,
         is_local_only=settings.target == "local",
+        quarantine=quarantine,
     )
     repairer = Repairer(
         queue=queue,
@@ -136,7 +141,7 @@ async def _node(
         views=views,
         surveyor=Surveyor(
             manager=manager,
-            bookies=bookies,
+            bookies=answering,
             clock=clock,
             rng=rng,
             fallback_digest=fallback,
@@ -151,7 +156,7 @@ async def _node(
             receivers=receivers,
             clock=clock,
         ),
-        copier=Copier(bookies, receivers),
+        copier=Copier(answering, receivers),
     )
     notes = WaitingNotesWriter(store, batcher, UR)
     worker = ReplicationWorker(

@@ -1,0 +1,214 @@
+"""``Bookies`` that leave alone whoever is in quarantine: what is asked of it fails at once, unasked.
+
+To the caller that is a bookie that does not answer: its copies are unknown, never missing (rule S5).
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import structlog
+
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookies import Answer, Bookies, LacAnswer, Room, Standing, Transfer, TransferResult
+from ledgers.errors import (
+    BusyError,
+    NoAnswerError,
+    RejectedError,
+    UnreadableError,
+)
+from ledgers.metadata import BookieId
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+
+class QuarantiningBookies:
+    """Other ``Bookies``, and what their silence teaches."""
+
+    def __init__(self, bookies: Bookies, quarantine: Quarantine) -> None:
+        self._inner, self._quarantine = bookies, quarantine
+
+    # --- Single requests -----------------------------------------------------------------------
+
+    async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
+        return await self._ask(bookie, lambda: self._inner.read(bookie, ledger_id, entry_id))
+
+    async def read_fencing(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        entry_id: int,
+        *,
+        master_key: bytes,
+        is_high_priority: bool = False,
+    ) -> bytes:
+        return await self._ask(
+            bookie,
+            lambda: self._inner.read_fencing(
+                bookie,
+                ledger_id,
+                entry_id,
+                master_key=master_key,
+                is_high_priority=is_high_priority,
+            ),
+        )
+
+    async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
+        return await self._ask(bookie, lambda: self._inner.read_lac(bookie, ledger_id))
+
+    async def read_batch(
+        self,
+        bookie: BookieId,
+        ledger_id: int,
+        first_entry_id: int,
+        *,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[bytes]:
+        return await self._ask(
+            bookie,
+            lambda: self._inner.read_batch(
+                bookie, ledger_id, first_entry_id, count_max=count_max, bytes_max=bytes_max
+            ),
+        )
+
+    async def add(
+        self,
+        bookie: BookieId,
+        entry: bytes,
+        *,
+        master_key: bytes,
+        is_recovery: bool = False,
+        is_high_priority: bool = False,
+    ) -> None:
+        await self._ask(
+            bookie,
+            lambda: self._inner.add(
+                bookie,
+                entry,
+                master_key=master_key,
+                is_recovery=is_recovery,
+                is_high_priority=is_high_priority,
+            ),
+        )
+
+    async def write_lac(
+        self, bookie: BookieId, ledger_id: int, lac: int, *, master_key: bytes, record: bytes
+    ) -> None:
+        await self._ask(
+            bookie,
+            lambda: self._inner.write_lac(
+                bookie, ledger_id, lac, master_key=master_key, record=record
+            ),
+        )
+
+    async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
+        return await self._ask(bookie, lambda: self._inner.list_entries(bookie, ledger_id))
+
+    async def room(self, bookie: BookieId) -> Room:
+        return await self._ask(bookie, lambda: self._inner.room(bookie))
+
+    async def _ask(self, bookie: BookieId, request: Callable[[], Awaitable[T]]) -> T:
+        if not self._quarantine.admits(bookie):
+            raise NoAnswerError("in quarantine", bookie=bookie)
+        try:
+            answer = await request()
+        except NoAnswerError:
+            self._note_silence(bookie)
+            raise
+        except (RejectedError, BusyError, UnreadableError):  # it said something
+            self._note_answer(bookie)
+            raise
+        except BaseException:  # cancelled, or nothing that tells of the bookie
+            self._quarantine.note_nothing(bookie)
+            raise
+        self._note_answer(bookie)
+        return answer
+
+    # --- Transfers -----------------------------------------------------------------------------
+
+    async def transfer(self, transfer: Transfer) -> TransferResult:
+        target = transfer.target
+        if target is not None and self._quarantine.is_shut(target):
+            return TransferResult(
+                unwritten=frozenset().union(*transfer.reads.values()),
+                target_error=NoAnswerError("in quarantine", bookie=target),
+            )
+        shut = [bookie for bookie in transfer.reads if not self._quarantine.admits(bookie)]
+        asked = transfer
+        if shut:
+            reads = {b: ids for b, ids in transfer.reads.items() if b not in shut}
+            asked = replace(transfer, reads=reads)
+        if shut and not asked.reads:
+            return TransferResult(failures=_unanswered(transfer, shut))
+        if target is not None:
+            self._quarantine.admits(target)
+        result = await self._carry_out(asked)
+        if not shut:
+            return result
+        return replace(result, failures={**result.failures, **_unanswered(transfer, shut)})
+
+    async def _carry_out(self, transfer: Transfer) -> TransferResult:
+        """Learn from what becomes of a transfer whose bookies were all admitted."""
+        members = {*transfer.reads, transfer.target} - {None}
+        probed = [b for b in members if b is not None and self._quarantine.holds(b)]
+        try:
+            result = await self._inner.transfer(transfer)
+        except BaseException:
+            for bookie in probed:
+                self._quarantine.note_nothing(bookie)
+            raise
+        silent = set(result.silent)
+        if isinstance(result.target_error, NoAnswerError) and transfer.target is not None:
+            silent.add(transfer.target)
+        for bookie in silent:
+            self._note_silence(bookie)
+        for bookie in probed:
+            if bookie not in silent:
+                self._judge_probe(bookie, transfer, result)
+        return result
+
+    def _judge_probe(self, bookie: BookieId, transfer: Transfer, result: TransferResult) -> None:
+        """A short silence is no reason to begin a quarantine, but none to end one either."""
+        if bookie == transfer.target:
+            has_answered = result.entry_count > 0 or isinstance(
+                result.target_error, RejectedError | BusyError
+            )
+            is_asked = has_answered or result.target_error is not None
+        else:
+            failures = result.failures.get(bookie, {})
+            given = set(transfer.reads[bookie]) - failures.keys() - result.unwritten
+            has_answered = bool(given) or any(a is not Answer.UNKNOWN for a in failures.values())
+            is_asked = has_answered or bool(failures)
+        if has_answered:
+            self._note_answer(bookie)
+        elif is_asked:
+            self._note_silence(bookie)
+        else:  # another bookie's failure kept it from being asked
+            self._quarantine.note_nothing(bookie)
+
+    def standing(self, bookie: BookieId) -> Standing:
+        standing = self._inner.standing(bookie)
+        return replace(standing, is_ailing=True) if self._quarantine.holds(bookie) else standing
+
+    # --- The rest ------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def _note_answer(self, bookie: BookieId) -> None:
+        silent_s = self._quarantine.note_answer(bookie)
+        if silent_s is not None:
+            log.info("bookie.answers", bookie=bookie, silent_s=round(silent_s, 1))
+
+    def _note_silence(self, bookie: BookieId) -> None:
+        if self._quarantine.note_silence(bookie):
+            log.warning("bookie.quarantined", bookie=bookie)
+
+
+def _unanswered(
+    transfer: Transfer, bookies: Collection[BookieId]
+) -> dict[BookieId, dict[int, Answer]]:
+    return {b: dict.fromkeys(transfer.reads[b], Answer.UNKNOWN) for b in bookies}

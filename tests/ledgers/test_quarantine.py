@@ -1,0 +1,118 @@
+"""Who is left alone for not answering, for how long, and what ends that."""
+
+import pytest
+
+from ledgers.bookie.quarantine import WAIT_MAX_S, WAIT_MIN_S, Quarantine
+from ledgers.metadata import BookieId
+from tests.ledgers.client_cases import ManualClock
+
+B1, B2 = BookieId("b1:3181"), BookieId("b2:3181")
+
+
+class Scene:
+    """A quarantine, the time, and the bookies' registrations."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.lives = {B1: 1, B2: 1}
+        self.quarantine = Quarantine(self.clock, lambda bookie: self.lives.get(bookie, 0))
+
+    def fall_silent(self, bookie: BookieId = B1) -> bool:
+        assert self.quarantine.admits(bookie)
+        return self.quarantine.note_silence(bookie)
+
+    def pass_wait(self, times: int = 1) -> float:
+        """Until the wait is over, and a probe ended in vain, so many times; the last wait."""
+        for _ in range(times):
+            wait_s = 0.0
+            while not self.quarantine.admits(B1):
+                self.clock.advance(1.0)
+                wait_s += 1.0
+            self.quarantine.note_silence(B1)
+        return wait_s
+
+
+def test_a_bookie_that_did_not_answer_is_asked_nothing_until_the_wait_is_over() -> None:
+    scene = Scene()
+
+    assert scene.fall_silent()
+    scene.clock.advance(WAIT_MIN_S - 1)
+    assert not scene.quarantine.admits(B1)
+    assert scene.quarantine.shut() == {B1: scene.clock.wall_ms() + 1000}
+    assert scene.quarantine.admits(B2)
+    scene.clock.advance(1)
+
+    assert scene.quarantine.shut() == {}
+    assert scene.quarantine.admits(B1)
+
+
+def test_one_probe_at_a_time() -> None:
+    scene = Scene()
+    scene.fall_silent()
+    scene.clock.advance(WAIT_MIN_S)
+
+    assert scene.quarantine.admits(B1)
+    assert not scene.quarantine.admits(B1)
+    assert scene.quarantine.shut() == {B1: scene.clock.wall_ms()}
+
+    scene.quarantine.note_nothing(B1)
+    assert scene.quarantine.admits(B1), "the probe was called off"
+
+
+def test_the_wait_doubles_with_each_probe_in_vain_up_to_the_longest() -> None:
+    scene = Scene()
+    scene.fall_silent()
+
+    assert scene.pass_wait() == WAIT_MIN_S
+    assert scene.pass_wait() == 2 * WAIT_MIN_S
+    assert scene.pass_wait(20) == WAIT_MAX_S
+
+
+def test_requests_that_were_on_their_way_when_it_began_do_not_count_as_probes() -> None:
+    scene = Scene()
+    assert scene.quarantine.admits(B1)
+
+    assert scene.fall_silent()
+    scene.clock.advance(1)
+    assert not scene.quarantine.note_silence(B1)
+
+    assert scene.pass_wait() == WAIT_MIN_S - 1
+
+
+def test_an_answer_ends_it_and_the_next_one_begins_with_the_first_wait() -> None:
+    scene = Scene()
+    scene.fall_silent()
+    scene.pass_wait(3)
+
+    assert scene.quarantine.note_answer(B1) == 70
+    assert scene.quarantine.note_answer(B1) is None
+    assert scene.quarantine.admits(B1)
+    assert not scene.quarantine.holds(B1)
+
+    scene.fall_silent()
+    assert scene.pass_wait() == WAIT_MIN_S
+
+
+@pytest.mark.parametrize(
+    "life", [pytest.param(2, id="it registered anew"), pytest.param(0, id="it is gone")]
+)
+def test_another_registration_ends_it_at_once_and_nothing_is_remembered(life: int) -> None:
+    scene = Scene()
+    scene.fall_silent()
+
+    scene.lives[B1] = life
+
+    assert scene.quarantine.shut() == {}
+    assert scene.quarantine.admits(B1)
+    scene.lives[B1] = 1
+    assert scene.quarantine.admits(B1)
+
+
+def test_a_bookie_that_is_not_registered_is_in_no_quarantine() -> None:
+    """Before a ledger is fenced an absent bookie is asked directly (rule S13)."""
+    scene = Scene()
+    del scene.lives[B1]
+
+    assert not scene.fall_silent()
+
+    assert scene.quarantine.admits(B1)
