@@ -98,7 +98,7 @@ class LedgerMetadata:
     @property
     def bookies(self) -> frozenset[BookieId]:
         """Every bookie that any segment names."""
-        return frozenset(bookie for segment in self.segments for bookie in segment.ensemble)
+        return frozenset().union(*(segment.ensemble for segment in self.segments))
 
     def segment_of(self, entry_id: int) -> Segment:
         """The segment that entry ``entry_id`` (>= 0) belongs to."""

@@ -65,9 +65,10 @@ class Layout(enum.Enum):
 
 def _split(digits: str) -> str:
     """Groups of four digits from the right, the last one marked as a ledger."""
-    head = len(digits) % 4
-    groups = [digits[:head], *(digits[start : start + 4] for start in range(head, len(digits), 4))]
-    return f"{'/'.join(groups[:-1])}/L{groups[-1]}"
+    if len(digits) == 10:
+        return f"{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
+    assert len(digits) == 19, digits
+    return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
 
 
 _LEAF = re.compile(r"L[0-9]{10}|[0-9]{2}/[0-9]{4}/L[0-9]{4}|[0-9]{3}(/[0-9]{4}){3}/L[0-9]{4}")

@@ -109,6 +109,8 @@ def _custom(message: LedgerMetadataFormat) -> tuple[tuple[tuple[str, bytes], ...
 
     The latter go with the fields that we do not know, which brings them through a rewrite whole.
     """
+    if not message.customMetadata:  # nearly always
+        return (), b""
     plain, odd = [], LedgerMetadataFormat()
     for entry in message.customMetadata:
         if entry.HasField("key") and entry.HasField("value") and not _unknown_fields(entry):

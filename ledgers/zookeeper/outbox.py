@@ -116,11 +116,13 @@ class Outbox:
     def _next_group(self) -> list[Waiting]:
         """The first that waits, with the reads beside it if it is one; empty when nobody waits."""
         group: list[Waiting] = []
+        are_reads = False
         while self._waiting and len(group) < READS_MAX:
             request, future = self._waiting[0]
             if not future.done():  # else whoever asked has given up
-                if group and not (self._can_join and _are_reads(group[0][0], request)):
+                if group and not (are_reads and isinstance(request, GetData)):
                     break
+                are_reads = self._can_join and isinstance(request, GetData)
                 group.append((request, future))
             self._waiting.popleft()
         return group
@@ -171,7 +173,3 @@ class Outbox:
 
 _NO_ANSWER = (ConnectionLoss, SessionExpiredError, BookmenderError)
 """What is said of a request in place of the server's answer."""
-
-
-def _are_reads(*requests: Any) -> bool:
-    return all(isinstance(request, GetData) for request in requests)

@@ -160,6 +160,8 @@ class Pace(Gate):
             self._timer.cancel()
 
     def _grant(self, count: int, entry_bytes: int) -> int:
+        if not (self._entries.is_limited or self._bytes.is_limited):
+            return count
         now_s = asyncio.get_running_loop().time()
         count = min(count, self._entries.units(1, now_s), self._bytes.units(entry_bytes, now_s))
         self._entries.balance -= count
@@ -193,6 +195,10 @@ class _Bucket:
         self._rate = 0
         self._since_s = 0.0
         self.balance: float = _UNLIMITED
+
+    @property
+    def is_limited(self) -> bool:
+        return self._rate > 0
 
     def set_rate(self, rate: int, now_s: float) -> None:
         """0: no limit."""
