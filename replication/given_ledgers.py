@@ -5,10 +5,11 @@ where the one who asked does not stay to see the end.
 """
 
 import random
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import Collection, Iterable
 
 from ledgers.store import MetadataStore
 from replication.batching import Batcher
+from replication.disable_switch import UnheededSwitch
 from replication.queue import Look, Queue, QueuedLedger
 
 
@@ -25,6 +26,7 @@ class GivenLedgers(Queue):
         ledger_ids: Collection[int],
     ) -> None:
         super().__init__(store, batcher, ur, holder=holder)
+        self.switch = UnheededSwitch(store, ur)
         self._left = set(ledger_ids)
         """Those that have not been found without a mark yet: they were all marked before we began."""
 
@@ -41,12 +43,3 @@ class GivenLedgers(Queue):
     async def workers(self) -> frozenset[int]:
         """Whoever asked by hand leaves nothing to others, though they may be quicker."""
         return frozenset({self.session_id})
-
-    async def is_disabled(self) -> bool:
-        """What the switch is about is what nobody asked for."""
-        return False
-
-    async def watch_switch(self) -> AsyncGenerator[None, None]:
-        never: tuple[None, ...] = ()
-        for event in never:
-            yield event

@@ -11,7 +11,6 @@ ZkLedgerUnderreplicationManager.
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,7 +27,6 @@ from ledgers.store import (
     Create,
     Delete,
     Event,
-    EventKind,
     MetadataStore,
     MultiFailed,
     Operation,
@@ -36,6 +34,7 @@ from ledgers.store import (
 )
 from replication import payloads
 from replication.batching import Batcher, Results, WithdrawnError
+from replication.disable_switch import DisableSwitch
 from replication.mark_tree import MarkTree, SeenMark
 from replication.membership import Half, LiveNode, live_nodes
 from replication.own_state import own_path
@@ -106,10 +105,7 @@ class Queue:
         self._lock_data = payloads.lock_to_bytes(holder)
         self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
         self._known_nodes: dict[str, LiveNode | None] = {}
-        self.may_take = True
-        """Whether the disable switch was off when we last heard of it; otherwise no lock is asked for,
-        not even for ledgers whose turn to be asked for comes only now."""
-        self._is_switch_watched = False
+        self.switch = DisableSwitch(store, ur)
 
     async def look(self, rng: random.Random) -> Look:
         """List a bounded part of both trees and, unless they are empty, the locks."""
@@ -139,7 +135,7 @@ class Queue:
             SetData(path=lock_path, data=self._lock_data, version=0),
         ]
         try:
-            await self._batcher.commit(operations, is_wanted=lambda: self.may_take)
+            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
         except WithdrawnError:
             return None
         except MultiFailed as failure:
@@ -228,15 +224,6 @@ class Queue:
             if not isinstance(failure.cause, NoNodeError | ConflictError):
                 raise failure.cause from failure
 
-    async def is_disabled(self) -> bool:
-        """Whether the switch is on. Read only while nothing tells of its changes (``watch_switch``)."""
-        if not self._is_switch_watched:
-            await self._read_switch()
-        return not self.may_take
-
-    async def _read_switch(self) -> None:
-        self.may_take = await self._store.exists(payloads.disable_path(self._ur)) is None
-
     async def is_marked(self, ledger_id: int) -> bool:
         """In either tree."""
         return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
@@ -259,21 +246,6 @@ class Queue:
         Not of each mark: with many nodes that would be a herd. The rest is found by looking.
         """
         return self._shared.watch(), self._own.watch()
-
-    async def watch_switch(self) -> AsyncGenerator[None, None]:
-        """Keep ``may_take`` as the disable switch says; tells of each time it was read."""
-        async with aclosing(self._store.watch(payloads.disable_path(self._ur))) as events:
-            try:
-                async for event in events:
-                    if event.kind is EventKind.RESET:  # until it is read, what we know may be old
-                        self._is_switch_watched = False
-                    if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
-                        self.may_take = False
-                    await self._read_switch()
-                    self._is_switch_watched = True
-                    yield
-            finally:
-                self._is_switch_watched = False
 
     @property
     def session_id(self) -> int:

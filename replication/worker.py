@@ -110,7 +110,7 @@ class ReplicationWorker:
     async def run(self) -> None:
         """Work until cancelled. Raises SessionLostError when the session is gone."""
         async with asyncio.TaskGroup() as tasks:
-            for watch in (*self._queue.first_marks(), self._queue.watch_switch()):
+            for watch in (*self._queue.first_marks(), self._queue.switch.watch()):
                 tasks.create_task(self._wake_on(watch))
             tasks.create_task(self._wake_on_bookies())
             tasks.create_task(self._summarise())
@@ -137,14 +137,14 @@ class ReplicationWorker:
         """Look at the queue once and start on what is there; False when nothing was."""
         await self._slots.wait_free()  # before, what is found would grow old
         self._wake.clear()
-        if await self._queue.is_disabled():
+        if await self._queue.switch.is_on():
             return False
         candidates = await self._lookout.look(busy=self._busy, room=self._room_for_others())
         looked_s = self._clock.now_s()
         for candidate in candidates:
             await self._slots.take()
             is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
-            if is_old or not self._queue.may_take:
+            if is_old or not self._queue.switch.may_take:
                 self._slots.give_back()
                 break
             self._busy.add(candidate.ledger_id)
@@ -206,7 +206,7 @@ class ReplicationWorker:
                 await self._sit_out_grace()
             finally:
                 self._grace_count -= 1
-            if not self._queue.may_take:  # nobody is to be fenced now
+            if not self._queue.switch.may_take:  # nobody is to be fenced now
                 break
             held.world = self._waiting.world
             outcome = await self._repairer.repair(held.take, outcome.sighting, slots=self._slots)

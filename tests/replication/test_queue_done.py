@@ -240,11 +240,11 @@ async def test_the_disable_switch_and_marks_are_read_as_they_stand(
 ) -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        assert not await node.queue.is_disabled()
+        assert not await node.queue.switch.is_on()
         assert not await node.queue.is_marked(LEDGER)
 
         await cluster.mark(*replicas)
         await cluster.store.create(payloads.disable_path(UR))
 
-        assert await node.queue.is_disabled()
+        assert await node.queue.switch.is_on()
         assert await node.queue.is_marked(LEDGER)
