@@ -23,7 +23,8 @@ class ReplicationSettings:
     """First wait after a ledger could not be repaired; doubles up to ``retry_max_s``."""
     retry_max_s: float = 300.0
     idle_wait_s: float = 2.0
-    """How often the queue is looked at while it is empty and nothing else wakes the worker."""
+    """How often the queue is looked at while it is empty and nothing else wakes the worker. Of more than
+    forty nodes each looks the seldomer, so that all together look twenty times a second at most."""
     target: str = "placement"
     """``placement``: as the placement policy says, the least loaded bookie first, among equals this
     host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""
