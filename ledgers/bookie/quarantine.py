@@ -42,6 +42,11 @@ class Quarantine:
         self._clock, self._life = clock, life
         self._stays: dict[BookieId, _Stay] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it certainly holds nobody."""
+        return not self._stays
+
     def holds(self, bookie: BookieId) -> bool:
         """Whether it was silent when last asked, be its wait over or not."""
         return self._stay(bookie) is not None

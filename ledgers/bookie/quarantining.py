@@ -130,6 +130,8 @@ class QuarantiningBookies:
     # --- Transfers -----------------------------------------------------------------------------
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
+        if self._quarantine.is_empty:  # nearly always: nobody is to be spared
+            return await self._carry_out(transfer)
         target = transfer.target
         if target is not None and self._quarantine.is_shut(target):
             return TransferResult(
@@ -152,8 +154,7 @@ class QuarantiningBookies:
 
     async def _carry_out(self, transfer: Transfer) -> TransferResult:
         """Learn from what becomes of a transfer whose bookies were all admitted."""
-        members = {*transfer.reads, transfer.target} - {None}
-        probed = [b for b in members if b is not None and self._quarantine.holds(b)]
+        probed = [] if self._quarantine.is_empty else self._members_held(transfer)
         try:
             result = await self._inner.transfer(transfer)
         except BaseException:
@@ -169,6 +170,10 @@ class QuarantiningBookies:
             if bookie not in silent:
                 self._judge_probe(bookie, transfer, result)
         return result
+
+    def _members_held(self, transfer: Transfer) -> list[BookieId]:
+        members = {*transfer.reads, transfer.target} - {None}
+        return [b for b in members if b is not None and self._quarantine.holds(b)]
 
     def _judge_probe(self, bookie: BookieId, transfer: Transfer, result: TransferResult) -> None:
         """A short silence is no reason to begin a quarantine, but none to end one either."""
