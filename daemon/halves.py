@@ -149,7 +149,7 @@ async def open_worker(
             settings=BookieClientSettings(),
         )
         stack.push_async_callback(bookies.close)
-        quarantine = Quarantine(session.clock, lambda bookie: session.views.current.czxid(bookie))
+        quarantine = Quarantine(session.clock, session.views.life)
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await begin_placing(
             settings.placement,

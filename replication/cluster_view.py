@@ -108,6 +108,10 @@ class ViewSource:
             raise UnavailableError("the list of bookies has not been read yet")
         return self._current
 
+    def life(self, bookie: BookieId) -> int:
+        """Tells one registration of the bookie from the next, as things are now (``ClusterView.czxid``)."""
+        return self.current.czxid(bookie)
+
     async def refresh(self) -> ClusterView:
         """Read all of it now. Raises UnavailableError when it cannot be had, or not be trusted."""
         async with self._reading:

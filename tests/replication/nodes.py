@@ -126,7 +126,7 @@ async def _node(
     membership = await Membership.join(store, UR, node_info(name))
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, UR, holder=name)
-    quarantine = Quarantine(clock, lambda bookie: views.current.czxid(bookie))
+    quarantine = Quarantine(clock, views.life)
     answering = QuarantiningBookies(bookies, quarantine)
     receivers = Receivers(
         RandomPlacement(rng, local=local),
