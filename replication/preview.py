@@ -1,6 +1,6 @@
 """What a worker would do about a ledger now: looked at and planned by its own code, and left at that."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replication.cluster_view import ClusterView
 from replication.plan import Plan, Repair, plan_repair
@@ -46,12 +46,20 @@ class Previewer:
             case Blocked() as blocked:
                 plan = Plan(blocked=(blocked,))
             case OpenEnd() as found:
-                plan = Plan(blocked=(_until_closed(found),))
+                plan = await self._plan_open(found)
             case Survey() as survey if survey.is_abandoned:
                 plan = Plan(blocked=(_ABANDONED,))
             case Survey() as survey:
                 plan = plan_repair(survey, self._receivers.targets(self._view))
         return Preview(ledger_id=ledger_id, plan=plan)
+
+    async def _plan_open(self, found: OpenEnd) -> Plan:
+        """What is closed of it is repaired at once, the rest waits."""
+        closed_part = await self._surveyor.survey_closed_part(found)
+        plan = Plan()
+        if closed_part is not None:
+            plan = plan_repair(closed_part, self._receivers.targets(self._view))
+        return replace(plan, blocked=(*plan.blocked, _until_closed(found)))
 
 
 _ABANDONED = Blocked(

@@ -3,11 +3,12 @@
 A round surveys the ledger afresh, plans, copies and writes all changed ensembles in one
 compare-and-set (rule S2) under the lock (rule S3). A conflict begins another round, and so does a
 bookie of the ledger that comes or goes meanwhile; what was copied is remembered as long as the
-target's registration is the same. A ledger whose open last fragment misses a bookie is not touched:
-the outcome says so, and the worker comes back after the open-ledger grace (``open_ledger``).
+target's registration is the same. An open last fragment that misses a bookie is not touched: when all
+before it is repaired the outcome says so, and the worker comes back after the open-ledger grace
+(``open_ledger``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 import structlog
@@ -23,9 +24,9 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId
+from ledgers.store import Operation
 from replication.cluster_view import ClusterView, ViewSource
 from replication.copier import Copier, Memory
-from replication.copying import CopyOutcome
 from replication.open_ledger import OpenLedgers, WriterSighting
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
 from replication.plan import Plan, plan_repair
@@ -110,6 +111,8 @@ class Repairer:
             case Blocked() as blocked:
                 return waiting(blocked)
             case OpenEnd() as open_end:
+                if sighting is None and await self._mend_closed_part(take, open_end, memory, slots):
+                    return None
                 return await self._settle(take, open_end, sighting)
             case Survey() as survey:
                 return await self._mend(take, survey, memory, slots)
@@ -125,10 +128,39 @@ class Repairer:
             if not self._is_unchanged(survey.metadata.bookies, survey.view):
                 return None
             return await self._finish(take)
+        return await self._write(take, await self._carry_out(plan, survey, memory, slots))
+
+    async def _mend_closed_part(
+        self, take: Take, found: OpenEnd, memory: Memory, slots: Slots
+    ) -> bool:
+        """Repair what is closed before the open fragment has had its grace; whether anything changed.
+
+        What cannot be repaired now is seen to with all the rest when the ledger is closed.
+        """
+        async with slots.lent_after(PATIENCE_S):
+            survey = await self._surveyor.survey_closed_part(found, distrusted=memory.refilled)
+        if survey is None:
+            return False
+        plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))
+        if not plan.repairs:
+            return False
+        results = await self._carry_out(plan, survey, memory, slots)
+        if results.metadata == survey.metadata:
+            return False
+        await self._queue.write(take, [self._rewrite(results)])
+        return True
+
+    async def _carry_out(self, plan: Plan, survey: Survey, memory: Memory, slots: Slots) -> Results:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
             outcomes = await self._copier.copy_all(plan, survey, memory)
-        return await self._write(take, survey, plan, outcomes)
+        return Results(
+            survey=survey,
+            plan=plan,
+            outcomes=outcomes,
+            # A target that is another one by now may have lost what it acknowledged (rule S3).
+            is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
+        )
 
     async def _finish(self, take: Take) -> Outcome:
         return DONE if await self._queue.finish(take) else MARKED_AGAIN
@@ -172,31 +204,28 @@ class Repairer:
             return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         return None
 
-    async def _write(
-        self, take: Take, survey: Survey, plan: Plan, outcomes: Sequence[CopyOutcome]
-    ) -> Outcome | None:
+    async def _write(self, take: Take, results: Results) -> Outcome | None:
         """Write what was copied whole, and say what was not. None: to be looked at again."""
-        results = Results(
-            survey=survey,
-            plan=plan,
-            outcomes=outcomes,
-            # A target that is another one by now may have lost what it acknowledged (rule S3).
-            is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
-        )
-        after = results.metadata
+        survey, after = results.survey, results.metadata
         may_unmark = (
             results.is_complete
             and results.entry_count <= SECOND_CHECK_ENTRIES
             and self._is_unchanged(after.bookies, survey.view)
         )
         if after != survey.metadata:
-            write = self._manager.write_operation(take.ledger_id, after, read_as=survey.versioned)
+            write = self._rewrite(results)
             if may_unmark:
                 return DONE if await self._queue.finish(take, [write]) else MARKED_AGAIN
             await self._queue.write(take, [write])
         if results.is_split or not results.in_the_way:
             return None
         return waiting(gravest(results.in_the_way))
+
+    def _rewrite(self, results: Results) -> Operation:
+        survey = results.survey
+        return self._manager.write_operation(
+            survey.ledger_id, results.metadata, read_as=survey.versioned
+        )
 
 
 def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:

@@ -5,7 +5,7 @@ made. Worker and ``bookmender plan`` look through the same eyes.
 """
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from ledgers.bookies import Bookies
@@ -32,7 +32,8 @@ ENTRY_BYTES_GUESS = 1_024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All that a plan is made from. ``findings``: one for every bookie index of every fragment."""
+    """All that a plan is made from. ``findings``: one for every bookie index of every fragment that was
+    looked at."""
 
     versioned: VersionedMetadata
     view: ClusterView
@@ -129,14 +130,27 @@ class Surveyor:
             return Blocked(reason=Reason.DIGEST_SUSPECT, detail=str(error))
         except UnavailableError as error:
             return _without_end(versioned, view, error)
-        if leaving := leaving_members(versioned.metadata, view, lac=lac):
-            return OpenEnd(versioned=versioned, view=view, leaving=leaving)
-        return Survey(
-            versioned=versioned,
-            view=view,
-            digest=digest,
-            findings=await self._check(versioned, lac, digest, view, distrusted),
-        )
+        judged = _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac)
+        return await self._survey(versioned, judged, digest, view, distrusted)
+
+    async def survey_closed_part(
+        self, found: OpenEnd, *, distrusted: Collection[BookieId] = ()
+    ) -> Survey | None:
+        """All fragments but the last, which need not wait for that one; None where there are none.
+
+        That the last one was begun says that every entry before it is acknowledged: they are closed,
+        whatever its bookies may tell (rule S4).
+        """
+        versioned, metadata = found.versioned, found.versioned.metadata
+        lac = metadata.last_segment.first_entry_id - 1
+        closed = [f for f in fragments(versioned.ledger_id, metadata, lac=lac) if f.is_closed]
+        if not closed:
+            return None
+        try:
+            digest = ledger_digest(metadata, self._fallback_digest)
+        except UnauthorizedError:
+            return None
+        return await self._survey(versioned, closed, digest, found.view, distrusted)
 
     async def _read(self, ledger_id: int) -> VersionedMetadata | None:
         """None for a ledger that is gone: believed only after a sync and a second read (rule S8)."""
@@ -158,15 +172,25 @@ class Surveyor:
         )
         return opened.lac
 
+    async def _survey(
+        self,
+        versioned: VersionedMetadata,
+        judged: Sequence[Fragment],
+        digest: EntryDigest,
+        view: ClusterView,
+        distrusted: Collection[BookieId],
+    ) -> Survey:
+        findings = await self._check(versioned, judged, digest, view, distrusted)
+        return Survey(versioned=versioned, view=view, digest=digest, findings=findings)
+
     async def _check(
         self,
         versioned: VersionedMetadata,
-        lac: int,
+        judged: Sequence[Fragment],
         digest: EntryDigest,
         view: ClusterView,
         distrusted: Collection[BookieId],
     ) -> tuple[Finding, ...]:
-        judged = _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac)
         suspects = view.initialised_after(versioned.stat.czxid).union(distrusted)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
@@ -182,22 +206,17 @@ class Surveyor:
         return under_orders(findings, view)
 
 
-def leaving_members(
-    metadata: LedgerMetadata, view: ClusterView, *, lac: int | None = None
-) -> tuple[BookieId, ...]:
-    """Bookies that an open fragment is to be rid of; none for a closed ledger.
+def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:
+    """Bookies that the open fragment is to be rid of; none for a closed ledger.
 
     Those that are gone, but for the ones under maintenance; and those that drain and may be fenced
-    for it (rule S16). The fragment before the last counts as open too while ``lac`` is short of its
-    end (BookKeeper's ReplicationWorker, pull request 3917). A read-only bookie is no reason to fence:
-    an idle writer would lose its ledger for it.
+    for it (rule S16). A read-only bookie is no reason to fence: an idle writer would lose its ledger
+    for it. Java takes the fragment before the last for open too while its reader has not heard that
+    its end is acknowledged (BookKeeper's pull request 3917); ours knows it from the metadata.
     """
     if metadata.is_closed:
         return ()
-    members = set(metadata.last_segment.ensemble)
-    is_short = lac is not None and lac < metadata.last_segment.first_entry_id - 1
-    if is_short and len(metadata.segments) > 1:
-        members.update(metadata.segments[-2].ensemble)
+    members = metadata.last_segment.ensemble
     return tuple(sorted(bookie for bookie in members if _is_leaving(bookie, view)))
 
 

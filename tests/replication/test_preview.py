@@ -103,6 +103,18 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() 
 
 
 @in_virtual_time
+async def test_what_is_closed_of_an_open_ledger_is_told_to_be_repaired_at_once() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), (B2, B3), starts=(0, 5), state=LedgerState.OPEN)
+    await cluster.kill(B2)
+
+    found = await preview(cluster, local=B5)
+
+    assert [(r.replaced, r.target) for r in found.repairs] == [(B2, B5)]
+    assert [blocked.reason for blocked in found.plan.blocked] == [Reason.OPEN_LEDGER_GRACE]
+
+
+@in_virtual_time
 async def test_what_is_in_the_way_stands_beside_what_can_be_done() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))

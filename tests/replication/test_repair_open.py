@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from ledgers.bookies import Transfer
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId, LedgerState, Segment
@@ -14,6 +15,7 @@ from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.repairs import once_while_copying, repair_with
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
@@ -164,6 +166,73 @@ async def test_rule_s12_closed_fragments_of_an_open_ledger_are_repaired_without_
     assert first[1] in {B6, B7}
     assert cluster.bookies.targets == [first[1]]
     await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace_of_the_open_one() -> None:
+    cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        outcome = await node.repairer.repair(take)
+        first, last = await cluster.ensembles()
+
+        assert outcome.reason is Reason.OPEN_LEDGER_GRACE
+        assert outcome.entry_count == 10
+        assert B2 not in first
+        assert first[1] not in last, "not its LAC is to be what a reader sees (rule S12)"
+        assert last == (B1, B2, B4)
+        assert fenced == []
+        assert (await cluster.metadata()).state is LedgerState.OPEN
+        assert await cluster.marked() == [LEDGER]
+
+        outcome = await node.repairer.repair(take, outcome.sighting)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert (await cluster.ensembles())[0] == first
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_rule_s2_a_writer_that_goes_on_while_closed_fragments_are_copied_is_not_overwritten() -> (
+    None
+):
+    cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
+    await cluster.kill(B2)
+
+    async def replace_it(transfer: Transfer) -> None:
+        versioned = await cluster.manager.read(LEDGER)
+        changed = versioned.metadata.with_segment(Segment(first_entry_id=15, ensemble=(B1, B5, B4)))
+        await cluster.manager.write(LEDGER, changed, read_as=versioned)
+
+    once_while_copying(cluster, replace_it)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    first, second, last = await cluster.ensembles()
+    assert outcome.kind is OutcomeKind.DONE
+    assert last == (B1, B5, B4)
+    assert B2 not in {*first, *second}
+    assert not cluster.violations
+
+
+@in_virtual_time
+async def test_closed_fragments_that_nobody_can_take_do_not_keep_the_open_one_from_its_grace() -> (
+    None
+):
+    cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
+    await cluster.kill(B2, B5, B6, B7)
+    cluster.bookies.fail(B4, Op.READ_LAC, Fault(error=UnavailableError))
+    before = await cluster.metadata()
+
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome.reason is Reason.OPEN_LEDGER_GRACE
+    assert await cluster.metadata() == before
 
 
 @in_virtual_time
