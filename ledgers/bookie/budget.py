@@ -44,18 +44,23 @@ class Window:
 
     def take(self, count: int, entry_bytes: int) -> int:
         """Take the credit of up to ``count`` entries of about ``entry_bytes`` each; how many were free."""
-        count = min(
+        taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
+        if taken_count > self._count_max or taken_bytes > self.bytes_max:
+            count = self._fitting(count, entry_bytes)
+            taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
+        self.count, self.entry_bytes = taken_count, taken_bytes
+        return count
+
+    def _fitting(self, count: int, entry_bytes: int) -> int:
+        """How many of so many entries there is room for."""
+        fitting_count = min(
             count,
             self._count_max - self.count,
             max(0, self.bytes_max - self.entry_bytes) // max(1, entry_bytes),
         )
-        if count <= 0:
-            if self.count:
-                return 0
-            count = 1  # larger than the window: alone
-        self.count += count
-        self.entry_bytes += count * entry_bytes
-        return count
+        if fitting_count > 0:
+            return fitting_count
+        return 0 if self.count else 1  # larger than the window: alone
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
         """Give back ``count`` entries that took ``entry_bytes`` together, whatever they weighed."""

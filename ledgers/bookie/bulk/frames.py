@@ -8,6 +8,7 @@ what the hot loops need is here; ``ledgers.bookie.protocol`` is the whole protoc
 import struct
 import zlib
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import google_crc32c
 
@@ -80,6 +81,7 @@ def recovery_add_prefix(master_key: bytes) -> bytes:
     return RECOVERY_ADD_WORD.to_bytes(4, "big") + master_key
 
 
+@lru_cache(maxsize=1_024)  # ledgers share their digests
 def digest_check(digest: EntryDigest) -> Check:
     """The fastest check of this kind of digest."""
     match digest.digest_type:
