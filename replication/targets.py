@@ -135,10 +135,10 @@ class Receivers:
         candidates, barred = self._candidates, self._barred
         quarantined = self._quarantine.shut()
         if refused or quarantined:
-            kept = view.writable.intersection(quarantined.keys() - barred.keys())
-            barred = barred | dict.fromkeys(kept, Bar.QUARANTINED)
-            barred |= dict.fromkeys(view.writable.intersection(refused), Bar.REFUSED)
-            candidates = {b: each for b, each in candidates.items() if b not in barred}
+            why = dict.fromkeys(candidates.keys() & refused, Bar.REFUSED)
+            why |= dict.fromkeys(candidates.keys() & quarantined.keys(), Bar.QUARANTINED)
+            candidates = {b: each for b, each in candidates.items() if b not in why}
+            barred = barred | why
         return Targets(
             candidates=candidates,
             placement=self.placement,
