@@ -95,6 +95,9 @@ def test_a_bad_member_delays_only_its_own_ledgers(
 
             assert_others_first(ids(others), ids(touching), node, trouble)
             assert errors(node) == []
+            if trouble is hang:
+                await wait_for(lambda: ids(touching) <= set(concluded(node)), "silence noticed")
+                assert [e["bookie"] for e in events(node, "bookie.quarantined")] == [bad]
             await get_well(on, proxy)
             await on.assert_whole([*touching, *others])
 
