@@ -32,6 +32,16 @@ class Weighting:
         return {each.bookie: weight(each.free_bytes) for each in candidates}
 
 
+class _Alike(dict[BookieId, float]):
+    """Everybody weighs the same: there is nothing to be worked out for hundreds of bookies."""
+
+    def __missing__(self, bookie: BookieId) -> float:
+        return 1.0
+
+
+_ALIKE = _Alike()
+
+
 class Drawing:
     """Draws among candidates. Nothing but the seed of ``rng`` decides between equal ones."""
 
@@ -43,7 +53,7 @@ class Drawing:
     def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
         """All the same where choices are not weighted."""
         if self._weighting is None:
-            return {each.bookie: 1.0 for each in candidates}
+            return _ALIKE
         return self._weighting.weights(candidates)
 
     def draw(
@@ -61,7 +71,7 @@ class Drawing:
         allowed = candidates
         if self._weighting is not None:
             allowed = self._rng.choices(allowed, [weights[each.bookie] for each in allowed], k=2)
-        least_bytes = min(each.load_bytes for each in allowed)
+        least_bytes = min([each.load_bytes for each in allowed])
         best = [each for each in allowed if each.load_bytes == least_bytes]
         if prefers_local and self._local is not None:
             local = [each for each in best if each.bookie == self._local]

@@ -5,6 +5,7 @@ choice fail; any other gives way to the bookie that breaks it for the fewest wri
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
 from random import Random
 
 from ledgers.errors import NotEnoughBookiesError
@@ -124,7 +125,7 @@ class RuledPlacement:
         """Those that spread the copies furthest, unless they are few and given much already."""
         if self._rng.random() * len(keeping) >= FAIR_SHARES_MAX * len(spreading):
             return keeping
-        average_bytes = sum(each.load_bytes for each in keeping) / len(keeping)
+        average_bytes = sum([each.load_bytes for each in keeping]) / len(keeping)
         most_bytes = FAIR_SHARES_MAX * average_bytes
         return [each for each in spreading if each.load_bytes <= most_bytes] or keeping
 
@@ -143,8 +144,9 @@ class RuledPlacement:
         shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
         return judge_racks(self._rule, shape, tuple(map(self._locate, ensemble)))
 
-    def _racks(self, ensemble: Iterable[BookieId], candidates: Iterable[Candidate]) -> Layout:
-        told = {each.bookie: each.rack for each in candidates}
+    def _racks(self, ensemble: Sequence[BookieId], candidates: Iterable[Candidate]) -> Layout:
+        members = set(ensemble)
+        told = {each.bookie: each.rack for each in candidates if each.bookie in members}
         return [told.get(bookie) or self._locate(bookie) for bookie in ensemble]
 
 
@@ -155,12 +157,15 @@ class RandomPlacement(RuledPlacement):
         super().__init__(NoRule(), rng, local=local)
 
 
+_BOOKIE = attrgetter("bookie")
+
+
 def _allowed(
     candidates: Iterable[Candidate], excluded: Collection[BookieId]
 ) -> Sequence[Candidate]:
     """Each bookie once, in an order of its own: so that a seed decides alone."""
     by_id = {each.bookie: each for each in candidates if each.bookie not in excluded}
-    return [by_id[bookie] for bookie in sorted(by_id)]
+    return sorted(by_id.values(), key=_BOOKIE)
 
 
 def _by_rack(candidates: Iterable[Candidate]) -> _Pools:
