@@ -12,6 +12,8 @@ from daemon.local.cluster import LocalCluster
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import LAST_ENTRY, Bookies, LacAnswer
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest, master_key
@@ -37,21 +39,29 @@ class Subject:
 
 KINDS = [
     "memory",
+    "quarantining",
     pytest.param("v3", marks=pytest.mark.cluster),
     pytest.param("v2", marks=pytest.mark.cluster),
 ]
-"""Parameters of a fixture: the fake, and real bookies over either protocol."""
+"""Parameters of a fixture: the fake, as it is and with a quarantine, and real bookies over either
+protocol."""
 
 
 def subject_of(request: pytest.FixtureRequest) -> Subject:
     """The subject for one of KINDS. All real ones share the cluster."""
     if request.param == "memory":
+        return Subject(make=in_memory, bookies=MEMORY_BOOKIES)
+    if request.param == "quarantining":
         return Subject(
-            make=lambda: MemoryBookies(MEMORY_BOOKIES, clock=SystemClock()),
+            make=lambda: QuarantiningBookies(in_memory(), Quarantine(SystemClock(), lambda _: 1)),
             bookies=MEMORY_BOOKIES,
         )
     cluster: LocalCluster = request.getfixturevalue("cluster")
     return Subject(make=lambda: client(request.param), bookies=cluster.bookies)
+
+
+def in_memory() -> MemoryBookies:
+    return MemoryBookies(MEMORY_BOOKIES, clock=SystemClock())
 
 
 def client(protocol: str) -> BookieClient:

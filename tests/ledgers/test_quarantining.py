@@ -172,6 +172,20 @@ def test_a_probe_in_vain_prolongs_it(probe: Probe, bookie: BookieId) -> None:
     in_scene(act)
 
 
+def test_a_source_that_was_given_up_after_a_short_silence_is_no_better_than_before() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.learn(A)
+        scene.inner.fail(A, Op.READ, Fault(error=UnavailableError))
+        await scene.clock.sleep(WAIT_MIN_S)
+
+        result = await scene.bookies.transfer(transfer())
+
+        assert result.silent == frozenset()
+        assert scene.quarantine.is_shut(A)
+
+    in_scene(act)
+
+
 @pytest.mark.parametrize(("probe", "bookie"), PROBES)
 def test_a_probe_that_is_called_off_leaves_room_for_the_next(
     probe: Probe, bookie: BookieId
