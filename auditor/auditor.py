@@ -32,8 +32,8 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
-from replication import payloads
-from replication.cluster_view import ClusterView, ViewSource
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.queue import payloads
 
 log = structlog.get_logger()
 MARKS = Counter("bookmender_marks_total", "Marks of under-replicated ledgers made or extended.")

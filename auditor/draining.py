@@ -27,11 +27,11 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
-from replication import payloads
-from replication.cluster_view import ClusterView, ViewSource
-from replication.listing import marked_ledger_ids
-from replication.orders import DrainOrder
-from replication.own_state import own_path
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.cluster.orders import DrainOrder
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
 
 log = structlog.get_logger()
 LEFT = Gauge(

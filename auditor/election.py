@@ -13,9 +13,9 @@ import structlog
 
 from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
-from replication import payloads
-from replication.batching import Guard
-from replication.membership import Membership, ensure
+from replication.cluster.membership import Membership, ensure
+from replication.queue import payloads
+from replication.queue.batching import Guard
 
 log = structlog.get_logger()
 

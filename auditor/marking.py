@@ -20,9 +20,9 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId
 from ledgers.store import Create, MetadataStore, MultiFailed, SetData
-from replication import payloads
-from replication.batching import Batcher
-from replication.payloads import Mark
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from replication.queue.payloads import Mark
 
 MARKS_AT_ONCE = 200
 TRIES_MAX = 10

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
-from replication.batching import Batcher
-from replication.own_state import own_path, read_json, urgent_path
-from replication.urgent import read_urgent, urgent_to_bytes
+from replication.cluster.own_state import own_path, read_json, urgent_path
+from replication.queue.batching import Batcher
+from replication.queue.urgent import read_urgent, urgent_to_bytes
 
 UNREADABLE_KEPT_MAX = 100
 

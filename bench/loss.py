@@ -16,7 +16,7 @@ from bench.loads import BenchLedger, stake
 from bench.usage import Cpu, cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
 from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
-from replication.payloads import mark_path
+from replication.queue.payloads import mark_path
 
 POLL_S = 0.005
 SESSION_END_TIMEOUT_S = 30.0

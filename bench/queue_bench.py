@@ -27,9 +27,9 @@ from daemon.local.zookeeper import monitor
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication import payloads
-from replication.batching import Batcher
-from replication.tree import prepare_tree
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from replication.queue.tree import prepare_tree
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 ROOT = "/ledgers"

@@ -16,14 +16,14 @@ import structlog
 from ledgers.clock import SystemClock
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.batching import Batcher
-from replication.cluster_view import ViewSource
-from replication.membership import Half, Membership, NodeInfo
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
-from replication.queue import Queue, Take
+from replication.queue.batching import Batcher
+from replication.queue.queue import Queue, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.waiting import WaitingNotesWriter
+from replication.waiting.notes import WaitingNotesWriter
 from replication.worker import TAKES, ReplicationWorker
 
 SESSION_TIMEOUT_S = 60.0

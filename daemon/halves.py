@@ -36,22 +36,22 @@ from ledgers.metadata import BookieId, DigestType
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.batching import Batcher
-from replication.cluster_view import ViewSource
-from replication.copier import Copier
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import own_path
+from replication.cluster.room import RoomSource
+from replication.copying.copier import Copier
 from replication.journal import MetadataJournal
-from replication.membership import Half, Membership, NodeInfo
-from replication.open_ledger import OpenLedgers
-from replication.order_book import OrderBook
-from replication.own_state import own_path
-from replication.payloads import underreplication_path
-from replication.queue import Queue
+from replication.planning.open_ledger import OpenLedgers
+from replication.planning.survey import Surveyor
+from replication.planning.targets import Receivers
+from replication.queue.batching import Batcher
+from replication.queue.payloads import underreplication_path
+from replication.queue.queue import Queue
+from replication.queue.tree import prepare_tree
 from replication.repair import Repairer
-from replication.room import RoomSource
-from replication.survey import Surveyor
-from replication.targets import Receivers
-from replication.tree import prepare_tree
-from replication.waiting import WaitingNotesWriter
+from replication.waiting.notes import WaitingNotesWriter
 from replication.worker import ReplicationWorker
 
 log = structlog.get_logger()

@@ -11,9 +11,9 @@ from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets, reads_in_flight_max
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.cluster_view import ViewSource
-from replication.membership import Half, Membership
-from replication.orders import LimitsOrder
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership
+from replication.cluster.orders import LimitsOrder
 
 SHARES_INTERVAL_S = 10.0
 """How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""

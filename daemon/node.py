@@ -16,8 +16,8 @@ from daemon.halves import open_session, run_auditor_session, run_worker_session
 from daemon.settings import Settings
 from daemon.threads import HalfThread, own_cause
 from ledgers.errors import SettingsError
+from replication.cluster.membership import Half
 from replication.journal import MetadataJournal
-from replication.membership import Half
 
 log = structlog.get_logger()
 

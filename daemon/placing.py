@@ -22,8 +22,14 @@ from ledgers.placement import (
 )
 from ledgers.placement.racks import Racks, clean_rack
 from ledgers.store import MetadataStore
-from replication.cluster_view import ViewSource
-from replication.racks import RackKeeper, RackSource, ResolveHost, ZnodeRacks, has_unused_racks
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.racks import (
+    RackKeeper,
+    RackSource,
+    ResolveHost,
+    ZnodeRacks,
+    has_unused_racks,
+)
 from replication.settings import PlacementSettings
 
 log = structlog.get_logger()

@@ -11,8 +11,8 @@ from daemon.cli import config_option, output_option
 from daemon.planning import Previews, plan_for
 from daemon.visit import Visit, run_visit
 from ledgers.metadata import BookieId
-from replication.plan import Repair
-from replication.preview import Preview
+from replication.planning.plan import Repair
+from replication.planning.preview import Preview
 from replication.reasons import Blocked
 
 LIMIT_DEFAULT = 20

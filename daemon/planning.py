@@ -16,16 +16,16 @@ from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import CorruptionError, NoSuchLedgerError
 from ledgers.metadata import BookieId, DigestType
-from replication.cluster_view import ClusterView, ViewSource
-from replication.listing import marked_ledger_ids, read_marks
-from replication.order_book import OrderBook
-from replication.orders import DrainOrder
-from replication.own_state import own_path
-from replication.preview import Preview, Previewer
-from replication.room import RoomSource
-from replication.survey import Surveyor
-from replication.targets import Receivers
-from replication.urgent import read_urgent
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.cluster.order_book import OrderBook
+from replication.cluster.orders import DrainOrder
+from replication.cluster.own_state import own_path
+from replication.cluster.room import RoomSource
+from replication.planning.preview import Preview, Previewer
+from replication.planning.survey import Surveyor
+from replication.planning.targets import Receivers
+from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.queue.urgent import read_urgent
 
 READS_IN_FLIGHT = 8
 """Of a command at one bookie: those who repair have the rest (rule S10)."""

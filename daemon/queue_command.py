@@ -13,16 +13,16 @@ from daemon.cli import config_option, output_option
 from daemon.status import lock_record, note_record
 from daemon.status_command import age_s, seconds_until
 from daemon.visit import Visit, run_visit
-from replication.listing import (
+from replication.cluster.membership import live_nodes
+from replication.cluster.own_state import own_path
+from replication.queue.listing import (
     LockedLedger,
     MarkedLedger,
     marked_ledger_ids,
     read_locks,
     read_marks,
 )
-from replication.membership import live_nodes
-from replication.own_state import own_path
-from replication.waiting import WaitingNotes
+from replication.waiting.notes import WaitingNotes
 
 
 @click.group()

@@ -20,8 +20,8 @@ from ledgers.clock import SystemClock
 from ledgers.errors import SettingsError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
+from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.journal import JournalRecord, read_journal
-from replication.membership import Half, Membership, NodeInfo
 from replication.restoring import Restoring, plan_restoring, readable
 from replication.restoring import restore as put_back
 

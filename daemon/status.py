@@ -12,8 +12,10 @@ from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
-from replication import payloads
-from replication.listing import (
+from replication.cluster.membership import NodeInfo, live_nodes
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.listing import (
     LockedLedger,
     MarkedLedger,
     locked_ledger_ids,
@@ -21,9 +23,7 @@ from replication.listing import (
     read_locks,
     read_marks,
 )
-from replication.membership import NodeInfo, live_nodes
-from replication.own_state import own_path
-from replication.waiting import WaitingNote, WaitingNotes
+from replication.waiting.notes import WaitingNote, WaitingNotes
 
 WAITING_SHOWN_MAX = 1_000
 LOCKS_READ_MAX = 1_000

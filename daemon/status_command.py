@@ -12,9 +12,9 @@ from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
-from replication.listing import LockedLedger
+from replication.queue.listing import LockedLedger
 from replication.reasons import Reason
-from replication.waiting import WaitingNote
+from replication.waiting.notes import WaitingNote
 
 LEDGERS_SHOWN_MAX = 8
 

@@ -14,7 +14,7 @@ from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.payloads import underreplication_path
+from replication.queue.payloads import underreplication_path
 
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """A ledger's fragments: its segments, each with the entries that lie on it.
 
-Pure: a fragment says what should be where, ``replication.check`` finds out what is.
+Pure: a fragment says what should be where, ``replication.planning.check`` finds out what is.
 """
 
 from dataclasses import dataclass

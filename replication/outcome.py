@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass
 
-from replication.open_ledger import WriterSighting
+from replication.planning.open_ledger import WriterSighting
 from replication.reasons import Blocked, Reason
 
 

@@ -25,16 +25,16 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId
 from ledgers.store import Operation
-from replication.cluster_view import ClusterView, ViewSource
-from replication.copier import Copier, Memory
-from replication.open_ledger import OpenLedgers, WriterSighting
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.copying.copier import Copier, Memory
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
-from replication.plan import Plan, plan_repair
-from replication.queue import Queue, Take
+from replication.planning.open_ledger import OpenLedgers, WriterSighting
+from replication.planning.plan import Plan, plan_repair
+from replication.planning.results import Results
+from replication.planning.survey import OpenEnd, Survey, Surveyor
+from replication.queue.queue import Queue, Take
 from replication.reasons import Blocked, Reason, gravest
-from replication.results import Results
 from replication.slots import Slots
-from replication.survey import OpenEnd, Survey, Surveyor
 
 log = structlog.get_logger()
 

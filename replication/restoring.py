@@ -23,9 +23,9 @@ from ledgers.formats.metadata_codec import parse_metadata
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
 from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, SetData
-from replication import payloads
 from replication.journal import JournalRecord
-from replication.queue import OWN_LOCK_VERSION
+from replication.queue import payloads
+from replication.queue.queue import OWN_LOCK_VERSION
 
 
 class RestoreRefusedError(RejectedError):

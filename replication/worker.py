@@ -17,19 +17,19 @@ from prometheus_client import Counter
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, SessionLostError, UnavailableError
-from replication.choice import Candidate
-from replication.cluster_view import ViewSource
-from replication.deferrals import Pace
-from replication.idle_waits import IdleWaits
-from replication.lookout import Lookout
+from replication.cluster.cluster_view import ViewSource
 from replication.outcome import Outcome, OutcomeKind
-from replication.queue import Queue
+from replication.queue.choice import Candidate
+from replication.queue.idle_waits import IdleWaits
+from replication.queue.lookout import Lookout
+from replication.queue.queue import Queue
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.slots import Slots
 from replication.summary import SUMMARY_INTERVAL_S, Summary
-from replication.waiting import WaitingNotesWriter
-from replication.waiting_list import Holding, WaitingList
+from replication.waiting.deferrals import Pace
+from replication.waiting.notes import WaitingNotesWriter
+from replication.waiting.waiting_list import Holding, WaitingList
 
 log = structlog.get_logger()
 TAKES = Counter(

@@ -6,7 +6,7 @@ from typing import Any
 
 from daemon.demo.nodes import Node
 from daemon.status import Status
-from replication.waiting import WaitingNote
+from replication.waiting.notes import WaitingNote
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from ledgers.errors import BookmenderError, CorruptionError, SessionLostError, U
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView
-from replication.order_book import OrderBook
+from replication.cluster.order_book import OrderBook
 
 COMPLETION_TIMEOUT_S = 2.0
 """A shell that waits longer for its completions is a nuisance."""

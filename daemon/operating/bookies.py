@@ -19,8 +19,8 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.errors import BookmenderError
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView
-from replication.order_book import OrderBook
-from replication.orders import DrainOrder, MaintenanceWindow, Orders
+from replication.cluster.order_book import OrderBook
+from replication.cluster.orders import DrainOrder, MaintenanceWindow, Orders
 
 ASKED_AT_ONCE = 64
 ANSWER_TIMEOUT_S = 3.0

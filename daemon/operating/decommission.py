@@ -26,11 +26,11 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId
 from ledgers.store import Stat
-from replication import payloads
-from replication.listing import marked_ledger_ids, read_marks
-from replication.order_book import OrderBook
-from replication.own_state import own_path
-from replication.waiting import WaitingNotes
+from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.waiting.notes import WaitingNotes
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500

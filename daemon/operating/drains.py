@@ -13,10 +13,10 @@ from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from replication import payloads
-from replication.membership import live_nodes
-from replication.order_book import OrderBook, drain_place
-from replication.orders import DrainOrder, Orders
+from replication.cluster.membership import live_nodes
+from replication.cluster.order_book import OrderBook, drain_place
+from replication.cluster.orders import DrainOrder, Orders
+from replication.queue import payloads
 
 POLL_S = 1.0
 

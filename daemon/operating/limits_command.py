@@ -13,8 +13,8 @@ from daemon.limits import limits_in_force
 from daemon.settings import Settings
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
-from replication.order_book import OrderBook, limits_place
-from replication.orders import LIMIT_RANGES, LimitsOrder
+from replication.cluster.order_book import OrderBook, limits_place
+from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
 
 UNLIMITED = "none"
 EXPLAINED: Mapping[str, str] = {

@@ -21,9 +21,9 @@ from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError
 from ledgers.metadata import BookieId
-from replication.listing import marked_ledger_ids, read_marks
-from replication.order_book import OrderBook, maintenance_place
-from replication.orders import MaintenanceWindow
+from replication.cluster.order_book import OrderBook, maintenance_place
+from replication.cluster.orders import MaintenanceWindow
+from replication.queue.listing import marked_ledger_ids, read_marks
 
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 DURATION_MAX_S = 30 * 86_400

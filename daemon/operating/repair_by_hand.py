@@ -21,13 +21,13 @@ from ledgers.errors import NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
-from replication.batching import Batcher
-from replication.given_ledgers import GivenLedgers
+from replication.cluster.membership import Half
+from replication.cluster.own_state import own_path
 from replication.journal import MetadataJournal
-from replication.listing import marked_ledger_ids, read_marks
-from replication.membership import Half
-from replication.own_state import own_path
-from replication.waiting import WaitingNote, WaitingNotes, WaitingNotesWriter
+from replication.queue.batching import Batcher
+from replication.queue.given_ledgers import GivenLedgers
+from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.waiting.notes import WaitingNote, WaitingNotes, WaitingNotesWriter
 
 POLL_S = 0.5
 POLLED_LEDGERS_PER_S = 2_000

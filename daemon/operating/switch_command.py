@@ -9,7 +9,7 @@ import click
 from daemon.cli import config_option, output_option
 from daemon.visit import Visit, run_visit
 from ledgers.errors import NodeExistsError, NoNodeError
-from replication import payloads
+from replication.queue import payloads
 
 
 @click.command()

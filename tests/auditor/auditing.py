@@ -15,11 +15,11 @@ from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
-from replication.batching import Batcher
-from replication.cluster_view import ViewSource
-from replication.membership import Half, Membership
-from replication.order_book import OrderBook
-from replication.own_state import own_path
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import own_path
+from replication.queue.batching import Batcher
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT, UR, node_info
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from auditor.settings import AuditorSettings
 from ledgers.metadata import BookieId
-from replication import payloads
+from replication.queue import payloads
 from tests.auditor.auditing import Leader
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import UR

@@ -11,8 +11,8 @@ from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.store import Delete
-from replication import payloads
-from replication.urgent import read_urgent
+from replication.queue import payloads
+from replication.queue.urgent import read_urgent
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from replication import payloads
+from replication.queue import payloads
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     DELAY,

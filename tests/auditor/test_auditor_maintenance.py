@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from ledgers.metadata import BookieId
-from replication.order_book import OrderBook, maintenance_place
-from replication.orders import MaintenanceWindow
+from replication.cluster.order_book import OrderBook, maintenance_place
+from replication.cluster.orders import MaintenanceWindow
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time

@@ -13,11 +13,11 @@ from auditor.records import DrainProgress, DrainRecord, last_drains
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
-from replication import payloads
-from replication.listing import marked_ledger_ids
-from replication.order_book import OrderBook, drain_place
-from replication.orders import DrainOrder
-from replication.own_state import own_path
+from replication.cluster.order_book import OrderBook, drain_place
+from replication.cluster.orders import DrainOrder
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
 from tests.auditor.auditing import Leader, draining
 from tests.auditor.scenes import SOON_S, count_scans, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time

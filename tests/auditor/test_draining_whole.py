@@ -7,8 +7,8 @@ import pytest
 from auditor.records import last_drains
 from daemon.operating.drains import cancel_drains, order_drains
 from ledgers.metadata import BookieId, LedgerState
-from replication.listing import marked_ledger_ids
-from replication.own_state import own_path
+from replication.cluster.own_state import own_path
+from replication.queue.listing import marked_ledger_ids
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting

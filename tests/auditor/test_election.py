@@ -7,8 +7,8 @@ import pytest
 from auditor.election import Election, Leader, Leadership, current_leader, in_order
 from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.memory.store import MemoryStore
-from replication import payloads
-from replication.membership import Half, Membership
+from replication.cluster.membership import Half, Membership
+from replication.queue import payloads
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import UR, node_info
 from tests.replication.watched import settle

@@ -10,8 +10,8 @@ from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableErr
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.store import Create, Delete, Operation, SetData
-from replication import payloads
-from replication.payloads import Mark
+from replication.queue import payloads
+from replication.queue.payloads import Mark
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3

@@ -27,7 +27,7 @@ def sample(*stack: str, cpu_s: float = 1.0, at_s: float = 0.0) -> Sample:
         ),
         pytest.param([f"{SITE}/kazoo/client.py:f"], "ZooKeeper client", id="a library of ours"),
         pytest.param(
-            [f"{STANDARD}/dataclasses.py:replace", f"{REPOSITORY}/replication/plan.py:f"],
+            [f"{STANDARD}/dataclasses.py:replace", f"{REPOSITORY}/replication/planning/plan.py:f"],
             "planning, checks",
             id="the standard library counts for who called it",
         ),

@@ -17,8 +17,8 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.metadata import BookieId
 from ledgers.store import Operation
-from replication.batching import Results
-from replication.queue import Queue, QueuedLedger, Take
+from replication.queue.batching import Results
+from replication.queue.queue import Queue, QueuedLedger, Take
 
 
 class Point(Enum):

@@ -19,9 +19,9 @@ from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
-from replication import payloads
-from replication.listing import locked_ledger_ids, marked_ledger_ids
-from replication.payloads import Mark
+from replication.queue import payloads
+from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
+from replication.queue.payloads import Mark
 
 GONE = BookieId("127.0.0.1:9")
 """A bookie that was never there: naming it makes a ledger under-replicated without killing anybody."""

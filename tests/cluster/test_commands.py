@@ -20,7 +20,7 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
-from replication import payloads
+from replication.queue import payloads
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import WAIT_S, bench, nodes, shape, wait_for
 

@@ -15,9 +15,9 @@ from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, Segment
-from replication.listing import locked_ledger_ids
+from replication.queue.listing import locked_ledger_ids
 from replication.reasons import Reason
-from replication.waiting import WaitingNote, WaitingNotes
+from replication.waiting.notes import WaitingNote, WaitingNotes
 from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool

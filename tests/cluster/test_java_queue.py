@@ -15,11 +15,11 @@ from auditor.election import Election
 from auditor.marking import Marker
 from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
-from replication.batching import Batcher
-from replication.membership import Half, Membership, NodeInfo
-from replication.payloads import underreplication_path
-from replication.queue import Queue, Take
-from replication.tree import prepare_tree
+from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.queue.batching import Batcher
+from replication.queue.payloads import underreplication_path
+from replication.queue.queue import Queue, Take
+from replication.queue.tree import prepare_tree
 from tests.cluster.our_client import OurClient, our_client
 from tests.java.messages import Mark, Shape, Verdict
 from tests.java.tool import JavaTool

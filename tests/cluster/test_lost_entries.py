@@ -11,7 +11,7 @@ from daemon.local.cluster import LocalCluster
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.striping import write_set
-from replication.waiting import WaitingNotes
+from replication.waiting.notes import WaitingNotes
 from tests.cluster.our_client import OurClient, our_client, sha256_of
 from tests.cluster.steps import GONE, Bench, bench, nodes, wait_for
 from tests.cluster.test_commands import bookmender

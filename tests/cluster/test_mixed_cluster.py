@@ -21,8 +21,8 @@ from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
-from replication import payloads
-from replication.listing import locked_ledger_ids
+from replication.queue import payloads
+from replication.queue.listing import locked_ledger_ids
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import (
     GONE,

@@ -19,11 +19,11 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import ANY_VERSION
-from replication import payloads
-from replication.listing import locked_ledger_ids
-from replication.membership import live_nodes
+from replication.cluster.membership import live_nodes
+from replication.queue import payloads
+from replication.queue.listing import locked_ledger_ids
 from replication.reasons import Reason
-from replication.waiting import WaitingNotes
+from replication.waiting.notes import WaitingNotes
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,

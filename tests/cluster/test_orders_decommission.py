@@ -13,7 +13,7 @@ from daemon.demo.shapes import Ending
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from ledgers.store import ANY_VERSION
-from replication import payloads
+from replication.queue import payloads
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, expire, kill_and_expire
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
 from tests.cluster.test_commands import bookmender

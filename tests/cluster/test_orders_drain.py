@@ -10,8 +10,8 @@ import pytest
 from auditor.election import current_leader
 from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
-from replication.listing import marked_ledger_ids
-from replication.own_state import own_path
+from replication.cluster.own_state import own_path
+from replication.queue.listing import marked_ledger_ids
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,

@@ -15,9 +15,9 @@ from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
-from replication.listing import locked_ledger_ids, marked_ledger_ids
-from replication.membership import live_nodes
-from replication.own_state import own_path
+from replication.cluster.membership import live_nodes
+from replication.cluster.own_state import own_path
+from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import bench, shape, wait_for
 from tests.cluster.test_commands import bookmender

@@ -12,7 +12,7 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
 from ledgers.metadata import BookieId
 from replication.reasons import Reason
-from replication.waiting import WaitingNotes
+from replication.waiting.notes import WaitingNotes
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, nodes, shape, wait_for
 from tests.contract.bookie_cases import client
 

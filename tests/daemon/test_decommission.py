@@ -12,8 +12,8 @@ from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import open_window
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.metadata import BookieId
-from replication import payloads
-from replication.order_book import OrderBook
+from replication.cluster.order_book import OrderBook
+from replication.queue import payloads
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.visits import Heard, visiting

@@ -12,9 +12,9 @@ from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.errors import CorruptionError
-from replication.membership import Half, Membership
-from replication.order_book import OrderBook, limits_place
-from replication.orders import LIMIT_RANGES, LimitsOrder
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook, limits_place
+from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
 from replication.settings import ReplicationSettings
 from tests.auditor.scenes import SOON_S
 from tests.daemon.visits import visiting

@@ -26,10 +26,10 @@ from daemon.operating.maintenance_command import concerns as window_concerns
 from ledgers.bookies import Room
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from replication import payloads
-from replication.membership import Half, Membership
-from replication.order_book import OrderBook, drain_place, maintenance_place
-from replication.orders import DrainOrder, MaintenanceWindow
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
+from replication.cluster.orders import DrainOrder, MaintenanceWindow
+from replication.queue import payloads
 from tests.auditor.auditing import draining, leading
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting

@@ -20,8 +20,8 @@ from ledgers.placement import (
     ZoneRule,
 )
 from ledgers.registration import Registration
-from replication.cluster_view import ViewSource
-from replication.racks import ZnodeRacks
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.racks import ZnodeRacks
 from replication.settings import PlacementSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -2,8 +2,8 @@
 
 from daemon.plan_command import to_json, to_text
 from daemon.planning import Previews
-from replication.plan import Plan, Repair
-from replication.preview import Preview
+from replication.planning.plan import Plan, Repair
+from replication.planning.preview import Preview
 from replication.reasons import Blocked, Reason
 from tests.replication.ledger_values import B2, B5, fragment
 

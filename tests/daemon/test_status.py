@@ -17,12 +17,12 @@ from daemon.visit import Visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
-from replication import payloads
-from replication.listing import LockedLedger, read_marks
-from replication.membership import Half, NodeInfo
-from replication.own_state import own_path
+from replication.cluster.membership import Half, NodeInfo
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.listing import LockedLedger, read_marks
 from replication.reasons import Reason
-from replication.waiting import WaitingNote
+from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import leading
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time

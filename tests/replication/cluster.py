@@ -21,11 +21,11 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Create, Operation
 from ledgers.striping import write_set
-from replication import payloads
-from replication.listing import marked_ledger_ids
-from replication.payloads import Mark
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
+from replication.queue.payloads import Mark
+from replication.queue.tree import prepare_tree
 from replication.settings import ReplicationSettings
-from replication.tree import prepare_tree
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, UR, Node, running_node
 from tests.replication.watched import RecordingBookies, WatchedTree

@@ -8,10 +8,10 @@ from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import BookieView
 from ledgers.store import Stat
-from replication.check import Finding
-from replication.cluster_view import ClusterView
-from replication.orders import Orders
-from replication.survey import Survey
+from replication.cluster.cluster_view import ClusterView
+from replication.cluster.orders import Orders
+from replication.planning.check import Finding
+from replication.planning.survey import Survey
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 8))
 B1, B2, B3, B4, B5, B6, B7 = BOOKIES

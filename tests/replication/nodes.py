@@ -17,20 +17,20 @@ from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
-from replication import payloads
-from replication.batching import Batcher
-from replication.cluster_view import ViewSource
-from replication.copier import Copier
-from replication.mark_tree import MarkTree
-from replication.membership import Half, Membership, NodeInfo
-from replication.open_ledger import OpenLedgers
-from replication.order_book import OrderBook
-from replication.queue import Queue, QueuedLedger, Take
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.cluster.order_book import OrderBook
+from replication.copying.copier import Copier
+from replication.planning.open_ledger import OpenLedgers
+from replication.planning.survey import Surveyor
+from replication.planning.targets import Receivers
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from replication.queue.mark_tree import MarkTree
+from replication.queue.queue import Queue, QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.survey import Surveyor
-from replication.targets import Receivers
-from replication.waiting import WaitingNotesWriter
+from replication.waiting.notes import WaitingNotesWriter
 from replication.worker import ReplicationWorker
 
 ROOT = "/ledgers"

@@ -6,17 +6,17 @@ from collections import Counter
 import pytest
 
 from ledgers.metadata import BookieId
-from replication.choice import (
+from replication.queue.choice import (
     HELP_MAX,
     Candidate,
     most_endangered_first,
     others_to_read,
     own_to_read,
 )
-from replication.mark_tree import SeenMark
-from replication.payloads import Mark
-from replication.queue import QueuedLedger
-from replication.shares import Shares
+from replication.queue.mark_tree import SeenMark
+from replication.queue.payloads import Mark
+from replication.queue.queue import QueuedLedger
+from replication.queue.shares import Shares
 from tests.replication.ledger_values import B1, B2, B3
 
 SEED = 3

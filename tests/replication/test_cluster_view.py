@@ -8,9 +8,9 @@ from ledgers.errors import UnavailableError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
-from replication.cluster_view import RETRY_S, ViewSource
-from replication.order_book import OrderBook, drain_place, limits_place, maintenance_place
-from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow
+from replication.cluster.cluster_view import RETRY_S, ViewSource
+from replication.cluster.order_book import OrderBook, drain_place, limits_place, maintenance_place
+from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR

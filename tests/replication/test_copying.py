@@ -13,8 +13,14 @@ from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId
-from replication.copying import LACKING_MAX, RESUME_PAUSE_S, CopyJob, CopyOutcome, copy_index
-from replication.sources import STRETCH_ENTRIES, Progress, assign
+from replication.copying.copy_index import (
+    LACKING_MAX,
+    RESUME_PAUSE_S,
+    CopyJob,
+    CopyOutcome,
+    copy_index,
+)
+from replication.copying.sources import STRETCH_ENTRIES, Progress, assign
 from tests.replication.cluster import (
     DIGEST,
     ENTRY_BYTES,
@@ -409,7 +415,7 @@ async def test_rule_s15_in_place_the_ends_come_last_and_only_when_all_else_is_th
 @in_virtual_time
 async def test_a_long_copy_comes_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await cluster_with_ledger()
-    monkeypatch.setattr("replication.copying.SLICE_ENTRIES", 2)
+    monkeypatch.setattr("replication.copying.copy_index.SLICE_ENTRIES", 2)
     for entry_id in (1, 7):  # in the first and in the last slice; only B2 has them too
         cluster.bookie(B2).lose(LEDGER, entry_id)
 
@@ -426,7 +432,7 @@ async def test_a_target_whose_connection_breaks_late_is_sent_just_the_rest(
     monkeypatch: pytest.MonkeyPatch, entries_before: int
 ) -> None:
     cluster = await cluster_with_ledger()
-    monkeypatch.setattr("replication.copying.RESUME_WORTH_ENTRIES", 4)
+    monkeypatch.setattr("replication.copying.copy_index.RESUME_WORTH_ENTRIES", 4)
     adds = 0
 
     def break_once(bookie: BookieId, op: Op, ledger_id: int) -> Fault:

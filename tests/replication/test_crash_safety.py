@@ -11,11 +11,11 @@ from ledgers.errors import SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import LedgerState
 from ledgers.store import Create, Operation, SetData
-from replication import payloads
-from replication.queue import Take
+from replication.queue import payloads
+from replication.queue.queue import Take
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting import WaitingNote
+from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR, Node, working

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from replication.deferrals import JITTER, REMEMBERED_S, Deferrals, Pace
 from replication.reasons import Reason
-from replication.world import World
+from replication.waiting.deferrals import JITTER, REMEMBERED_S, Deferrals, Pace
+from replication.waiting.world import World
 
 SEED = 20
 LEDGER = 5

@@ -10,8 +10,8 @@ from ledgers.errors import UnavailableError
 from ledgers.fragments import fragments
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState, Segment
-from replication.check import Verdict, judge, questions
 from replication.outcome import DONE, OutcomeKind
+from replication.planning.check import Verdict, judge, questions
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import PASSWORD, Cluster, in_virtual_time

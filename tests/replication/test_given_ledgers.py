@@ -3,11 +3,11 @@
 import asyncio
 import random
 
-from replication import payloads
-from replication.given_ledgers import GivenLedgers
-from replication.mark_tree import DIRECTORIES_LISTED_MAX
-from replication.membership import Half, Membership
-from replication.own_state import own_path
+from replication.cluster.membership import Half, Membership
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.given_ledgers import GivenLedgers
+from replication.queue.mark_tree import DIRECTORIES_LISTED_MAX
 from replication.settings import ReplicationSettings
 from replication.worker import ReplicationWorker
 from tests.replication.cluster import Cluster, in_virtual_time, until, with_lost_b2

@@ -9,9 +9,9 @@ import pytest
 
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.registration import Registration
-from replication.check import Verdict
-from replication.cluster_view import ClusterView
-from replication.survey import OpenEnd, Survey, Surveyor
+from replication.cluster.cluster_view import ClusterView
+from replication.planning.check import Verdict
+from replication.planning.survey import OpenEnd, Survey, Surveyor
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from ledgers.metadata import BookieId
-from replication import payloads
+from replication.queue import payloads
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2

@@ -7,10 +7,10 @@ import pytest
 from ledgers.fragments import fragments
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import BookieView, RegisteredBookie
-from replication.cluster_view import ClusterView
-from replication.open_ledger import GRACES_MAX, WriterSighting, next_sighting
+from replication.cluster.cluster_view import ClusterView
+from replication.planning.open_ledger import GRACES_MAX, WriterSighting, next_sighting
+from replication.planning.survey import leaving_members
 from replication.reasons import Reason
-from replication.survey import leaving_members
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 
 SEGMENT = Segment(first_entry_id=10, ensemble=(B1, B2, B3))

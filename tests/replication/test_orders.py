@@ -6,14 +6,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import ConflictError, CorruptionError
-from replication.order_book import (
+from replication.cluster.order_book import (
     OrderBook,
     Place,
     drain_place,
     limits_place,
     maintenance_place,
 )
-from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import UR

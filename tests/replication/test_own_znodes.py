@@ -7,19 +7,19 @@ import pytest
 
 from ledgers.errors import SettingsError
 from ledgers.memory.store import MemoryStore
-from replication import payloads
-from replication.listing import (
+from replication.cluster.membership import Half, LiveNode, Membership, live_nodes
+from replication.cluster.own_state import nodes_path, waiting_path
+from replication.queue import payloads
+from replication.queue.listing import (
     MarkedLedger,
     locked_ledger_ids,
     marked_ledger_ids,
     read_marks,
 )
-from replication.membership import Half, LiveNode, Membership, live_nodes
-from replication.own_state import nodes_path, waiting_path
-from replication.payloads import Mark
+from replication.queue.payloads import Mark
+from replication.queue.tree import prepare_tree
 from replication.reasons import Reason
-from replication.tree import prepare_tree
-from replication.waiting import WaitingNote
+from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR, node_info

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.metadata import BookieId
-from replication import payloads
-from replication.payloads import Audit, Mark
+from replication.queue import payloads
+from replication.queue.payloads import Audit, Mark
 from tests.vectors import Case, cases
 
 UR = payloads.underreplication_path("/ledgers")

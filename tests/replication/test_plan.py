@@ -8,12 +8,12 @@ import pytest
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
-from replication.check import Finding, Verdict
-from replication.entry_runs import EntryRuns
-from replication.orders import MaintenanceWindow, Orders
-from replication.plan import Plan, plan_repair
+from replication.cluster.orders import MaintenanceWindow, Orders
+from replication.planning.check import Finding, Verdict
+from replication.planning.entry_runs import EntryRuns
+from replication.planning.plan import Plan, plan_repair
+from replication.planning.targets import Bar, Targets
 from replication.reasons import Reason
-from replication.targets import Bar, Targets
 from tests.replication.ledger_values import (
     B1,
     B2,

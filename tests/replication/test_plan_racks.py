@@ -11,12 +11,12 @@ from ledgers.metadata import BookieId, DigestType
 from ledgers.placement import Candidate, RackRule, RuledPlacement
 from ledgers.registration import BookieView
 from ledgers.store import Stat
-from replication.check import Finding, Verdict
-from replication.cluster_view import ClusterView
-from replication.plan import Plan, plan_repair
+from replication.cluster.cluster_view import ClusterView
+from replication.planning.check import Finding, Verdict
+from replication.planning.plan import Plan, plan_repair
+from replication.planning.survey import Survey
+from replication.planning.targets import Targets
 from replication.reasons import Reason
-from replication.survey import Survey
-from replication.targets import Targets
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, closed_ledger, fragment
 
 SEEDS = range(20)

@@ -10,12 +10,12 @@ from ledgers.metadata import BookieId, LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from ledgers.store import Operation
-from replication.cluster_view import ViewSource
-from replication.order_book import OrderBook
-from replication.preview import Preview, Previewer
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
+from replication.planning.preview import Preview, Previewer
+from replication.planning.survey import Surveyor
+from replication.planning.targets import Receivers
 from replication.reasons import Reason
-from replication.survey import Surveyor
-from replication.targets import Receivers
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT, UR

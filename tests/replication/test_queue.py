@@ -9,11 +9,11 @@ import pytest
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, Stat
-from replication import payloads
-from replication.batching import Results
-from replication.mark_tree import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
-from replication.payloads import Mark
-from replication.queue import Queue, QueuedLedger
+from replication.queue import payloads
+from replication.queue.batching import Results
+from replication.queue.mark_tree import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
+from replication.queue.payloads import Mark
+from replication.queue.queue import Queue, QueuedLedger
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
@@ -72,7 +72,7 @@ async def test_of_a_long_queue_each_look_lists_another_part_and_knows_that_there
 
 @in_virtual_time
 async def test_a_look_is_content_with_enough_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replication.mark_tree.LEDGERS_ENOUGH", 3)
+    monkeypatch.setattr("replication.queue.mark_tree.LEDGERS_ENOUGH", 3)
     cluster = await Cluster.start()
     for number in range(DIRECTORIES_AT_ONCE + 1):
         await cluster.mark(B1, ledger_id=number << 16)

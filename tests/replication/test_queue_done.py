@@ -6,7 +6,7 @@ from ledgers.errors import ConflictError, LockLostError, UnknownOutcomeError
 from ledgers.memory.store import Fault
 from ledgers.metadata import BookieId
 from ledgers.store import Delete, SetData
-from replication import payloads
+from replication.queue import payloads
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR

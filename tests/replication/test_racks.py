@@ -13,8 +13,8 @@ from ledgers.placement import DEFAULT_RACK
 from ledgers.placement.racks import Racks
 from ledgers.registration import Registration
 from ledgers.store import ANY_VERSION
-from replication.cluster_view import ViewSource
-from replication.racks import (
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.racks import (
     RETRY_S,
     START_TIMEOUT_S,
     RackKeeper,

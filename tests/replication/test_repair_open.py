@@ -8,9 +8,9 @@ from ledgers.bookies import Transfer
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId, LedgerState, Segment
-from replication import payloads
-from replication.open_ledger import GRACES_MAX
 from replication.outcome import Outcome, OutcomeKind
+from replication.planning.open_ledger import GRACES_MAX
+from replication.queue import payloads
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7

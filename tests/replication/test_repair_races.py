@@ -9,9 +9,9 @@ from ledgers.errors import LockLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
-from replication import payloads
 from replication.outcome import OutcomeKind
-from replication.queue import Take
+from replication.queue import payloads
+from replication.queue.queue import Take
 from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time

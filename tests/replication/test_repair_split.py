@@ -6,8 +6,8 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, LedgerState
 from replication.outcome import OutcomeKind
+from replication.planning.rewrite import LOST_PLACES_MAX
 from replication.reasons import Reason
-from replication.rewrite import LOST_PLACES_MAX
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import LEDGER

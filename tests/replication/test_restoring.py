@@ -11,9 +11,9 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import LedgerState
 from ledgers.store import SetData
-from replication import payloads
+from replication.cluster.membership import Membership
 from replication.journal import JournalRecord
-from replication.membership import Membership
+from replication.queue import payloads
 from replication.restoring import RestoreRefusedError, Restoring, plan_restoring, restore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -6,12 +6,12 @@ import pytest
 
 from ledgers.errors import FencedError
 from ledgers.metadata import BookieId
-from replication.check import Finding, Verdict
-from replication.copying import CopyOutcome
-from replication.entry_runs import EntryRuns
-from replication.plan import Plan, Repair
+from replication.copying.copy_index import CopyOutcome
+from replication.planning.check import Finding, Verdict
+from replication.planning.entry_runs import EntryRuns
+from replication.planning.plan import Plan, Repair
+from replication.planning.results import Results
 from replication.reasons import Reason
-from replication.results import Results
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment, survey_of
 
 ALL = [fragment().entries_of(index) for index in range(3)]

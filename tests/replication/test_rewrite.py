@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ledgers.fragments import fragments
 from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.striping import write_set
-from replication.entry_runs import EntryRuns
-from replication.rewrite import Change, lost_places, rewritten
+from replication.planning.entry_runs import EntryRuns
+from replication.planning.rewrite import Change, lost_places, rewritten
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, closed_ledger
 
 Segments = list[tuple[int, tuple[BookieId, ...]]]

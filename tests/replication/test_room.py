@@ -12,8 +12,8 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, MemoryBookies, Op
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
-from replication.cluster_view import ViewSource
-from replication.room import (
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.room import (
     INTERVAL_S,
     JITTER,
     NEAR_INTERVAL_S,

@@ -28,7 +28,7 @@ from ledgers.memory.bookies import NO_FAULT, Op
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
-from replication.order_book import drain_place, maintenance_place
+from replication.cluster.order_book import drain_place, maintenance_place
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
 from tests.replication.cluster import Cluster, named_by, until

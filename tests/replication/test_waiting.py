@@ -8,12 +8,12 @@ import pytest
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
-from replication.cluster_view import ClusterView
-from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.cluster_view import ClusterView
+from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
 from replication.reasons import Reason
-from replication.waiting import BINDING_MAX_MS, WaitingNote
-from replication.whereabouts import whereabouts
-from replication.world import World
+from replication.waiting.notes import BINDING_MAX_MS, WaitingNote
+from replication.waiting.whereabouts import whereabouts
+from replication.waiting.world import World
 from tests.replication.ledger_values import B1, B2, B3
 
 WORLD = World(newest_czxid=7, bookies="b", orders="o")

@@ -9,10 +9,10 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.metadata import LedgerState
-from replication import payloads
+from replication.queue import payloads
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from replication.waiting import WaitingNote
+from replication.waiting.notes import WaitingNote
 from replication.worker import REPAIRED_BYTES, REPAIRED_ENTRIES, TIDY_INTERVAL_S
 from tests.replication.cluster import (
     ENTRY_BYTES,

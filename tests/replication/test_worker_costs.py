@@ -6,10 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from replication import payloads
-from replication.idle_waits import IDLE_LOOKS_PER_S
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
-from replication.queue import Take
+from replication.queue import payloads
+from replication.queue.idle_waits import IDLE_LOOKS_PER_S
+from replication.queue.queue import Take
 from replication.repair import Repairer
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3

@@ -15,19 +15,19 @@ from ledgers.bookies import Transfer
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import LedgerState
 from ledgers.store import Create, Operation
-from replication import payloads
-from replication.lookout import Lookout
-from replication.open_ledger import WriterSighting
+from replication.cluster.own_state import own_path
 from replication.outcome import Outcome, waiting
-from replication.own_state import own_path
-from replication.payloads import Mark
-from replication.queue import Take
+from replication.planning.open_ledger import WriterSighting
+from replication.queue import payloads
+from replication.queue.lookout import Lookout
+from replication.queue.payloads import Mark
+from replication.queue.queue import Take
+from replication.queue.urgent import urgent_to_bytes
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.summary import SUMMARY_INTERVAL_S
-from replication.urgent import urgent_to_bytes
-from replication.waiting import WaitingNote
-from replication.world import World
+from replication.waiting.notes import WaitingNote
+from replication.waiting.world import World
 from tests.replication.cluster import (
     Cluster,
     in_virtual_time,
@@ -297,7 +297,7 @@ async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
 async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.lookout.WINDOW_LEDGERS_MAX", 50)
+    monkeypatch.setattr("replication.queue.lookout.WINDOW_LEDGERS_MAX", 50)
     cluster = await Cluster.start()
     async with cluster.node("writer") as writer:
         note = WaitingNote(
@@ -337,7 +337,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
 async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.lookout.WINDOW_LEDGERS_MAX", 20)
+    monkeypatch.setattr("replication.queue.lookout.WINDOW_LEDGERS_MAX", 20)
     cluster = await without_target(*range(200))
     settings = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
 

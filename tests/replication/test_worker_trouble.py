@@ -9,9 +9,9 @@ from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from replication import payloads
 from replication.outcome import Outcome
-from replication.queue import Look, Take
+from replication.queue import payloads
+from replication.queue.queue import Look, Take
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import (
     Cluster,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ledgers.store import MetadataStore
-from replication import payloads
+from replication.queue import payloads
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4

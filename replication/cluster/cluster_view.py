@@ -1,0 +1,196 @@
+"""Which bookies there are, and what is ordered of them, as this session last saw it.
+
+Kept fresh by two watches, and a timer for maintenance windows, which end without an event; handed out
+as values.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import structlog
+
+from ledgers.clock import Clock
+from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.formats.bookie_info import Address
+from ledgers.metadata import BookieId
+from ledgers.registration import BookieView, Registration
+from ledgers.store import Stat
+from replication.cluster.order_book import OrderBook
+from replication.cluster.orders import Orders
+
+log = structlog.get_logger()
+
+RETRY_S = 1.0
+WINDOW_LOOK_S = 60.0
+"""How often the wall clock is looked at, at least, while a maintenance window stands: somebody may set
+it, while the wait for the window's end is in elapsed time."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
+class ClusterView:
+    """Bookies and their cookies at one moment. Immutable."""
+
+    bookies: BookieView
+    cookies: Mapping[BookieId, Stat] = field(default_factory=dict)
+    orders: Orders = field(default_factory=Orders)
+
+    @cached_property
+    def writable(self) -> frozenset[BookieId]:
+        return frozenset(self.bookies.writable)
+
+    @cached_property
+    def available(self) -> frozenset[BookieId]:
+        """Writable or read-only: those that can be read from."""
+        return frozenset(self.bookies.available)
+
+    @cached_property
+    def checked(self) -> frozenset[BookieId]:
+        """Available, and to stay so: those whose copies count (rule S16)."""
+        return self.available - self.orders.draining.keys()
+
+    @cached_property
+    def receiving(self) -> frozenset[BookieId]:
+        """Writable, and neither draining nor under maintenance: the possible targets (rule S11)."""
+        return self.writable - self.orders.draining.keys() - self.orders.maintenance.keys()
+
+    def czxid(self, bookie: BookieId) -> int:
+        """Of the bookie's registration, which tells one life of it from the next; 0: not registered."""
+        registered = self.bookies.available.get(bookie)
+        return 0 if registered is None else registered.czxid
+
+    def initialised_after(self, zxid: int) -> frozenset[BookieId]:
+        """Bookies whose identity (cookie) is younger than ``zxid``.
+
+        Whatever stood in metadata before may have been wiped there: their "no" is not to be
+        believed, and their ends prove nothing of the middle (rules S5, S6).
+        """
+        if zxid >= self._last_cookie_zxid:  # nearly always: no need to look at hundreds of bookies
+            return frozenset()
+        return frozenset(bookie for bookie, stat in self.cookies.items() if stat.czxid > zxid)
+
+    @cached_property
+    def _last_cookie_zxid(self) -> int:
+        """When the youngest of the cookies was made."""
+        return max((stat.czxid for stat in self.cookies.values()), default=0)
+
+
+class ViewSource:
+    """The current view. ``run`` keeps it fresh; ``changed`` counts the changes, for those who wait."""
+
+    def __init__(
+        self, registration: Registration, clock: Clock, orders: OrderBook | None = None
+    ) -> None:
+        """``orders``: None for who follows nobody's."""
+        self._registration = registration
+        self._clock = clock
+        self._order_book = orders
+        self._orders = Orders()
+        """As they stand, windows that are over included."""
+        self._current: ClusterView | None = None
+        self._reading = asyncio.Lock()  # guards the two above: an older reading must not come last
+        self._condition = asyncio.Condition()
+        self._addresses: dict[BookieId, Address] = {}
+        self._is_blind = False
+        """The last try to read was in vain."""
+        self.change_count = 0
+
+    def resolve(self, bookie: BookieId) -> Address | None:
+        """Where the bookie is, or was when last seen: an absent one is asked too (rule S13)."""
+        return self._addresses.get(bookie)
+
+    @property
+    def current(self) -> ClusterView:
+        """Raises UnavailableError before the first ``refresh``."""
+        if self._current is None:
+            raise UnavailableError("the list of bookies has not been read yet")
+        return self._current
+
+    def life(self, bookie: BookieId) -> int:
+        """Tells one registration of the bookie from the next, as things are now (``ClusterView.czxid``)."""
+        return self.current.czxid(bookie)
+
+    async def refresh(self) -> ClusterView:
+        """Read all of it now. Raises UnavailableError when it cannot be had, or not be trusted."""
+        async with self._reading:
+            bookies = await self._registration.read()
+            cookies = await self._registration.cookies()
+            await self._read_orders()
+            return await self._show(bookies, cookies)
+
+    async def wait_change(self, since: int) -> None:
+        """Until ``change_count`` differs from ``since``."""
+        async with self._condition:
+            await self._condition.wait_for(lambda: self.change_count != since)
+
+    async def run(self) -> None:
+        """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(self._registration.changes(), self.refresh))
+            if self._order_book is not None:
+                tasks.create_task(self._follow(self._order_book.changes(), self._refresh_orders))
+                tasks.create_task(self._end_windows())
+
+    async def _refresh_orders(self) -> None:
+        """Them alone: a change of theirs is no reason for every node to read all bookies."""
+        async with self._reading:
+            await self._read_orders()
+            await self._show_orders()
+
+    async def _read_orders(self) -> None:
+        if self._order_book is not None:
+            self._orders = await self._order_book.read()
+
+    async def _show_orders(self) -> None:
+        if self._current is not None:
+            await self._show(self._current.bookies, self._current.cookies)
+
+    async def _show(self, bookies: BookieView, cookies: Mapping[BookieId, Stat]) -> ClusterView:
+        """Make this the current view, and tell of it if it differs."""
+        orders = self._orders.at(self._clock.wall_ms())
+        view = ClusterView(bookies=bookies, cookies=cookies, orders=orders)
+        for bookie, registered in bookies.available.items():
+            if registered.address is not None:
+                self._addresses[bookie] = registered.address
+        if view != self._current:
+            async with self._condition:
+                self._current = view
+                self.change_count += 1
+                self._condition.notify_all()
+        return view
+
+    async def _end_windows(self) -> None:
+        """A maintenance window drops out of the view at its end."""
+        while True:
+            seen = self.change_count
+            end_ms = None if self._current is None else self._current.orders.next_end_ms
+            wait_s = None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
+            try:
+                async with asyncio.timeout(None if wait_s is None else min(wait_s, WINDOW_LOOK_S)):
+                    await self.wait_change(seen)
+            except TimeoutError:
+                async with self._reading:
+                    await self._show_orders()
+
+    async def _follow(
+        self, changes: AsyncGenerator[object, None], read: Callable[[], Awaitable[object]]
+    ) -> None:
+        async with aclosing(changes):
+            async for _ in changes:
+                while not await self._try(read):
+                    await self._clock.sleep(RETRY_S)
+
+    async def _try(self, read: Callable[[], Awaitable[object]]) -> bool:
+        try:
+            await read()
+        except SessionLostError:
+            raise
+        except UnavailableError as error:
+            if not self._is_blind:  # told once, not at each try
+                log.warning("bookies.unreadable", error=str(error))
+            self._is_blind = True
+            return False
+        self._is_blind = False
+        return True

@@ -1,0 +1,129 @@
+"""Who is here: one ephemeral znode for each session of ours, below ``<ur>/bookmender/nodes``.
+
+The znode is the proof of rule S3: a write made under a lock, or as leader, is a multi that also
+checks it. kazoo may replace an expired session behind our back, but it cannot bring this znode back.
+"""
+
+import asyncio
+import contextlib
+import enum
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from ledgers.errors import NodeExistsError, NoNodeError, SessionLostError
+from ledgers.store import Check, MetadataStore
+from replication.cluster.own_state import nodes_path
+from replication.queue.batching import Guard
+
+
+class Half(enum.Enum):
+    """The half of a daemon that a session belongs to, or what else it is."""
+
+    AUDITOR = "auditor"
+    WORKER = "worker"
+    HAND = "hand"
+    """A repair by hand: it reads from bookies as a worker does, but has no share of the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """What a session says of itself, for people and for the reckoning of shares (rule S10)."""
+
+    half: Half
+    host: str
+    pid: int
+    bookie_id: str | None
+    started_ms: int
+    """Milliseconds since 1970."""
+
+    def to_json(self) -> bytes:
+        record = {
+            "version": 1,
+            "half": self.half.value,
+            "host": self.host,
+            "pid": self.pid,
+            "bookie_id": self.bookie_id,
+            "started_ms": self.started_ms,
+        }
+        return json.dumps(record).encode()
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> "NodeInfo":
+        """Raises KeyError, ValueError or TypeError on what no release of ours has written."""
+        return cls(
+            half=Half(record["half"]),
+            host=str(record["host"]),
+            pid=int(record["pid"]),
+            bookie_id=record["bookie_id"],
+            started_ms=int(record["started_ms"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveNode:
+    """A session of ours that is registered now."""
+
+    info: NodeInfo
+    session_id: int
+
+
+@dataclass(slots=True)
+class Membership:
+    """This session's znode, and its view of the others'."""
+
+    path: str
+    _store: MetadataStore
+    _ur: str
+    _known: dict[str, LiveNode | None] = field(default_factory=dict)
+    """By znode name; None for one that we cannot read. A node's data never changes."""
+
+    @classmethod
+    async def join(cls, store: MetadataStore, ur: str, info: NodeInfo) -> "Membership":
+        path = f"{nodes_path(ur)}/{uuid.uuid4()}"
+        await store.create(path, info.to_json(), is_ephemeral=True, with_parents=True)
+        return cls(path, store, ur)
+
+    @property
+    def guard(self) -> Guard:
+        """Part of every write under a lock or as leader."""
+        return Guard(check=Check(path=self.path), error=SessionLostError)
+
+    async def everybody(self) -> list[LiveNode]:
+        """Every live session of ours that can be read, this one included."""
+        return await live_nodes(self._store, self._ur, self._known)
+
+
+async def live_nodes(
+    store: MetadataStore, ur: str, known: dict[str, LiveNode | None] | None = None
+) -> list[LiveNode]:
+    """The sessions that are registered now. ``known`` spares reading one's data twice."""
+    known = {} if known is None else known
+    try:
+        names = await store.children(nodes_path(ur))
+    except NoNodeError:
+        names = []
+    for gone in known.keys() - set(names):
+        del known[gone]
+    new = [name for name in names if name not in known]
+    # Side by side, so that the store can join them: N nodes that meet for the first time read N² data.
+    found = await asyncio.gather(*(_live_node(store, f"{nodes_path(ur)}/{name}") for name in new))
+    known.update(zip(new, found, strict=True))
+    return [node for name in names if (node := known[name]) is not None]
+
+
+async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
+    """None when it has gone, or is a later release's, which says nothing to us."""
+    try:
+        data, stat = await store.get(path)
+        info = NodeInfo.from_record(json.loads(data))
+    except (NoNodeError, KeyError, ValueError, TypeError):
+        return None
+    return LiveNode(info=info, session_id=stat.ephemeral_owner)
+
+
+async def ensure(store: MetadataStore, path: str) -> None:
+    """Create a persistent znode, and its parents, unless it is there."""
+    with contextlib.suppress(NodeExistsError):
+        await store.create(path, with_parents=True)

@@ -1,0 +1,140 @@
+"""Where the orders stand in ZooKeeper: read by every session of ours, written by commands.
+
+Whoever writes one names the version of what it overwrites, so that of two operators who change the
+same thing at once one is told.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from ledgers.errors import ConflictError, CorruptionError, NodeExistsError, NoNodeError
+from ledgers.metadata import BookieId
+from ledgers.store import Event, MetadataStore
+from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.own_state import orders_path
+
+log = structlog.get_logger()
+
+
+class Order(Protocol):
+    def to_json(self) -> bytes: ...
+
+
+T = TypeVar("T", bound=Order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place(Generic[T]):
+    """The znode of one order, and how its bytes are read."""
+
+    path: str
+    parse: Callable[[bytes], T]
+
+
+def drain_place(ur: str, bookie: BookieId) -> Place[DrainOrder]:
+    return Place(path=f"{draining_path(ur)}/{bookie}", parse=DrainOrder.parse)
+
+
+def maintenance_place(ur: str, bookie: BookieId) -> Place[MaintenanceWindow]:
+    return Place(path=f"{maintenance_path(ur)}/{bookie}", parse=MaintenanceWindow.parse)
+
+
+def limits_place(ur: str) -> Place[LimitsOrder]:
+    return Place(path=f"{orders_path(ur)}/limits", parse=LimitsOrder.parse)
+
+
+def draining_path(ur: str) -> str:
+    return f"{orders_path(ur)}/draining"
+
+
+def maintenance_path(ur: str) -> str:
+    return f"{orders_path(ur)}/maintenance"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandingOrder(Generic[T]):
+    """An order as it stands; None where this release cannot read it. ``version``: its znode's."""
+
+    order: T | None
+    version: int
+
+
+class OrderBook:
+    """One session's access to the orders."""
+
+    def __init__(self, store: MetadataStore, ur: str) -> None:
+        self._store, self._ur = store, ur
+        self._reported: dict[str, int] = {}
+        """By path, the last write (mzxid) of an order that was said to be unreadable."""
+
+    async def read(self) -> Orders:
+        """All that can be read, ended windows included."""
+        draining, maintenance, limits = await asyncio.gather(
+            self._each(draining_path(self._ur), drain_place),
+            self._each(maintenance_path(self._ur), maintenance_place),
+            self._readable(limits_place(self._ur)),
+        )
+        return Orders(draining=draining, maintenance=maintenance, limits=limits or LimitsOrder())
+
+    def changes(self) -> AsyncGenerator[Event, None]:
+        """Something happened to some order; the first comes at once. One watch for all of them.
+
+        What happens while nobody asks for the next one makes a single one together, or two.
+        """
+        return self._store.watch(orders_path(self._ur), is_recursive=True, events_max=1)
+
+    async def standing(self, place: Place[T]) -> StandingOrder[T] | None:
+        """None when there is no such order."""
+        try:
+            data, stat = await self._store.get(place.path)
+        except NoNodeError:
+            return None
+        try:
+            return StandingOrder(order=place.parse(data), version=stat.version)
+        except CorruptionError as error:
+            self._report(place.path, stat.mzxid, error)
+            return StandingOrder(order=None, version=stat.version)
+
+    async def give(self, place: Place[T], order: T, *, over: StandingOrder[T] | None) -> None:
+        """Write it in the place of ``over``, what stood there when the decision was made.
+
+        Raises ConflictError: somebody else was quicker.
+        """
+        try:
+            if over is None:
+                await self._store.create(place.path, order.to_json(), with_parents=True)
+            else:
+                await self._store.set(place.path, order.to_json(), version=over.version)
+        except (NodeExistsError, NoNodeError, ConflictError) as error:
+            raise ConflictError("somebody else has just changed it", order=place.path) from error
+
+    async def withdraw(self, place: Place[T], *, over: StandingOrder[T]) -> None:
+        """Delete it; one that is gone already is success. Raises ConflictError."""
+        with suppress(NoNodeError):
+            await self._store.delete(place.path, version=over.version)
+
+    async def _each(
+        self, parent: str, place_of: Callable[[str, BookieId], Place[T]]
+    ) -> dict[BookieId, T]:
+        try:
+            bookies = [BookieId(name) for name in sorted(await self._store.children(parent))]
+        except NoNodeError:
+            return {}
+        found = await asyncio.gather(
+            *(self._readable(place_of(self._ur, bookie)) for bookie in bookies)
+        )
+        return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
+
+    async def _readable(self, place: Place[T]) -> T | None:
+        standing = await self.standing(place)
+        return None if standing is None else standing.order
+
+    def _report(self, path: str, mzxid: int, error: CorruptionError) -> None:
+        if self._reported.get(path) != mzxid:  # once, not at each reading
+            self._reported[path] = mzxid
+            log.warning("order.unreadable", path=path, error=str(error))

@@ -1,0 +1,179 @@
+"""Which rack each bookie is in, kept fresh from a source: a file, a script, or Pulsar's znode.
+
+A source that fails is reported once, with what to do; the last good racks stay in force, and nothing
+waits for it but the first choice after a start, and that not for long.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
+from typing import Protocol
+
+import structlog
+
+from ledgers.clock import Clock
+from ledgers.errors import BookmenderError, NoNodeError, SessionLostError, UnavailableError
+from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH, parse_pulsar_racks
+from ledgers.metadata import BookieId
+from ledgers.placement.racks import Racks, find_rack, names_of
+from ledgers.store import MetadataStore
+from replication.cluster.cluster_view import ViewSource
+
+log = structlog.get_logger()
+
+RETRY_S = 10.0
+"""How long a source that failed is left alone."""
+START_TIMEOUT_S = 15.0
+"""How long the start of a worker waits for racks at most."""
+
+ResolveHost = Callable[[str], Awaitable[str | None]]
+"""A host name's IP address; None where it has none, or not in time."""
+
+
+class RackSource(Protocol):
+    """Somebody who knows racks."""
+
+    @property
+    def name(self) -> str:
+        """For people: "file racks.txt"."""
+        ...
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        """Racks by bookie id, ``host:port``, host or IP address. ``hosts``: who is asked about.
+
+        Raises UnavailableError or CorruptionError, telling what to do.
+        """
+        ...
+
+    def changes(self) -> AsyncGenerator[None, None]:
+        """Whenever ``read`` may have something new to tell; the first comes at once."""
+        ...
+
+
+class ZnodeRacks:
+    """Pulsar's map of racks. One session's."""
+
+    def __init__(self, store: MetadataStore, path: str = PULSAR_RACKS_PATH) -> None:
+        self._store, self._path = store, path
+
+    @property
+    def name(self) -> str:
+        return f"znode {self._path}"
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        try:
+            data, _ = await self._store.get(self._path)
+        except NoNodeError as error:
+            raise UnavailableError(
+                "there is no such znode; have Pulsar set racks (pulsar-admin bookies set-bookie-rack), "
+                "or empty placement.racks_znode",
+                path=self._path,
+            ) from error
+        return parse_pulsar_racks(data)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        async with aclosing(self._store.watch(self._path)) as events:
+            async for _ in events:
+                yield
+
+
+async def has_unused_racks(store: MetadataStore) -> bool:
+    """Whether Pulsar keeps racks in this ZooKeeper. For a warning where nobody reads them."""
+    return await store.exists(PULSAR_RACKS_PATH) is not None
+
+
+class RackKeeper:
+    """Reads the source when it, or the list of bookies, has changed, and tells ``racks``."""
+
+    def __init__(
+        self,
+        source: RackSource,
+        racks: Racks,
+        views: ViewSource,
+        *,
+        clock: Clock,
+        resolve_host: ResolveHost,
+    ) -> None:
+        self._source, self._racks, self._views = source, racks, views
+        self._clock, self._resolve_host = clock, resolve_host
+        self._is_broken = False
+        self._reading = asyncio.Lock()  # an older reading must not come last
+
+    async def start(self) -> None:
+        """Have racks before the first choice is made, if that can be without a long wait."""
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self.refresh()
+        except TimeoutError:
+            log.warning("racks.late", source=self._source.name, timeout_s=START_TIMEOUT_S)
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_source())
+            tasks.create_task(self._follow_bookies())
+
+    async def refresh(self) -> bool:
+        """Read the source now; False when that was in vain."""
+        async with self._reading:
+            try:
+                await self._read()
+            except SessionLostError:
+                raise
+            except BookmenderError as error:
+                if not self._is_broken:  # told once, not at each try
+                    log.error(
+                        "racks.unreadable",
+                        source=self._source.name,
+                        error=str(error),
+                        kept_count=len(self._racks),
+                    )
+                self._is_broken = True
+                return False
+            if self._is_broken:
+                log.info("racks.readable_again", source=self._source.name)
+            self._is_broken = False
+            return True
+
+    async def _read(self) -> None:
+        names = await self._names()
+        # The last name is the IP address, where there is one: what BookKeeper asks its scripts for.
+        table = await self._source.read(sorted({each[-1] for each in names.values()}))
+        found = {
+            bookie: rack
+            for bookie, of_bookie in names.items()
+            if (rack := find_rack(of_bookie, table)) is not None
+        }
+        if self._racks.learn(found, present=self._views.current.available):
+            log.info(
+                "racks.changed",
+                source=self._source.name,
+                rack_count=len(set(found.values())),
+                bookie_count=len(found),
+                nowhere_count=len(self._views.current.available - found.keys()),
+            )
+
+    async def _names(self) -> Mapping[BookieId, tuple[str, ...]]:
+        """Of every bookie, those that are away included."""
+        view = self._views.current
+        bookies = sorted(view.available | view.cookies.keys())
+        addresses = {bookie: self._views.resolve(bookie) for bookie in bookies}
+        names = {bookie: names_of(bookie, address) for bookie, address in addresses.items()}
+        hosts = sorted({of_bookie[-1] for of_bookie in names.values() if len(of_bookie) > 1})
+        ips = dict(zip(hosts, await asyncio.gather(*map(self._resolve_host, hosts)), strict=True))
+        return {
+            bookie: names_of(bookie, addresses[bookie], ips.get(of_bookie[-1]))
+            for bookie, of_bookie in names.items()
+        }
+
+    async def _follow_source(self) -> None:
+        async with aclosing(self._source.changes()) as changes:
+            async for _ in changes:
+                while not await self.refresh():
+                    await self._clock.sleep(RETRY_S)
+
+    async def _follow_bookies(self) -> None:
+        while True:
+            seen, before = self._views.change_count, self._views.current
+            await self._views.wait_change(seen)
+            if not self._views.current.available <= before.available:
+                await self.refresh()

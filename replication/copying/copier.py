@@ -1,0 +1,95 @@
+"""Carrying out the copies of a plan, and what a repair remembers of them from round to round."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import structlog
+
+from ledgers.bookies import Bookies
+from ledgers.errors import RejectedError
+from ledgers.metadata import BookieId
+from replication.cluster.cluster_view import ClusterView
+from replication.copying.copy_index import CopyJob, CopyOutcome, copy_index
+from replication.planning.plan import Plan, Repair
+from replication.planning.refusals import Refusals
+from replication.planning.survey import Survey
+from replication.planning.targets import CopyKey, Receivers, Targets
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a repair remembers from round to round."""
+
+    failed: set[BookieId] = field(default_factory=set)
+    """Bookies to which a copy of this ledger failed: not tried again in this repair."""
+    refilled: set[BookieId] = field(default_factory=set)
+    """Members that were given what they lacked: to be read back (rule S15)."""
+    copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
+    """Complete copies: where, and the czxid of the target's registration (rule S3)."""
+    entry_count: int = 0
+    entry_bytes: int = 0
+
+    def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
+        """The complete copies on bookies that are the same as when they were made."""
+        return {
+            key: target
+            for key, (target, czxid) in self.copied.items()
+            if view.czxid(target) == czxid
+        }
+
+
+class Copier:
+    """Copies for many ledgers at once. One for a worker."""
+
+    def __init__(self, bookies: Bookies, receivers: Receivers) -> None:
+        self._bookies = bookies
+        self._receivers = receivers
+        self._refusals = Refusals()
+
+    def targets(self, ledger_id: int, view: ClusterView, memory: Memory) -> Targets:
+        return self._receivers.targets(
+            view,
+            refused=memory.failed | self._refusals.of(ledger_id, view),
+            refilled=memory.refilled,
+            copied=memory.copied_in(view),
+        )
+
+    async def copy_all(self, plan: Plan, survey: Survey, memory: Memory) -> list[CopyOutcome]:
+        copies = [self._copy(repair, survey, memory) for repair in plan.repairs]
+        if len(copies) == 1:  # nearly always, and worth a task saved
+            return [await copies[0]]
+        return await asyncio.gather(*copies)
+
+    async def _copy(self, repair: Repair, survey: Survey, memory: Memory) -> CopyOutcome:
+        view = survey.view
+        job = CopyJob(
+            fragment=repair.fragment,
+            index=repair.index,
+            target=repair.target,
+            entry_ids=repair.entry_ids,
+            available=view.available,
+            former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
+            entry_bytes_hint=survey.entry_bytes,
+        )
+        with self._receivers.under_way(repair.target, repair.byte_count):
+            outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest)
+        memory.entry_count += outcome.entry_count
+        memory.entry_bytes += outcome.entry_bytes
+        if outcome.target_error is not None:
+            memory.failed.add(repair.target)
+            if isinstance(outcome.target_error, RejectedError):  # it will say the same again
+                self._refusals.note(survey.ledger_id, repair.target, view)
+            log.warning(
+                "copy.refused",
+                ledger_id=survey.ledger_id,
+                bookie=repair.target,
+                error=str(outcome.target_error),
+            )
+        elif outcome.is_complete and repair.is_in_place:
+            memory.refilled.add(repair.target)
+        elif outcome.is_complete:
+            memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
+        return outcome

@@ -1,0 +1,181 @@
+"""Copying the entries of one bookie index of one fragment to a target.
+
+Just the entries that the index stored are copied, each from any good replica, in bulk. An entry that
+one replica did not give is asked of the next (``sources``). What remains in the end is said entry by
+entry: without a copy, or unknown. A ledger of ten million entries is copied slice by slice; what is
+held at a time does not grow with it.
+"""
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ledgers.bookies import Bookies, Transfer
+from ledgers.entry import EntryDigest
+from ledgers.errors import BookmenderError, BusyError, UnavailableError
+from ledgers.fragments import Fragment
+from ledgers.metadata import BookieId
+from replication.copying.sources import Progress, assign
+
+SLICE_ENTRIES = 2_048
+SLICES_AT_ONCE = 2
+"""So that the last replies of one slice are not waited for before the next is begun."""
+LACKING_MAX = 100_000
+"""A copy that lacks more entries than that is given up: nothing is gained by counting on."""
+RESUMES_MAX = 3
+RESUME_PAUSE_S = 0.5
+RESUME_WORTH_ENTRIES = SLICE_ENTRIES
+"""After that many acknowledged entries a target whose connection broke is tried again, rather than
+another from the beginning (its registration is compared before the metadata is written, rule S3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyJob:
+    """Entries of a fragment that ``target`` is to hold at bookie index ``index``.
+
+    ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
+    ``former``: bookies of the ledger's other ensembles, asked before an entry is called lost.
+    """
+
+    fragment: Fragment
+    index: int
+    target: BookieId
+    entry_ids: Sequence[int]
+    available: frozenset[BookieId]
+    former: tuple[BookieId, ...] = ()
+    entry_bytes_hint: int = 1024
+
+    @property
+    def runs(self) -> list[Sequence[int]]:
+        """The entries in the order in which they are to be written.
+
+        In place the ends come last, when all else is there. They are what a check asks for: once
+        they were written, nothing would tell of the entries between them that are missing still.
+        """
+        if self.target != self.fragment.ensemble[self.index]:
+            return [self.entry_ids]
+        stored = self.fragment.entries_of(self.index)
+        ends = {stored.first, stored.last}
+        return [
+            [entry_id for entry_id in self.entry_ids if entry_id not in ends],
+            [entry_id for entry_id in self.entry_ids if entry_id in ends],
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyOutcome:
+    """``target_error``: the target failed, another is to be chosen. Entry ids in the sets ascend."""
+
+    entry_count: int = 0
+    entry_bytes: int = 0
+    target_error: BookmenderError | None = None
+    without_copy: tuple[int, ...] = ()
+    """Entries of which no bookie that is there holds a good copy; one that is away still may."""
+    unknown: tuple[int, ...] = ()
+    """Entries for which a bookie that is there did not answer."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.target_error is None and not self.without_copy and not self.unknown
+
+
+async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> CopyOutcome:
+    """Copy run by run, as far as each of them can be copied whole."""
+    copy = _Copy(job, bookies, digest)
+    for run in job.runs:
+        await copy.copy_run(run)
+        if copy.is_lacking:
+            break
+    return copy.outcome
+
+
+class _Copy:
+    """One copy on its way, slice by slice."""
+
+    def __init__(self, job: CopyJob, bookies: Bookies, digest: EntryDigest) -> None:
+        self._job, self._bookies, self._digest = job, bookies, digest
+        self._resumes_left = RESUMES_MAX
+        self._entry_count = self._entry_bytes = 0
+        self._target_error: BookmenderError | None = None
+        self._without_copy: list[int] = []
+        self._unknown: list[int] = []
+
+    @property
+    def outcome(self) -> CopyOutcome:
+        return CopyOutcome(
+            entry_count=self._entry_count,
+            entry_bytes=self._entry_bytes,
+            target_error=self._target_error,
+            without_copy=tuple(sorted(self._without_copy)),
+            unknown=tuple(sorted(self._unknown)),
+        )
+
+    @property
+    def is_lacking(self) -> bool:
+        """Whether something stood in the way so far."""
+        return bool(self._target_error or self._without_copy or self._unknown)
+
+    async def copy_run(self, run: Sequence[int]) -> None:
+        if len(run) <= SLICE_ENTRIES:  # nearly always, and worth a task saved
+            await self._copy_slice(array("q", run))
+            return
+        slices = slices_of(run)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(SLICES_AT_ONCE):
+                tasks.create_task(self._copy_slices(slices))
+
+    async def _copy_slices(self, slices: Iterator[Sequence[int]]) -> None:
+        for entry_ids in slices:
+            await self._copy_slice(entry_ids)
+            if self._is_hopeless:
+                return
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether nothing is gained by going on."""
+        lacking_count = len(self._without_copy) + len(self._unknown)
+        return self._target_error is not None or lacking_count > LACKING_MAX
+
+    async def _copy_slice(self, entry_ids: Sequence[int]) -> None:
+        progress = Progress()
+        standing = self._bookies.standing
+        while entry_ids:
+            reads = assign(entry_ids, progress, self._job, standing)
+            if not reads.entry_ids:
+                break
+            result = await self._bookies.transfer(
+                Transfer(
+                    ledger_id=self._job.fragment.ledger_id,
+                    digest=self._digest,
+                    reads=reads.entry_ids,
+                    target=self._job.target,
+                    entry_bytes_hint=self._job.entry_bytes_hint,
+                    has_alternatives=reads.have_alternatives,
+                )
+            )
+            self._entry_count += result.entry_count
+            self._entry_bytes += result.entry_bytes
+            entry_ids = progress.note(result.failures)
+            if result.target_error is not None:
+                if not self._may_resume(result.target_error):
+                    self._target_error = self._target_error or result.target_error
+                    return
+                await asyncio.sleep(RESUME_PAUSE_S)
+                entry_ids = sorted({*entry_ids, *result.unwritten})
+        self._without_copy += progress.without_copy
+        self._unknown += progress.unknown
+
+    def _may_resume(self, error: BookmenderError) -> bool:
+        """Whether to send the target what it has not acknowledged yet, after a pause."""
+        is_worth_it = isinstance(error, BusyError) or self._entry_count >= RESUME_WORTH_ENTRIES
+        if not (isinstance(error, UnavailableError) and is_worth_it and self._resumes_left):
+            return False
+        self._resumes_left -= 1
+        return True
+
+
+def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:
+    """The ids in parts that may be held in memory."""
+    for start in range(0, len(run), SLICE_ENTRIES):
+        yield array("q", run[start : start + SLICE_ENTRIES])

@@ -1,0 +1,151 @@
+"""Ledgers whose open last fragment misses a bookie: left to the writer for a grace, then recovered.
+
+Such a fragment is never copied (rule S4): its end is unknown, its writer goes on writing to the old
+ensemble, and a fresh bookie was never fenced. A living writer replaces a lost bookie by itself, so
+it gets the open-ledger grace. Then the absent bookie is asked directly (rule S13): ZooKeeper may
+have dropped its znode while the writer goes on writing to it. If its last entry moved during the
+grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed.
+A bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
+is there, and its writer may well write to it until he is stopped.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import structlog
+
+from ledgers.bookies import LAST_ENTRY, Bookies
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest, EntryHeader
+from ledgers.errors import BookmenderError, CorruptionError, NoSuchEntryError
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import BookieId, Segment
+from ledgers.operations.ensembles import Targets
+from ledgers.operations.recovery import recover_ledger
+from ledgers.placement import Candidate
+from ledgers.store import Operation
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.planning.survey import OpenEnd
+from replication.planning.targets import Receivers
+from replication.reasons import Reason
+
+log = structlog.get_logger()
+
+GRACES_MAX = 10
+"""Graces that a writer may earn by going on writing to a bookie that ZooKeeper does not show."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterSighting:
+    """What was seen of an open last fragment when its grace began.
+
+    ``last_entries``: per absent bookie the last entry id it said it has, -1 for none, None when it
+    did not answer. ``draining``: members that are there, and are to be emptied.
+    """
+
+    segment: Segment
+    last_entries: Mapping[BookieId, int | None]
+    draining: tuple[BookieId, ...] = ()
+    grace_count: int = 1
+
+    @property
+    def reason(self) -> Reason:
+        return Reason.OPEN_LEDGER_GRACE if self.grace_count == 1 else Reason.WRITER_ALIVE
+
+    @property
+    def detail(self) -> str:
+        absent = ", ".join(sorted(self.last_entries))
+        if self.grace_count == 1:
+            misses = (
+                f"misses {absent}" if absent else f"is on {', '.join(self.draining)}, which drains"
+            )
+            return f"its open last fragment {misses}: left to its writer for the grace"
+        return (
+            f"its writer still writes to {absent}, which ZooKeeper does not show: "
+            f"grace {self.grace_count} of {GRACES_MAX}"
+        )
+
+
+def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterSighting | None:
+    """Another grace, or None: it is time to recover. A changed segment begins anew.
+
+    ``now``: what is seen now, as if for the first time.
+    """
+    if before is None or before.segment != now.segment:
+        return now
+    has_moved = any(
+        last is not None and last != before.last_entries.get(bookie)
+        for bookie, last in now.last_entries.items()
+    )
+    if has_moved and before.grace_count < GRACES_MAX:
+        return replace(now, grace_count=before.grace_count + 1)
+    return None
+
+
+class OpenLedgers:
+    """The decisions above, carried out."""
+
+    def __init__(
+        self,
+        *,
+        manager: LedgerManager,
+        bookies: Bookies,
+        views: ViewSource,
+        fallback_digest: EntryDigest,
+        receivers: Receivers,
+        clock: Clock,
+    ) -> None:
+        self._manager = manager
+        self._bookies = bookies
+        self._views = views
+        self._fallback_digest = fallback_digest
+        self._receivers = receivers
+        self._clock = clock
+
+    async def judge(self, found: OpenEnd, before: WriterSighting | None) -> WriterSighting | None:
+        """A grace to wait out, or None: recover now."""
+        ledger_id, there = found.versioned.ledger_id, found.view.available
+        now = WriterSighting(
+            segment=found.versioned.metadata.last_segment,
+            last_entries={
+                b: await self._last_entry(b, ledger_id) for b in found.leaving if b not in there
+            },
+            draining=tuple(b for b in found.leaving if b in there),
+        )
+        return next_sighting(before, now)
+
+    async def _last_entry(self, bookie: BookieId, ledger_id: int) -> int | None:
+        try:
+            entry = await self._bookies.read(bookie, ledger_id, LAST_ENTRY)
+            return EntryHeader.of(entry).entry_id
+        except NoSuchEntryError:
+            return -1
+        except (BookmenderError, CorruptionError):
+            return None
+
+    async def recover(
+        self,
+        versioned: VersionedMetadata,
+        view: ClusterView,
+        guards: Sequence[Operation],
+    ) -> VersionedMetadata:
+        """Fence, find the end, close. Errors are those of ``recover_ledger``."""
+        closed = await recover_ledger(
+            versioned.ledger_id,
+            manager=self._manager,
+            bookies=self._bookies,
+            targets=Targets(writable=self._writable, placement=self._receivers.placement),
+            clock=self._clock,
+            fallback=self._fallback_digest,
+            distrusted=view.initialised_after(versioned.stat.czxid),
+            guards=guards,
+        )
+        log.info(
+            "ledger.recovered",
+            ledger_id=versioned.ledger_id,
+            last_entry_id=closed.metadata.last_entry_id,
+        )
+        return closed
+
+    async def _writable(self) -> list[Candidate]:
+        return self._receivers.candidates(self._views.current)

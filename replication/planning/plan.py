@@ -1,0 +1,225 @@
+"""What is to be copied where: a pure function of a survey and of who may receive.
+
+A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason (rules S1,
+S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ledgers.errors import NotEnoughBookiesError
+from ledgers.fragments import Fragment
+from ledgers.metadata import BookieId
+from replication.planning.check import Finding, Verdict
+from replication.planning.entry_runs import merged
+from replication.planning.survey import Survey
+from replication.planning.targets import CopyKey, Targets, why_nobody, with_load
+from replication.reasons import Blocked, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """Give bookie index ``index`` of ``fragment`` the entries it misses, on ``target``.
+
+    ``entry_ids`` ascend; ``byte_count`` is a guess at their stored size. Where ``target`` is the
+    bookie at that index already, the metadata stays.
+    """
+
+    fragment: Fragment
+    index: int
+    target: BookieId
+    entry_ids: Sequence[int]
+    byte_count: int = 0
+
+    @property
+    def replaced(self) -> BookieId:
+        return self.fragment.ensemble[self.index]
+
+    @property
+    def key(self) -> CopyKey:
+        return self.fragment, self.index
+
+    @property
+    def is_in_place(self) -> bool:
+        return self.target == self.replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    repairs: tuple[Repair, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing is missing and nothing unknown: the mark may go (rule S6)."""
+        return not self.repairs and not self.blocked
+
+
+WHOLE = Plan()
+SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest type another one?"
+
+
+def plan_repair(survey: Survey, targets: Targets) -> Plan:
+    """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws."""
+    if all(finding.verdict is Verdict.GOOD for finding in survey.findings):
+        return WHOLE
+    if _is_key_suspect(survey):
+        return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT, detail=SUSPECT_KEY),))
+    planning = _Planning(survey, targets)
+    for finding in survey.findings:
+        planning.see_to(finding)
+    return Plan(repairs=tuple(planning.repairs), blocked=tuple(planning.blocked))
+
+
+def _is_key_suspect(survey: Survey) -> bool:
+    """Copies that all fail their digest alike say more about our key than about them (rule S7)."""
+    return any(f.mismatched for f in survey.findings) and not survey.has_good_entry
+
+
+class _Planning:
+    """One plan in the making: each step sees what the steps before it will send where."""
+
+    def __init__(self, survey: Survey, targets: Targets) -> None:
+        self._survey = survey
+        self._metadata = survey.metadata
+        self._targets = targets
+        self._loads: dict[BookieId, int] = {}
+        """Bytes that the steps so far will send."""
+        self._ensembles: dict[int, list[BookieId]] = {}
+        """By first entry: as they will be after the steps so far."""
+        self.repairs: list[Repair] = []
+        self.blocked: list[Blocked] = []
+
+    def see_to(self, finding: Finding) -> None:
+        if finding.verdict is Verdict.GOOD:
+            return
+        step = self._step(finding)
+        if isinstance(step, Repair):
+            self._note(step)
+        else:
+            self.blocked.append(step)
+
+    def _step(self, finding: Finding) -> Repair | Blocked:
+        if finding.verdict is Verdict.AWAY:
+            return self._wait_for(finding)
+        if finding.verdict is Verdict.UNKNOWN:
+            return self._unanswered(finding)
+        if not finding.fragment.is_closed:
+            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=_open_detail(finding))
+        may_refill = self._may_refill(finding)
+        if may_refill and not finding.damaged:
+            return self._repair(finding, finding.bookie, finding.absent)
+        return self._move(finding, may_refill=may_refill)
+
+    def _wait_for(self, finding: Finding) -> Blocked:
+        """A maintenance window: all else of the ledger is repaired meanwhile."""
+        window = self._survey.view.orders.maintenance[finding.bookie]
+        why = f" ({window.reason})" if window.reason else ""
+        return Blocked(
+            reason=Reason.MAINTENANCE,
+            detail=f"{finding.bookie} is away for maintenance{why}",
+            until_ms=window.until_ms,
+        )
+
+    def _unanswered(self, finding: Finding) -> Blocked:
+        """Tried again when the bookie is, where that is known."""
+        return Blocked(
+            reason=Reason.NO_ANSWER,
+            detail=f"{finding.bookie} does not answer",
+            until_ms=self._targets.quarantined.get(finding.bookie),
+        )
+
+    def _may_refill(self, finding: Finding) -> bool:
+        """Whether a member that is there may be given what it lacks (rule S15).
+
+        Of a ledger that is not closed, a member of the last ensemble may not (rule S12, see ``_taken``).
+        """
+        is_last = (
+            not self._metadata.is_closed and finding.bookie in self._metadata.last_segment.ensemble
+        )
+        return (
+            finding.verdict is Verdict.MISSING
+            and not is_last
+            and self._targets.may_refill(finding.bookie)
+        )
+
+    def _move(self, finding: Finding, *, may_refill: bool) -> Repair | Blocked:
+        """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
+        taken = self._taken(finding)
+        copied = self._targets.copied.get((finding.fragment, finding.index))
+        if copied is not None and copied not in taken and copied in self._targets.candidates:
+            return self._repair(finding, copied, ())
+        try:
+            target = self._choose(finding, taken)
+        except NotEnoughBookiesError as error:
+            if may_refill:
+                missing = merged(finding.absent, finding.damaged)
+                return self._repair(finding, finding.bookie, missing)
+            return self._nobody_for(finding, taken, error)
+        return self._repair(finding, target, finding.entries)
+
+    def _choose(self, finding: Finding, taken: frozenset[BookieId]) -> BookieId:
+        return self._targets.placement.choose_replacement(
+            with_load(self._targets.candidates, self._loads),
+            ensemble=self._ensemble(finding.fragment),
+            index=finding.index,
+            write_quorum=finding.fragment.write_quorum,
+            ack_quorum=self._metadata.ack_quorum,
+            excluded=taken,
+        )
+
+    def _ensemble(self, fragment: Fragment) -> list[BookieId]:
+        """As it will be, so that two who come into it keep the placement rule together."""
+        return self._ensembles.setdefault(fragment.first_entry_id, list(fragment.ensemble))
+
+    def _note(self, repair: Repair) -> None:
+        self.repairs.append(repair)
+        self._loads[repair.target] = self._loads.get(repair.target, 0) + repair.byte_count
+        self._ensemble(repair.fragment)[repair.index] = repair.target
+
+    def _taken(self, finding: Finding) -> frozenset[BookieId]:
+        """Bookies that must not come into this ensemble: its members, and other targets of the fragment.
+
+        Of a ledger that is not closed, the members of the last ensemble neither: a copy's LAC field is
+        the reader's clue there, and ours would be an old one (rule S12).
+        """
+        taken = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
+        taken.update(
+            target
+            for (fragment, index), target in self._targets.copied.items()
+            if fragment == finding.fragment and index != finding.index
+        )
+        if not self._metadata.is_closed:
+            taken.update(self._metadata.last_segment.ensemble)
+        return frozenset(taken)
+
+    def _repair(self, finding: Finding, target: BookieId, entry_ids: Sequence[int]) -> Repair:
+        return Repair(
+            fragment=finding.fragment,
+            index=finding.index,
+            target=target,
+            entry_ids=entry_ids,
+            byte_count=len(entry_ids) * self._survey.entry_bytes,
+        )
+
+    def _nobody_for(
+        self, finding: Finding, taken: frozenset[BookieId], error: NotEnoughBookiesError
+    ) -> Blocked:
+        local = self._targets.only_local
+        if local is not None and local in taken:
+            return Blocked(
+                reason=Reason.LEFT_TO_OTHERS,
+                detail=f"this node's bookie {local} holds a part of it already, and replication.target is local",
+            )
+        rules = why_nobody(self._targets, taken) or f"the placement policy allows none: {error}"
+        return Blocked(
+            reason=Reason.NO_TARGET,
+            detail=f"no bookie can take over from {finding.bookie}: {rules}; add a bookie",
+            until_ms=self._targets.quarantine_end_ms(besides=taken),
+        )
+
+
+def _open_detail(finding: Finding) -> str:
+    if finding.verdict is Verdict.DRAINING:
+        return f"{finding.bookie} drains, and holds a fragment that is not closed yet"
+    return f"{finding.bookie} lacks entries of a fragment that is not closed yet"

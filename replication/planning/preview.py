@@ -1,0 +1,78 @@
+"""What a worker would do about a ledger now: looked at and planned by its own code, and left at that."""
+
+from dataclasses import dataclass, replace
+
+from replication.cluster.cluster_view import ClusterView
+from replication.planning.plan import Plan, Repair, plan_repair
+from replication.planning.survey import OpenEnd, Survey, Surveyor
+from replication.planning.targets import Receivers
+from replication.reasons import Blocked, Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """The plan for one ledger. ``is_gone``: there is no such ledger (any more)."""
+
+    ledger_id: int
+    plan: Plan
+    is_gone: bool = False
+
+    @property
+    def repairs(self) -> tuple[Repair, ...]:
+        return self.plan.repairs
+
+    @property
+    def entry_count(self) -> int:
+        return sum(len(repair.entry_ids) for repair in self.repairs)
+
+    @property
+    def byte_count(self) -> int:
+        """A guess, from what the metadata says of the ledger's length."""
+        return sum(repair.byte_count for repair in self.repairs)
+
+
+class Previewer:
+    """Takes no lock, writes and fences nothing. One for a command."""
+
+    def __init__(self, surveyor: Surveyor, receivers: Receivers, view: ClusterView) -> None:
+        """``view`` may be what is, or what would be under other orders."""
+        self._surveyor, self._receivers, self._view = surveyor, receivers, view
+
+    async def preview(self, ledger_id: int) -> Preview:
+        """Raises UnavailableError when ZooKeeper does not answer."""
+        match await self._surveyor.survey(ledger_id, self._view):
+            case None:
+                return Preview(ledger_id=ledger_id, plan=Plan(), is_gone=True)
+            case Blocked() as blocked:
+                plan = Plan(blocked=(blocked,))
+            case OpenEnd() as found:
+                plan = await self._plan_open(found)
+            case Survey() as survey if survey.is_abandoned:
+                plan = Plan(blocked=(_ABANDONED,))
+            case Survey() as survey:
+                plan = plan_repair(survey, self._receivers.targets(self._view))
+        return Preview(ledger_id=ledger_id, plan=plan)
+
+    async def _plan_open(self, found: OpenEnd) -> Plan:
+        """What is closed of it is repaired at once, the rest waits."""
+        closed_part = await self._surveyor.survey_closed_part(found)
+        plan = Plan()
+        if closed_part is not None:
+            plan = plan_repair(closed_part, self._receivers.targets(self._view))
+        return replace(plan, blocked=(*plan.blocked, _until_closed(found)))
+
+
+_ABANDONED = Blocked(
+    reason=Reason.OPEN_FRAGMENT,
+    detail="a recovery of it was begun and never ended: it is recovered and closed before anything is copied",
+)
+
+
+def _until_closed(found: OpenEnd) -> Blocked:
+    return Blocked(
+        reason=Reason.OPEN_LEDGER_GRACE,
+        detail=(
+            f"its open last fragment is to be rid of {', '.join(found.leaving)}: it is left to its "
+            "writer for the open-ledger grace, then fenced, recovered, closed, and only then copied"
+        ),
+    )

@@ -1,0 +1,136 @@
+"""What came of a plan: the metadata that may be written for it, and what is in the way of the rest."""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ledgers.metadata import BookieId, LedgerMetadata
+from replication.copying.copy_index import CopyOutcome
+from replication.planning.check import Verdict
+from replication.planning.entry_runs import EntryRuns
+from replication.planning.plan import Plan, Repair
+from replication.planning.rewrite import LOST_PLACES_MAX, Change, lost_places, rewritten
+from replication.planning.survey import Survey
+from replication.reasons import Blocked, Reason
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
+class Results:
+    """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
+    that acknowledged its copies."""
+
+    survey: Survey
+    plan: Plan
+    outcomes: Sequence[CopyOutcome]
+    is_unchanged: Callable[[BookieId], bool]
+
+    @cached_property
+    def metadata(self) -> LedgerMetadata:
+        """With every index that was copied whole, or but for entries that nobody has (``_splits``)."""
+        return rewritten(self.survey.metadata, [*self._moves, *self._splits])
+
+    @property
+    def is_split(self) -> bool:
+        """Whether a segment is cut anew: what lies beside the lost entries can now be seen to."""
+        return len(self.metadata.segments) > len(self.survey.metadata.segments)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that was planned was done, away from where it was, and nothing was in the way.
+
+        What was written in place is first to be read back.
+        """
+        return not self.plan.blocked and len(self._moves) == len(self.outcomes)
+
+    @property
+    def entry_count(self) -> int:
+        return sum(outcome.entry_count for outcome in self.outcomes)
+
+    @cached_property
+    def in_the_way(self) -> list[Blocked]:
+        """Nothing where a target failed: another round takes another."""
+        without_copy: dict[BookieId, set[int]] = defaultdict(set)
+        unknown: set[int] = set()
+        for repair, outcome in self._pairs:
+            without_copy[repair.replaced].update(outcome.without_copy)
+            unknown.update(outcome.unknown)
+        return [
+            *self.plan.blocked,
+            *(_no_copy(lost, bookie) for bookie, lost in without_copy.items() if lost),
+            *([_no_answer(unknown)] if unknown else []),
+        ]
+
+    @property
+    def _pairs(self) -> list[tuple[Repair, CopyOutcome]]:
+        return list(zip(self.plan.repairs, self.outcomes, strict=True))
+
+    @cached_property
+    def _moves(self) -> list[Change]:
+        return [
+            Change(fragment=repair.fragment, index=repair.index, target=repair.target)
+            for repair, outcome in self._pairs
+            if outcome.is_complete and not repair.is_in_place and self.is_unchanged(repair.target)
+        ]
+
+    @cached_property
+    def _splits(self) -> list[Change]:
+        """Copies that lack nothing but entries of which there is no good copy.
+
+        None of a ledger that is not closed, nor while no entry at all proves our key (rule S7), nor
+        where a bookie that is away for maintenance may have them, nor around more than a few places.
+        """
+        if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
+            return []
+        if not self.survey.metadata.is_closed or not self._is_key_proven:
+            return []
+        away = {
+            finding.fragment.first_entry_id
+            for finding in self.survey.findings
+            if finding.verdict is Verdict.AWAY
+        }
+        splits = [
+            Change(
+                fragment=repair.fragment,
+                index=repair.index,
+                target=repair.target,
+                lost=EntryRuns(sorted(outcome.without_copy)),
+            )
+            for repair, outcome in self._pairs
+            if _lacks_only_lost(repair, outcome)
+            and repair.fragment.first_entry_id not in away
+            and self.is_unchanged(repair.target)
+        ]
+        return splits if len(lost_places(splits)) <= LOST_PLACES_MAX else []
+
+    @property
+    def _is_key_proven(self) -> bool:
+        return self.entry_count > 0 or self.survey.has_good_entry
+
+
+def _lacks_only_lost(repair: Repair, outcome: CopyOutcome) -> bool:
+    """Of a copy that was made elsewhere, all the rest must be there; in place it may come later."""
+    if outcome.target_error is not None or outcome.unknown or not outcome.without_copy:
+        return False
+    had_count = outcome.entry_count + len(outcome.without_copy)
+    return repair.is_in_place or had_count == len(repair.entry_ids)
+
+
+def _no_copy(lost: Collection[int], bookie: BookieId) -> Blocked:
+    return Blocked(
+        reason=Reason.NO_COPY,
+        detail=f"no good copy of {_listed(sorted(lost))} besides the one on {bookie}",
+    )
+
+
+def _no_answer(unknown: Collection[int]) -> Blocked:
+    return Blocked(
+        reason=Reason.NO_ANSWER, detail=f"no replica answered for {_listed(sorted(unknown))}"
+    )
+
+
+def _listed(entry_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, entry_ids[:5]))
+    if len(entry_ids) == 1:
+        return f"entry {shown}"
+    return f"{len(entry_ids)} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"

@@ -1,0 +1,272 @@
+"""One ledger looked at: its metadata, where it ends, which copies are missing. Writes and fences nothing.
+
+What comes of it is a value: a ``Survey``, from which a plan is made, or what keeps one from being
+made. Worker and ``bookmender plan`` look through the same eyes.
+"""
+
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.entry import HEADER_BYTES, EntryDigest
+from ledgers.errors import (
+    CorruptionError,
+    NoSuchLedgerError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.fragments import Fragment, fragments
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.operations.opening import find_end, ledger_digest
+from replication.cluster.cluster_view import ClusterView
+from replication.planning.check import Finding, Verdict, check
+from replication.planning.entry_lists import EntryLists
+from replication.reasons import Blocked, Reason
+
+ENTRY_BYTES_GUESS = 1_024
+"""Of an entry's size, while the ledger's length is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survey:
+    """All that a plan is made from. ``findings``: one for every bookie index of every fragment that was
+    looked at."""
+
+    versioned: VersionedMetadata
+    view: ClusterView
+    digest: EntryDigest
+    findings: tuple[Finding, ...]
+
+    @property
+    def ledger_id(self) -> int:
+        return self.versioned.ledger_id
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        return self.versioned.metadata
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether an open fragment lacks copies that no writer will add: a recovery has locked him out."""
+        return self.metadata.state is LedgerState.IN_RECOVERY and any(
+            finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
+            for finding in self.findings
+        )
+
+    @property
+    def has_good_entry(self) -> bool:
+        """Whether any entry was read and found good: then our key is the ledger's (rule S7)."""
+        return any(
+            f.bad_count < len(f.entries)
+            for f in self.findings
+            if f.verdict in (Verdict.GOOD, Verdict.MISSING)
+        )
+
+    @property
+    def entry_bytes(self) -> int:
+        """A guess at the stored size of an entry, from what the metadata says."""
+        metadata = self.metadata
+        if not metadata.is_closed or metadata.last_entry_id < 0:
+            return ENTRY_BYTES_GUESS
+        overhead = HEADER_BYTES + self.digest.size
+        return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenEnd:
+    """A ledger whose open fragment has members that it is to be rid of: it must be closed first."""
+
+    versioned: VersionedMetadata
+    view: ClusterView
+    leaving: tuple[BookieId, ...]
+
+
+Surveyed = Survey | OpenEnd | Blocked | None
+"""None: the ledger is gone."""
+
+
+class Surveyor:
+    """Looks at ledgers, many at once. One for a worker or a command."""
+
+    def __init__(
+        self,
+        *,
+        manager: LedgerManager,
+        bookies: Bookies,
+        clock: Clock,
+        rng: random.Random,
+        fallback_digest: EntryDigest,
+        checked_share: float = 0.0,
+        entry_lists: bool = False,
+    ) -> None:
+        """``checked_share``, ``entry_lists``: see ``ReplicationSettings``."""
+        self._manager = manager
+        self._bookies = bookies
+        self._clock = clock
+        self._rng = rng
+        self._fallback_digest = fallback_digest
+        self._checked_share = checked_share
+        self._lists = EntryLists(bookies, clock) if entry_lists else None
+
+    async def survey(
+        self, ledger_id: int, view: ClusterView, *, distrusted: Collection[BookieId] = ()
+    ) -> Surveyed:
+        """``distrusted``: bookies to be asked for every entry, besides those set up anew."""
+        try:
+            versioned = await self._read(ledger_id)
+        except CorruptionError as error:
+            return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
+        if versioned is None:
+            return None
+        if leaving := leaving_members(versioned.metadata, view):
+            return OpenEnd(versioned=versioned, view=view, leaving=leaving)
+        try:
+            digest = ledger_digest(versioned.metadata, self._fallback_digest)
+            lac = await self._lac(versioned)
+        except UnauthorizedError as error:
+            return Blocked(reason=Reason.DIGEST_SUSPECT, detail=str(error))
+        except UnavailableError as error:
+            return _without_end(versioned, view, error)
+        judged = _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac)
+        return await self._survey(versioned, judged, digest, view, distrusted)
+
+    async def survey_closed_part(
+        self, found: OpenEnd, *, distrusted: Collection[BookieId] = ()
+    ) -> Survey | None:
+        """All fragments but the last, which need not wait for that one; None where there are none.
+
+        That the last one was begun says that every entry before it is acknowledged: they are closed,
+        whatever its bookies may tell (rule S4).
+        """
+        versioned, metadata = found.versioned, found.versioned.metadata
+        lac = metadata.last_segment.first_entry_id - 1
+        closed = [f for f in fragments(versioned.ledger_id, metadata, lac=lac) if f.is_closed]
+        if not closed:
+            return None
+        try:
+            digest = ledger_digest(metadata, self._fallback_digest)
+        except UnauthorizedError:
+            return None
+        return await self._survey(versioned, closed, digest, found.view, distrusted)
+
+    async def _read(self, ledger_id: int) -> VersionedMetadata | None:
+        """None for a ledger that is gone: believed only after a sync and a second read (rule S8)."""
+        try:
+            return await self._manager.read(ledger_id)
+        except NoSuchLedgerError:
+            await self._manager.sync(ledger_id)
+        try:
+            return await self._manager.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
+    async def _lac(self, versioned: VersionedMetadata) -> int:
+        """The last entry known to be acknowledged. Errors are those of ``find_end``."""
+        if versioned.metadata.is_closed:
+            return versioned.metadata.last_entry_id
+        opened = await find_end(
+            versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback_digest
+        )
+        return opened.lac
+
+    async def _survey(
+        self,
+        versioned: VersionedMetadata,
+        judged: Sequence[Fragment],
+        digest: EntryDigest,
+        view: ClusterView,
+        distrusted: Collection[BookieId],
+    ) -> Survey:
+        findings = await self._check(versioned, judged, digest, view, distrusted)
+        return Survey(versioned=versioned, view=view, digest=digest, findings=findings)
+
+    async def _check(
+        self,
+        versioned: VersionedMetadata,
+        judged: Sequence[Fragment],
+        digest: EntryDigest,
+        view: ClusterView,
+        distrusted: Collection[BookieId],
+    ) -> tuple[Finding, ...]:
+        suspects = view.initialised_after(versioned.stat.czxid).union(distrusted)
+        if self._lists is not None:
+            suspects |= await self._lists.lacking(judged, view.checked - suspects)
+        findings = await check(
+            judged,
+            bookies=self._bookies,
+            digest=digest,
+            available=view.checked,
+            distrusted=suspects,
+            share=self._checked_share,
+            rng=self._rng,
+        )
+        return under_orders(findings, view)
+
+
+def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:
+    """Bookies that the open fragment is to be rid of; none for a closed ledger.
+
+    Those that are gone, but for the ones under maintenance; and those that drain and may be fenced
+    for it (rule S16). A read-only bookie is no reason to fence: an idle writer would lose its ledger
+    for it. Java takes the fragment before the last for open too while its reader has not heard that
+    its end is acknowledged (BookKeeper's pull request 3917); ours knows it from the metadata.
+    """
+    if metadata.is_closed:
+        return ()
+    members = metadata.last_segment.ensemble
+    return tuple(sorted(bookie for bookie in members if _is_leaving(bookie, view)))
+
+
+def _is_leaving(bookie: BookieId, view: ClusterView) -> bool:
+    if bookie not in view.available:
+        return bookie not in view.orders.maintenance
+    order = view.orders.draining.get(bookie)
+    return order is not None and order.may_fence
+
+
+def _without_end(
+    versioned: VersionedMetadata, view: ClusterView, error: UnavailableError
+) -> Blocked:
+    """Too few bookies told where an open ledger ends: perhaps because some are away on purpose."""
+    windows = view.orders.maintenance
+    away = sorted(b for b in versioned.metadata.last_segment.ensemble if b in windows)
+    if not away:
+        return Blocked(reason=Reason.NO_ANSWER, detail=str(error))
+    return Blocked(
+        reason=Reason.MAINTENANCE,
+        detail=f"{error}; under maintenance: {', '.join(away)}",
+        until_ms=min(windows[bookie].until_ms for bookie in away),
+    )
+
+
+def _judged(found: Collection[Fragment], lac: int) -> tuple[Fragment, ...]:
+    """The fragments as far as they are known: of one whose end nobody knows, what is acknowledged."""
+    return tuple(
+        replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
+        if fragment.last_entry_id is None
+        else fragment
+        for fragment in found
+    )
+
+
+def under_orders(findings: tuple[Finding, ...], view: ClusterView) -> tuple[Finding, ...]:
+    """What an operator ordered makes of findings: who drains is missing, who is away is not.
+
+    The draining bookies were not asked, so that they seem lost.
+    """
+    if not view.orders.draining and not view.orders.maintenance:
+        return findings
+    return tuple(_under_orders(finding, view) for finding in findings)
+
+
+def _under_orders(finding: Finding, view: ClusterView) -> Finding:
+    is_seen = finding.bookie in view.available
+    if finding.verdict is Verdict.LOST and is_seen:
+        return replace(finding, verdict=Verdict.DRAINING)
+    is_silent = finding.verdict is Verdict.UNKNOWN or not is_seen
+    if is_silent and finding.bookie in view.orders.maintenance:
+        return replace(finding, verdict=Verdict.AWAY)
+    return finding

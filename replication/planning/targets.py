@@ -1,0 +1,235 @@
+"""Which bookies may receive copies now, and which may not and why (rule S11).
+
+``Receivers`` knows how many bytes this process has under way to each bookie, so that the next plan
+spreads them. ``Targets`` is what it says at one moment: a value that a plan is made from.
+"""
+
+import enum
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.clock import Clock
+from ledgers.fragments import Fragment
+from ledgers.metadata import BookieId
+from ledgers.placement import DEFAULT_RACK, Candidate, PlacementPolicy
+from replication.cluster.cluster_view import ClusterView
+
+CopyKey = tuple[Fragment, int]
+"""What was copied: a bookie index of a fragment. Other bounds or members make it another one."""
+
+SORTED_AGAIN_S = 5.0
+"""How long what the disks said, and who was kept from receiving for it, is good for."""
+
+
+class Bar(enum.Enum):
+    """Why a writable bookie may not take over: in words that follow its number."""
+
+    MEMBER = "already hold this part of the ledger or its open end"
+    REFUSED = "refused it"
+    SHORT_OF_ROOM = "are short of room"
+    DRAINING = "are being drained"
+    MAINTENANCE = "are under maintenance"
+    QUARANTINED = "are in quarantine, for they did not answer"
+    NOT_LOCAL = "are not this node's (replication.target is local)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """The bookies that may receive copies of one ledger, with the bytes already under way to each."""
+
+    candidates: Mapping[BookieId, Candidate]
+    placement: PlacementPolicy
+    barred: Mapping[BookieId, Bar] = field(default_factory=dict)
+    """Writable ones that may not, whatever part of the ledger it is."""
+    refilled: frozenset[BookieId] = frozenset()
+    """Members that an earlier round gave what they lacked: what they lack still, they do not keep."""
+    only_local: BookieId | None = None
+    """The only bookie that this node may copy to, where that is set."""
+    copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
+    """Copies made in earlier rounds, with the bookie that holds them whole."""
+    quarantined: Mapping[BookieId, int] = field(default_factory=dict)
+    """Bookies that are not asked anything now, with the end of that (wall clock, in milliseconds)."""
+
+    def may_refill(self, bookie: BookieId) -> bool:
+        """Whether a member that is there may be given in place what it lacks (rule S15)."""
+        is_open_to_copies = bookie in self.candidates or self.barred.get(bookie) is Bar.NOT_LOCAL
+        return is_open_to_copies and bookie not in self.refilled
+
+    def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
+        """When the first of those that quarantine alone keeps from receiving may do so again; None: never."""
+        ends_ms = (
+            self.quarantined[bookie]
+            for bookie, bar in self.barred.items()
+            if bar is Bar.QUARANTINED and bookie not in besides
+        )
+        return min(ends_ms, default=None)
+
+
+class Rooms(Protocol):
+    """What is known of the bookies' disks (``room.RoomSource``)."""
+
+    def free_bytes(self, bookie: BookieId) -> int | None:
+        """None where nobody knows."""
+        ...
+
+    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
+        """Whether less than the floor will be free when so much more has arrived."""
+        ...
+
+
+class BoundlessRooms:
+    """Nothing is known of anybody's disks, and nobody is kept from receiving."""
+
+    def free_bytes(self, bookie: BookieId) -> int | None:
+        return None
+
+    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
+        return False
+
+
+class Receivers:
+    """One for a worker, which all its repairs share.
+
+    Who is a candidate is worked out once for each view of the cluster, and again every few seconds for
+    what the disks say: with hundreds of bookies and thousands of small ledgers it is no small thing.
+    """
+
+    def __init__(
+        self,
+        placement: PlacementPolicy,
+        *,
+        clock: Clock,
+        local: BookieId | None = None,
+        is_local_only: bool = False,
+        rooms: Rooms | None = None,
+        rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
+        quarantine: Quarantine | None = None,
+    ) -> None:
+        """``local``: this host's bookie. ``is_local_only``: it is the only target (``target = "local"``)."""
+        self.placement = placement
+        self._clock = clock
+        self._local = local
+        self._is_local_only = is_local_only
+        self._rooms = rooms or BoundlessRooms()
+        self._rack = rack
+        self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
+        self._load_bytes: dict[BookieId, int] = {}
+        self._view: ClusterView | None = None
+        self._sorted_at_s = 0.0
+        self._candidates: dict[BookieId, Candidate] = {}
+        self._barred: dict[BookieId, Bar] = {}
+
+    def targets(
+        self,
+        view: ClusterView,
+        *,
+        refused: Collection[BookieId] = (),
+        refilled: Collection[BookieId] = (),
+        copied: Mapping[CopyKey, BookieId] | None = None,
+    ) -> Targets:
+        """For one ledger, and for now: who refused it, who was refilled, what was copied in earlier rounds."""
+        self._sort(view)
+        candidates, barred = self._candidates, self._barred
+        quarantined = self._quarantine.shut()
+        if refused or quarantined:
+            why = dict.fromkeys(candidates.keys() & refused, Bar.REFUSED)
+            why |= dict.fromkeys(candidates.keys() & quarantined.keys(), Bar.QUARANTINED)
+            candidates = {b: each for b, each in candidates.items() if b not in why}
+            barred = barred | why
+        return Targets(
+            candidates=candidates,
+            placement=self.placement,
+            barred=barred,
+            refilled=frozenset(refilled),
+            only_local=self._local if self._is_local_only else None,
+            copied=copied or {},
+            quarantined=quarantined,
+        )
+
+    def candidates(self, view: ClusterView) -> list[Candidate]:
+        """For who takes over while a ledger is recovered: wherever that is, ``target`` or not."""
+        able = view.receiving - self._quarantine.shut().keys()
+        return [self._candidate(b) for b in able if not self._is_short(b)]
+
+    @contextmanager
+    def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
+        """So many bytes are being copied to the bookie."""
+        self._add_load(bookie, byte_count)
+        try:
+            yield
+        finally:
+            self._add_load(bookie, -byte_count)
+
+    def _add_load(self, bookie: BookieId, byte_count: int) -> None:
+        self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
+        if not self._load_bytes[bookie]:
+            del self._load_bytes[bookie]
+        if self._view is not None and bookie in self._view.writable:
+            self._sort_one(bookie, self._view)
+
+    def _sort(self, view: ClusterView) -> None:
+        now_s = self._clock.now_s()
+        if view is self._view and now_s - self._sorted_at_s < SORTED_AGAIN_S:
+            return
+        self._view, self._sorted_at_s = view, now_s
+        self._candidates, self._barred = {}, {}
+        for bookie in sorted(view.writable):
+            self._sort_one(bookie, view)
+
+    def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
+        """Into candidates and those that may not receive."""
+        bar = self._bar(bookie, view)
+        if bar is None:
+            self._candidates[bookie] = self._candidate(bookie)
+            self._barred.pop(bookie, None)
+        else:
+            self._barred[bookie] = bar
+            self._candidates.pop(bookie, None)
+
+    def _bar(self, bookie: BookieId, view: ClusterView) -> Bar | None:
+        if bookie in view.orders.draining:
+            return Bar.DRAINING
+        if bookie in view.orders.maintenance:
+            return Bar.MAINTENANCE
+        if self._is_local_only and bookie != self._local:
+            return Bar.NOT_LOCAL
+        return Bar.SHORT_OF_ROOM if self._is_short(bookie) else None
+
+    def _is_short(self, bookie: BookieId) -> bool:
+        return self._rooms.is_short(bookie, under_way_bytes=self._load_bytes.get(bookie, 0))
+
+    def _candidate(self, bookie: BookieId) -> Candidate:
+        return Candidate(
+            bookie=bookie,
+            rack=self._rack(bookie),
+            load_bytes=self._load_bytes.get(bookie, 0),
+            free_bytes=self._rooms.free_bytes(bookie),
+        )
+
+
+def with_load(
+    candidates: Mapping[BookieId, Candidate], loads: Mapping[BookieId, int]
+) -> Collection[Candidate]:
+    """The candidates, with more bytes under way to some of them."""
+    if not loads:
+        return candidates.values()
+    return [
+        replace(candidate, load_bytes=candidate.load_bytes + loads[bookie])
+        if bookie in loads
+        else candidate
+        for bookie, candidate in candidates.items()
+    ]
+
+
+def why_nobody(targets: Targets, taken: Collection[BookieId]) -> str:
+    """Which rules leave no bookie to take over; "" if some candidate is left."""
+    barred = dict(targets.barred)
+    barred.update((bookie, Bar.MEMBER) for bookie in targets.candidates if bookie in taken)
+    if len(barred) < len(targets.barred) + len(targets.candidates):
+        return ""
+    counts = {bar: sum(each is bar for each in barred.values()) for bar in Bar}
+    told = [f"{count} {bar.value}" for bar, count in counts.items() if count]
+    return f"of {len(barred)} writable ones {' and '.join(told)}" if told else "none is writable"

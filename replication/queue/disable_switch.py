@@ -1,0 +1,55 @@
+"""The switch by which operators stop auto-recovery, Java's and ours: ``<ur>/disable``, there or not."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from ledgers.store import EventKind, MetadataStore
+from replication.queue import payloads
+
+
+class DisableSwitch:
+    """What one session knows of it: with many nodes it is not to be asked for at each look."""
+
+    def __init__(self, store: MetadataStore, ur: str) -> None:
+        self._store = store
+        self._path = payloads.disable_path(ur)
+        self._is_watched = False
+        self.may_take = True
+        """Whether it was off when we last heard of it; otherwise no lock is asked for, not even for
+        ledgers whose turn to be asked for comes only now."""
+
+    async def is_on(self) -> bool:
+        """Read only while nothing tells of its changes (``watch``)."""
+        if not self._is_watched:
+            await self._read()
+        return not self.may_take
+
+    async def watch(self) -> AsyncGenerator[None, None]:
+        """Keep ``may_take`` as the switch says; tells of each time it was read."""
+        async with aclosing(self._store.watch(self._path)) as events:
+            try:
+                async for event in events:
+                    if event.kind is EventKind.RESET:  # what we know may be old until it is read
+                        self._is_watched = False
+                    if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
+                        self.may_take = False
+                    await self._read()
+                    self._is_watched = True
+                    yield
+            finally:
+                self._is_watched = False
+
+    async def _read(self) -> None:
+        self.may_take = await self._store.exists(self._path) is None
+
+
+class UnheededSwitch(DisableSwitch):
+    """For what somebody asked for by hand: the switch is about what nobody asked for."""
+
+    async def is_on(self) -> bool:
+        return False
+
+    async def watch(self) -> AsyncGenerator[None, None]:
+        never: tuple[None, ...] = ()
+        for event in never:
+            yield event

@@ -1,0 +1,45 @@
+"""The queue as a repair by hand sees it: the ledgers that somebody named, and no others.
+
+They are marked in our own tree, so that the nodes take them as well, under the same locks, and go on
+where the one who asked does not stay to see the end.
+"""
+
+import random
+from collections.abc import Collection, Iterable
+
+from ledgers.store import MetadataStore
+from replication.queue.batching import Batcher
+from replication.queue.disable_switch import UnheededSwitch
+from replication.queue.queue import Look, Queue, QueuedLedger
+
+
+class GivenLedgers(Queue):
+    """A queue of these ledgers alone. All that are left are its worker's own share."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        batcher: Batcher,
+        ur: str,
+        *,
+        holder: str,
+        ledger_ids: Collection[int],
+    ) -> None:
+        super().__init__(store, batcher, ur, holder=holder)
+        self.switch = UnheededSwitch(store, ur)
+        self._left = set(ledger_ids)
+        """Those that have not been found without a mark yet: they were all marked before we began."""
+
+    async def look(self, rng: random.Random) -> Look:
+        """Without a list of marks, of which a look at a long queue tells but a part."""
+        return Look(free=frozenset(self._left - await self._locked()), urgent=())
+
+    async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
+        wanted = list(ledger_ids)
+        found = await super().read(wanted)
+        self._left -= set(wanted).difference(queued.ledger_id for queued in found)
+        return found
+
+    async def workers(self) -> frozenset[int]:
+        """Whoever asked by hand leaves nothing to others, though they may be quicker."""
+        return frozenset({self.session_id})

@@ -1,0 +1,115 @@
+"""Reading the whole queue, for people and for proofs: every mark, every lock, complete or an error."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ledgers.errors import CorruptionError, NoNodeError
+from ledgers.store import MetadataStore
+from replication.queue import payloads
+from replication.queue.payloads import Mark
+
+READS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedLedger:
+    """``mark`` is None where the znode cannot be read as one."""
+
+    ledger_id: int
+    mark: Mark | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedLedger:
+    """A ledger that somebody holds. ``since_ms``: wall-clock time of ZooKeeper's.
+
+    ``holder``: as it calls itself, None where that cannot be read. ``session_id``: 0 for a lock that
+    somebody made by hand, and that goes with nobody.
+    """
+
+    ledger_id: int
+    holder: str | None
+    since_ms: int
+    session_id: int
+
+
+async def marked_ledger_ids(store: MetadataStore, ur: str) -> list[int]:
+    """Ascending. Directories without a mark (left behind by a crash) are listed too."""
+    marks = payloads.marks_path(ur)
+    directories = [marks]
+    for _ in range(3):
+        directories = [
+            f"{directory}/{name}"
+            for directory in directories
+            for name in await _names(store, directory)
+        ]
+    ledger_ids: list[int] = []
+    for directory in directories:
+        names = await _names(store, directory)
+        ledger_ids += payloads.ledger_ids_below(directory[len(marks) + 1 :], names)
+    return sorted(ledger_ids)
+
+
+async def read_marks(
+    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+) -> list[MarkedLedger]:
+    """Those of the ledgers that are marked, in order."""
+    found: list[MarkedLedger] = []
+    for start in range(0, len(ledger_ids), READS_AT_ONCE):
+        part = ledger_ids[start : start + READS_AT_ONCE]
+        marks = await asyncio.gather(*(_read_mark(store, ur, ledger_id) for ledger_id in part))
+        found += [mark for mark in marks if mark is not None]
+    return found
+
+
+async def locked_ledger_ids(store: MetadataStore, ur: str) -> set[int]:
+    """Ledgers that some worker, ours or Java's, or a bookie's garbage collector holds now."""
+    names = await _names(store, payloads.locks_path(ur))
+    return {i for name in names if (i := payloads.ledger_id_of_lock(name)) is not None}
+
+
+async def read_locks(
+    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+) -> list[LockedLedger]:
+    """Those of the ledgers that are locked, in order."""
+    found: list[LockedLedger] = []
+    for start in range(0, len(ledger_ids), READS_AT_ONCE):
+        part = ledger_ids[start : start + READS_AT_ONCE]
+        locks = await asyncio.gather(*(_read_lock(store, ur, ledger_id) for ledger_id in part))
+        found += [lock for lock in locks if lock is not None]
+    return found
+
+
+async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLedger | None:
+    try:
+        data, stat = await store.get(payloads.lock_path(ur, ledger_id))
+    except NoNodeError:
+        return None
+    try:
+        holder = payloads.parse_lock(data)
+    except CorruptionError:
+        holder = None
+    return LockedLedger(
+        ledger_id=ledger_id,
+        holder=holder,
+        since_ms=stat.ctime_ms,
+        session_id=stat.ephemeral_owner,
+    )
+
+
+async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLedger | None:
+    try:
+        data, _ = await store.get(payloads.mark_path(ur, ledger_id))
+        return MarkedLedger(ledger_id=ledger_id, mark=payloads.parse_mark(data))
+    except NoNodeError:
+        return None
+    except CorruptionError:
+        return MarkedLedger(ledger_id=ledger_id, mark=None)
+
+
+async def _names(store: MetadataStore, path: str) -> list[str]:
+    try:
+        return await store.children(path)
+    except NoNodeError:
+        return []

@@ -1,0 +1,116 @@
+"""One look at the queue: what it costs is bounded, whatever its length and however many the nodes.
+
+It lists ids (a part of a long queue), and reads marks and notes only of ledgers that this node may
+take now: its own share, a window of it, and a few that others have left lying. What choice means is
+said in ``choice``; who waits until when, in ``deferrals`` and in the notes of all nodes (``waiting``).
+"""
+
+import asyncio
+import math
+import random
+from collections.abc import Collection, Sequence
+
+from ledgers.clock import Clock
+from replication.queue.choice import Candidate, most_endangered_first, others_to_read, own_to_read
+from replication.queue.idle_waits import longest_wait_s
+from replication.queue.queue import Queue
+from replication.queue.shares import Shares
+from replication.waiting.waiting_list import WaitingList
+
+WINDOW_LEDGERS_MAX = 1_000
+"""Marks read in one look at the queue."""
+SHARES_AGE_MAX_S = 5.0
+"""How old the list of workers may be that shares are reckoned from."""
+IDLE_SHARES_AGE_MAX_S = 60.0
+"""Likewise while no ledger is due: then it only says how seldom to look."""
+OTHERS_WATCHED_MAX = 5_000
+"""Other workers' ledgers of which it is remembered since when they lie free."""
+
+
+class Lookout:
+    """A worker's eye on the queue.
+
+    ``idle_wait_s``: the setting. Others' ledgers are left to them until an idle one has surely looked.
+    """
+
+    def __init__(
+        self,
+        *,
+        queue: Queue,
+        waiting: WaitingList,
+        clock: Clock,
+        rng: random.Random,
+        idle_wait_s: float,
+    ) -> None:
+        self._queue = queue
+        self._waiting = waiting
+        self._clock = clock
+        self._rng = rng
+        self._idle_wait_s = idle_wait_s
+        self._shares = Shares((), own=queue.session_id)
+        self._shares_reckoned_s = -math.inf
+        self._free_since_s: dict[int, float] = {}
+        """Other workers' ledgers that lie free."""
+        self.is_cut_short = False
+        """The last look left some of our own share unread: there is more."""
+        self.took_s = 0.0
+        """How long it took."""
+
+    @property
+    def worker_count(self) -> int:
+        """As last heard; 1 when this one is alone."""
+        return len(self._shares.workers)
+
+    async def look(self, *, busy: Collection[int], room: int) -> list[Candidate]:
+        """Ledgers to take, most endangered first.
+
+        ``busy``: those at hand. ``room``: how many may be begun now of others' ledgers, less those
+        that are found of our own; 0: none.
+        """
+        began_s = self._clock.now_s()
+        look = await self._queue.look(self._rng)
+        named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
+        due = self._waiting.due(named.difference(busy))
+        await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
+        own = [ledger_id for ledger_id in due if self._shares.is_own(ledger_id)]
+        ours = own_to_read(own, look.urgent, limit=WINDOW_LEDGERS_MAX, rng=self._rng)
+        self.is_cut_short = len(ours) < len(own)
+        theirs = others_to_read(
+            self._left_lying(set(due).difference(own)),
+            look.urgent,
+            worker_count=self.worker_count,
+            room=room - len(ours),
+            rng=self._rng,
+        )
+        found = await self._read([*ours, *theirs])
+        for ledger_id in {*ours, *theirs}.difference(look.free, (c.ledger_id for c in found)):
+            self._waiting.put_off_gone(ledger_id)
+        self.took_s = self._clock.now_s() - began_s
+        return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
+
+    def _left_lying(self, others: Collection[int]) -> list[int]:
+        """Those that have been free at every look since one so long ago that their owner has looked, too."""
+        now_s, before = self._clock.now_s(), self._free_since_s
+        watched = sorted(others)[:OTHERS_WATCHED_MAX]
+        self._free_since_s = {i: before.get(i, now_s) for i in watched}
+        help_after_s = longest_wait_s(self._idle_wait_s, worker_count=self.worker_count)
+        return [i for i, s in self._free_since_s.items() if now_s - s >= help_after_s]
+
+    async def _reckon_shares(self, *, age_max_s: float) -> None:
+        now_s = self._clock.now_s()
+        if now_s < self._shares_reckoned_s + age_max_s:
+            return
+        self._shares_reckoned_s = now_s
+        workers = await self._queue.workers()
+        if workers != self._shares.workers:
+            self._shares = Shares(workers, own=self._queue.session_id)
+
+    async def _read(self, ledger_ids: Sequence[int]) -> list[Candidate]:
+        """Those that are marked, and that no note bids to wait."""
+        if not ledger_ids:
+            return []
+        found, notes = await asyncio.gather(
+            self._queue.read(ledger_ids), self._waiting.notes_of(ledger_ids)
+        )
+        candidates = [Candidate(queued=q, note=notes.get(q.ledger_id)) for q in found]
+        return [c for c in candidates if c.note is None or not self._waiting.must_wait(c.note)]

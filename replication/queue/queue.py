@@ -1,0 +1,293 @@
+"""The queue of marked ledgers: shared with Java, and our own beside it; one set of locks for both.
+
+A worker *takes* a marked ledger (our lock is made by {create, set data} in one multi, so it stands at
+version 1, where Java's stands at 0, and is only ever deleted at that version), is *done* with it
+(its marks go, each at the version read before locking, rule S6), or *gives* it *back*. A ledger may be
+marked in the shared tree, in our own (what Java would find whole: ledgers of draining bookies, repairs
+made by hand), or in both; it is one ledger with one lock. Znodes and payloads: BookKeeper's
+ZkLedgerUnderreplicationManager.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ledgers.errors import (
+    ConflictError,
+    LockLostError,
+    NodeExistsError,
+    NoNodeError,
+    UnknownOutcomeError,
+)
+from ledgers.metadata import BookieId
+from ledgers.store import (
+    Check,
+    Create,
+    Delete,
+    Event,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    SetData,
+)
+from replication.cluster.membership import Half, LiveNode, live_nodes
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.batching import Batcher, Results, WithdrawnError
+from replication.queue.disable_switch import DisableSwitch
+from replication.queue.mark_tree import MarkTree, SeenMark
+from replication.queue.urgent import read_urgent
+
+OWN_LOCK_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
+class QueuedLedger:
+    """A marked ledger, and its marks as they were read: at least one, the shared one first."""
+
+    ledger_id: int
+    marks: tuple[SeenMark, ...]
+
+    def __post_init__(self) -> None:
+        assert self.marks, self
+
+    @cached_property
+    def replicas(self) -> frozenset[BookieId]:
+        """Bookies that somebody found missing. Without any: repair the placement."""
+        return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
+
+    @cached_property
+    def since_ms(self) -> int:
+        """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
+        return min(seen.mark.ctime_ms or 0 for seen in self.marks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
+
+    queued: QueuedLedger
+    lock_path: str
+
+    @property
+    def ledger_id(self) -> int:
+        return self.queued.ledger_id
+
+    @property
+    def guard(self) -> Check:
+        """Holds as long as the lock is the one we made (rule S3)."""
+        return Check(path=self.lock_path, version=OWN_LOCK_VERSION)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look at the queue found: ids only; whose marks are worth reading is for the reader."""
+
+    free: frozenset[int]
+    """Ledgers that seem marked and are not locked; of a long queue a part."""
+    urgent: tuple[int, ...]
+    """The leader's note, without what is locked; may hold ledgers that are marked no more."""
+
+
+class Queue:
+    """One node's access to the queue below ``ur`` (``<root>/underreplication``).
+
+    ``batcher`` carries the transactions and proves our session; ``holder`` is what our locks say.
+    """
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, *, holder: str) -> None:
+        self._store = store
+        self._batcher = batcher
+        self._ur = ur
+        self._locks = payloads.locks_path(ur)
+        self._lock_data = payloads.lock_to_bytes(holder)
+        self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
+        self._known_nodes: dict[str, LiveNode | None] = {}
+        self.switch = DisableSwitch(store, ur)
+
+    async def look(self, rng: random.Random) -> Look:
+        """List a bounded part of both trees and, unless they are empty, the locks."""
+        shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
+        if self._shared.is_empty and self._own.is_empty:
+            return Look(free=frozenset(), urgent=())
+        locked, urgent = await asyncio.gather(self._locked(), read_urgent(self._store, self._ur))
+        return Look(
+            free=(shared | own) - locked, urgent=tuple(i for i in urgent if i not in locked)
+        )
+
+    def may_hold(self, ledger_id: int) -> bool:
+        """Whether the ledger may be marked, for all that the last look told."""
+        return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
+
+    async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
+        """Those of the ledgers that are marked, with their marks, in order."""
+        found = await asyncio.gather(*map(self._read_one, ledger_ids))
+        return [queued for queued in found if queued is not None]
+
+    async def take(self, queued: QueuedLedger) -> Take | None:
+        """Lock a ledger; None when somebody else was quicker, a mark has changed, or all is disabled."""
+        lock_path = payloads.lock_path(self._ur, queued.ledger_id)
+        operations: list[Operation] = [
+            *(seen.check for seen in queued.marks),
+            Create(path=lock_path, data=self._lock_data, is_ephemeral=True),
+            SetData(path=lock_path, data=self._lock_data, version=0),
+        ]
+        try:
+            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
+        except WithdrawnError:
+            return None
+        except MultiFailed as failure:
+            if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
+                return None
+            raise failure.cause from failure
+        except UnknownOutcomeError:
+            if not await self._is_ours(lock_path):
+                return None
+        return Take(queued=queued, lock_path=lock_path)
+
+    async def finish(self, take: Take, extra: Sequence[Operation] = ()) -> bool:
+        """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.
+
+        ``extra`` may hold the metadata write. When the ledger was marked again meanwhile, only
+        ``extra`` is applied (and the deletion of a mark that has not changed), and False returned: the
+        new mark stays, and the lock is still ours. Raises the cause of an operation of ``extra`` that
+        failed, or LockLostError when the lock is not ours any more; nothing was applied then.
+        """
+        unmark = [
+            delete
+            for seen in take.queued.marks
+            for delete in (seen.delete, Delete(path=seen.directory))
+        ]
+        unlock = Delete(path=take.lock_path, version=OWN_LOCK_VERSION)
+        try:
+            await self._batcher.commit([*extra, *unmark, unlock])
+        except MultiFailed as failure:
+            if failure.index < len(extra):
+                raise failure.cause from failure
+            if failure.index == len(extra) + len(unmark):
+                raise LockLostError("our lock is gone", path=take.lock_path) from failure
+            return await self._finish_in_steps(take, extra)
+        return True
+
+    async def _finish_in_steps(self, take: Take, extra: Sequence[Operation]) -> bool:
+        """A mark has changed, or its directory holds something strange: what can be done still?"""
+        if extra:
+            await self.write(take, extra)
+        unmarked = [await self._unmark(take, seen) for seen in take.queued.marks]
+        if not all(unmarked):
+            return False
+        await self.give_back(take)
+        return True
+
+    async def _unmark(self, take: Take, seen: SeenMark) -> bool:
+        """False when the mark has been extended, and so stays."""
+        try:
+            await self.write(take, [seen.delete])
+        except ConflictError:
+            return False
+        except NoNodeError:  # an operator's hand, or a second deletion: it is gone, as it should
+            pass
+        tree = self._own if self._own.owns(seen) else self._shared
+        await tree.delete_if_empty(seen.directory)
+        return True
+
+    async def write(self, take: Take, operations: Sequence[Operation]) -> Results:
+        """Apply ``operations`` under the lock, all or none; the results are theirs.
+
+        Raises the cause of the one that failed, LockLostError when the lock is not ours any more.
+        """
+        try:
+            results = await self._batcher.commit([take.guard, *operations])
+        except MultiFailed as failure:
+            if failure.index == 0:
+                raise LockLostError("our lock is gone", path=take.lock_path) from failure
+            raise failure.cause from failure
+        return results[1:]
+
+    def guards(self, take: Take) -> list[Check]:
+        """What must hold for any write about the ledger, whoever makes it (rule S3)."""
+        return [*(guard.check for guard in self._batcher.guards), take.guard]
+
+    async def give_back(self, take: Take) -> None:
+        """Delete our lock, if it still is ours. The marks stay.
+
+        Another node of ours would have made it at the same version: only the session tells them
+        apart, and the batcher's guards prove it.
+        """
+        if not await self._is_ours(take.lock_path):
+            return
+        try:
+            await self._batcher.commit([Delete(path=take.lock_path, version=OWN_LOCK_VERSION)])
+        except MultiFailed as failure:
+            if not isinstance(failure.cause, NoNodeError | ConflictError):
+                raise failure.cause from failure
+
+    async def is_marked(self, ledger_id: int) -> bool:
+        """In either tree."""
+        return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
+
+    async def is_finished(self, take: Take) -> bool:
+        """After a lost reply: whether our ``finish`` went through, as far as anybody can tell.
+
+        Raises LockLostError when the ledger is marked and the lock is not ours any more.
+        """
+        if await self._is_ours(take.lock_path):
+            return False
+        stats = [await self._store.exists(seen.path) for seen in take.queued.marks]
+        if any(stats):
+            raise LockLostError("our lock is gone", path=take.lock_path)
+        return True
+
+    def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
+        """Watches that tell of what may mean work: the first mark in an empty tree, a reconnection.
+
+        Not of each mark: with many nodes that would be a herd. The rest is found by looking.
+        """
+        return self._shared.watch(), self._own.watch()
+
+    @property
+    def session_id(self) -> int:
+        """Of this node's worker."""
+        return self._store.session_id
+
+    async def workers(self) -> frozenset[int]:
+        """Session ids of the workers that share the queue now, this one's among them."""
+        nodes = await live_nodes(self._store, self._ur, self._known_nodes)
+        others = {node.session_id for node in nodes if node.info.half is Half.WORKER}
+        return frozenset({self.session_id, *others})
+
+    async def tidy(self) -> None:
+        """Delete what the last look found left over in the trees."""
+        await self._shared.tidy()
+        await self._own.tidy()
+
+    async def _read_one(self, ledger_id: int) -> QueuedLedger | None:
+        trees = [tree for tree in (self._shared, self._own) if tree.may_hold(ledger_id)]
+        if len(trees) == 1:  # nearly always, and worth a task saved
+            found = [await trees[0].read(ledger_id)]
+        else:
+            found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
+        marks = tuple(seen for seen in found if seen is not None)
+        return QueuedLedger(ledger_id=ledger_id, marks=marks) if marks else None
+
+    async def _is_ours(self, lock_path: str) -> bool:
+        """Whether the lock stands, made by this very session; after a lost reply, too.
+
+        The connection may be to another server since, one that has not heard of it yet.
+        """
+        await self._store.sync(lock_path)
+        stat = await self._store.exists(lock_path)
+        return (
+            stat is not None
+            and stat.ephemeral_owner == self._store.session_id
+            and stat.version == OWN_LOCK_VERSION
+        )
+
+    async def _locked(self) -> set[int | None]:
+        try:
+            names = await self._store.children(self._locks)
+        except NoNodeError:
+            names = []
+        return {payloads.ledger_id_of_lock(name) for name in names}

@@ -1,0 +1,153 @@
+"""Why a marked ledger is not being repaired now: notes that all nodes and commands can read.
+
+One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the ledger
+aside and deleted when it is done. All nodes keep to what it says of the next try, so that N nodes do
+not try N times. A note without a mark means nothing: readers skip it, and an idle worker deletes it.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from ledgers.errors import NodeExistsError, NoNodeError
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
+from replication.cluster.own_state import read_json, waiting_path
+from replication.queue.batching import Batcher
+from replication.reasons import Reason
+from replication.waiting.world import World
+
+BINDING_MAX_MS = 86_400_000
+"""However far ahead a note sets the next try (a clock may be wrong): after a day somebody looks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingNote:
+    """What was in the way at the last of ``tries``, and when the next one is due.
+
+    Times are the writing node's wall clock, in milliseconds. ``node``: its host, for people.
+    ``since_ms``: of the first try that failed for this reason.
+    """
+
+    ledger_id: int
+    reason: Reason
+    detail: str
+    node: str
+    since_ms: int
+    tries: int = 1
+    next_try_ms: int = 0
+    """0: at any time, as with the notes of the first releases and while a worker holds the lock."""
+    world: World | None = None
+    """As it was when that try began."""
+
+    def wait_ms(self, *, now_ms: int, world: World) -> int:
+        """How long the ledger is still to be left alone in such a world; 0: not at all."""
+        if self.reason.is_of_this_node or self.world is None:
+            return 0
+        if world.has_improved_since(self.world, self.reason):
+            return 0
+        return min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
+
+    def tries_for(self, reason: Reason, *, world: World) -> int:
+        """How often it failed in a row for this reason, in a world no worse than this one."""
+        if self.reason is not reason or self.world is None:
+            return 0
+        return 0 if world.has_improved_since(self.world, reason) else self.tries
+
+    def to_json(self) -> bytes:
+        record = {
+            "version": 2,
+            "ledger_id": self.ledger_id,
+            "reason": self.reason.value,
+            "detail": self.detail,
+            "node": self.node,
+            "since_ms": self.since_ms,
+            "tries": self.tries,
+            "next_try_ms": self.next_try_ms,
+            "world": None if self.world is None else self.world.to_record(),
+        }
+        return json.dumps(record).encode()
+
+    @classmethod
+    def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
+        """Raises KeyError, ValueError or TypeError on what no release of ours has written."""
+        world = record.get("world")  # not in version 1, nor are tries and next_try_ms
+        return cls(
+            ledger_id=ledger_id,
+            reason=Reason(record["reason"]),
+            detail=str(record["detail"]),
+            node=str(record["node"]),
+            since_ms=int(record["since_ms"]),
+            tries=int(record.get("tries", 1)),
+            next_try_ms=int(record.get("next_try_ms", 0)),
+            world=None if world is None else World.from_record(world),
+        )
+
+
+class WaitingNotes:
+    """The notes of all nodes."""
+
+    def __init__(self, store: MetadataStore, ur: str) -> None:
+        self._store = store
+        self._ur = ur
+
+    async def are_any(self) -> bool:
+        """Cheap, where a list of their names may be long."""
+        stat = await self._store.exists(waiting_path(self._ur))
+        return stat is not None and stat.child_count > 0
+
+    async def ledger_ids(self) -> set[int]:
+        """Ledgers that have a note."""
+        try:
+            names = await self._store.children(waiting_path(self._ur))
+        except NoNodeError:
+            return set()
+        return {int(name) for name in names if name.isdecimal()}
+
+    async def read(self, ledger_id: int) -> WaitingNote | None:
+        """None when there is none, or a later release wrote it in a way that we cannot read."""
+        record = await read_json(self._store, waiting_path(self._ur, ledger_id))
+        if record is None:
+            return None
+        try:
+            return WaitingNote.from_record(ledger_id, record)
+        except (KeyError, ValueError, TypeError):
+            return None
+
+    async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
+        """Those of the ledgers' notes that can be read, in order."""
+        notes = await asyncio.gather(*map(self.read, ledger_ids))
+        return [note for note in notes if note is not None]
+
+
+class WaitingNotesWriter(WaitingNotes):
+    """The notes, for a worker: ``batcher``'s guards prove its session (rule S3)."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
+        super().__init__(store, ur)
+        self._batcher = batcher
+
+    async def write(self, note: WaitingNote, *, is_likely_there: bool = False) -> None:
+        """In place of what stands there. ``is_likely_there``: spares a request if that is right."""
+        path, data = waiting_path(self._ur, note.ledger_id), note.to_json()
+        create, change = (
+            Create(path=path, data=data),
+            SetData(path=path, data=data, version=ANY_VERSION),
+        )
+        first, second = (change, create) if is_likely_there else (create, change)
+        if not await self._commit(first):
+            await self._commit(second)
+
+    async def delete(self, ledger_id: int) -> None:
+        await self._commit(Delete(path=waiting_path(self._ur, ledger_id)))
+
+    async def _commit(self, operation: Create | SetData | Delete) -> bool:
+        """False when the note was there, or gone, already: another node's hand."""
+        try:
+            await self._batcher.commit([operation])
+        except MultiFailed as failure:
+            if not isinstance(failure.cause, NodeExistsError | NoNodeError):
+                raise failure.cause from failure
+            return False
+        return True

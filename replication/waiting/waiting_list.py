@@ -1,0 +1,194 @@
+"""The ledgers that wait: told to all nodes (``waiting``), and remembered by this one (``deferrals``)."""
+
+import asyncio
+import random
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from ledgers.clock import Clock
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.outcome import Outcome
+from replication.queue.queue import Queue, Take
+from replication.reasons import Reason
+from replication.waiting.deferrals import Deferrals, Pace
+from replication.waiting.notes import WaitingNote, WaitingNotesWriter
+from replication.waiting.whereabouts import whereabouts
+from replication.waiting.world import World
+
+log = structlog.get_logger()
+
+LOST_RACE_PAUSE_S = 0.5
+"""Whoever was quicker is left alone with the ledger at first."""
+GONE_PAUSE_S = 60.0
+"""How long a ledger is left out that the leader calls urgent and that is not marked (any more)."""
+NOTES_TIDIED_MAX = 1_000
+"""Notes whose marks are looked for in one go."""
+
+PRUNE_INTERVAL_S = 60.0
+
+
+@dataclass(slots=True)
+class Holding:
+    """A ledger in our hands. ``world``: when its repair began. ``note``: what stands in ZooKeeper."""
+
+    take: Take
+    world: World
+    note: WaitingNote | None
+
+    @property
+    def ledger_id(self) -> int:
+        return self.take.ledger_id
+
+
+class WaitingList:
+    """One worker's part in what waits, and its knowledge of the rest. ``node``: what our notes say."""
+
+    def __init__(
+        self,
+        *,
+        notes: WaitingNotesWriter,
+        views: ViewSource,
+        pace: Pace,
+        node: str,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._notes = notes
+        self._views = views
+        self._pace = pace
+        self._node = node
+        self._clock = clock
+        self._rng = rng
+        self._deferrals = Deferrals()
+        self._prune_due_s = 0.0
+        self._seen: tuple[ClusterView, World] | None = None
+        """The view that ``world`` was last reckoned from."""
+
+    @property
+    def world(self) -> World:
+        """As it is now."""
+        if self._seen is None or self._seen[0] is not self._view:
+            self._seen = self._view, World.of(self._view)
+        return self._seen[1]
+
+    @property
+    def _view(self) -> ClusterView:
+        return self._views.current
+
+    # --- Who waits --------------------------------------------------------------------------------
+
+    def due(self, ledger_ids: Collection[int]) -> list[int]:
+        """Those that are not to be left alone now, as far as this node has heard."""
+        now_s, world = self._clock.now_s(), self.world
+        if now_s >= self._prune_due_s:
+            self._prune_due_s = now_s + PRUNE_INTERVAL_S
+            self._deferrals.prune(now_s=now_s)
+        return [i for i in ledger_ids if self._deferrals.is_due(i, now_s=now_s, world=world)]
+
+    async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
+        """Their notes, as far as there are any."""
+        if not await self._notes.are_any():
+            return {}
+        return {note.ledger_id: note for note in await self._notes.read_all(ledger_ids)}
+
+    def must_wait(self, note: WaitingNote) -> bool:
+        """Whether some node found that it is too early; remembered, so that the note is read once."""
+        if note.world is None:
+            return False
+        wait_ms = note.wait_ms(now_ms=self._clock.wall_ms(), world=self.world)
+        if wait_ms:
+            self._defer(
+                note.ledger_id, wait_ms / 1000, note.world, reason=note.reason, tries=note.tries
+            )
+        return wait_ms > 0
+
+    # --- Who is to wait ---------------------------------------------------------------------------
+
+    async def put_aside(self, held: Holding, outcome: Outcome) -> None:
+        """Nobody is to try it again before its time, or a better one."""
+        reason, ledger_id = outcome.reason, held.ledger_id
+        assert reason is not None, outcome
+        noted = 0 if held.note is None else held.note.tries_for(reason, world=held.world)
+        tries = 1 + max(noted, self._deferrals.tries(ledger_id, reason, world=held.world))
+        wait_s = self._wait_s(outcome, tries=tries)
+        await self._write(held, outcome, tries=tries, wait_s=wait_s)
+        self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries)
+        log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
+
+    async def tell_of_grace(self, held: Holding, outcome: Outcome) -> None:
+        """It waits under our lock: should we die, others need not wait for anything."""
+        await self._write(held, outcome, tries=1, wait_s=None)
+
+    def put_off_failed(self, held: Holding) -> None:
+        """The try broke off for no reason that a note could give."""
+        tries = 1 + self._deferrals.tries(held.ledger_id, None, world=held.world)
+        wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
+        self._defer(held.ledger_id, wait_s, held.world, reason=None, tries=tries)
+
+    def put_off_lost(self, ledger_id: int) -> None:
+        """Another worker was quicker."""
+        self._defer(ledger_id, LOST_RACE_PAUSE_S, self.world, reason=None, tries=0)
+
+    def put_off_gone(self, ledger_id: int) -> None:
+        """The leader's note names it, and there is no mark: it is not to be asked for at every look."""
+        self._defer(ledger_id, GONE_PAUSE_S, self.world, reason=None, tries=0)
+
+    async def strike_off(self, held: Holding) -> None:
+        """It is done."""
+        self._deferrals.forget(held.ledger_id)
+        if held.note is not None:
+            await self._notes.delete(held.ledger_id)
+
+    async def tidy(self, queue: Queue) -> None:
+        """Delete notes of ledgers that are marked no more: some of them, where there are many."""
+        noted = sorted(await self._notes.ledger_ids())
+        some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
+        are_marked = await asyncio.gather(*map(queue.is_marked, some))
+        gone = [i for i, is_marked in zip(some, are_marked, strict=True) if not is_marked]
+        await asyncio.gather(*map(self._notes.delete, gone))
+
+    def _defer(
+        self, ledger_id: int, wait_s: float, world: World, *, reason: Reason | None, tries: int
+    ) -> None:
+        due_s = self._clock.now_s() + wait_s
+        self._deferrals.defer(ledger_id, due_s=due_s, world=world, reason=reason, tries=tries)
+
+    def _wait_s(self, outcome: Outcome, *, tries: int) -> float:
+        if outcome.retry_at_ms is None:
+            return self._pace.wait_s(outcome.reason, tries=tries, rng=self._rng)
+        left_s = max(0, outcome.retry_at_ms - self._clock.wall_ms()) / 1000
+        return left_s + self._rng.uniform(0, self._pace.wait_min_s)
+
+    async def _write(
+        self, held: Holding, outcome: Outcome, *, tries: int, wait_s: float | None
+    ) -> None:
+        """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
+        before, reason, now_ms = held.note, outcome.reason, self._clock.wall_ms()
+        assert reason is not None, outcome
+        if reason.is_of_this_node and before is not None:
+            return  # what stands there holds for all nodes
+        since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
+        detail = self._detail(held, outcome)
+        if before is None or (before.reason, before.detail) != (reason, detail):
+            log.warning(
+                "ledger.put_aside", ledger_id=held.ledger_id, reason=reason.value, detail=detail
+            )
+        held.note = WaitingNote(
+            ledger_id=held.ledger_id,
+            reason=reason,
+            detail=detail,
+            node=self._node,
+            since_ms=since_ms,
+            tries=tries,
+            next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
+            world=held.world,
+        )
+        await self._notes.write(held.note, is_likely_there=before is not None)
+
+    def _detail(self, held: Holding, outcome: Outcome) -> str:
+        if outcome.reason is not Reason.NO_COPY:
+            return outcome.detail
+        told = whereabouts(held.take.queued.replicas, self._view)
+        return f"{outcome.detail}; {told}" if told else outcome.detail

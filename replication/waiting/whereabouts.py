@@ -1,0 +1,22 @@
+"""Where the bookies are that hold what is missing: for the sentence that tells an operator what to do."""
+
+from collections.abc import Collection
+
+from ledgers.metadata import BookieId
+from replication.cluster.cluster_view import ClusterView
+
+
+def whereabouts(bookies: Collection[BookieId], view: ClusterView) -> str:
+    """Which of them are away and may come back, and which are gone for good; empty if none is either.
+
+    A bookie keeps its cookie while it is away. Decommissioned, or never there, it has none.
+    """
+    absent = sorted(set(bookies) - view.available)
+    away = [bookie for bookie in absent if bookie in view.cookies]
+    gone = [bookie for bookie in absent if bookie not in view.cookies]
+    told = []
+    if away:
+        told.append(f"away, and wanted back: {', '.join(away)}")
+    if gone:
+        told.append(f"gone for good (without a cookie): {', '.join(gone)}")
+    return "; ".join(told)

@@ -1,0 +1,67 @@
+"""What a ledger that cannot be repaired waits for, boiled down so that it fits into its note.
+
+A try that failed is worth repeating before its time when a bookie came or came back, or an order of the
+operator's changed; that a bookie went seldom helps. Registrations tell the two apart by themselves:
+each new one has a greater czxid than all before it.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Self
+
+from replication.cluster.cluster_view import ClusterView
+from replication.reasons import Reason
+
+_ANY_CHANGE_HELPS = frozenset({Reason.NO_ANSWER, Reason.RECOVERY_FAILED, Reason.CONFLICTS})
+"""Once a bookie that hangs counts as gone, the ledger is repaired without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Bookies and orders at one moment. The two fingerprints are eight hexadecimal digits each."""
+
+    newest_czxid: int
+    """Of the bookies' registrations; 0 without any."""
+    bookies: str
+    """Fingerprint of who is there, and in which life."""
+    orders: str
+    """Fingerprint of which bookies drain, or are under maintenance, and until when."""
+
+    @classmethod
+    def of(cls, view: ClusterView) -> Self:
+        lives = {bookie: view.czxid(bookie) for bookie in view.available}
+        draining = [(b, o.since_ms, o.may_fence) for b, o in view.orders.draining.items()]
+        maintenance = [(b, w.until_ms) for b, w in view.orders.maintenance.items()]
+        return cls(
+            newest_czxid=max(lives.values(), default=0),
+            bookies=_fingerprint(sorted(lives.items())),
+            orders=_fingerprint([sorted(draining), sorted(maintenance)]),
+        )
+
+    def has_improved_since(self, then: "World", reason: Reason | None) -> bool:
+        """Whether what failed then for that reason is worth a try before its time."""
+        return (
+            self.newest_czxid > then.newest_czxid
+            or self.orders != then.orders
+            or (reason in _ANY_CHANGE_HELPS and self.bookies != then.bookies)
+        )
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "newest_czxid": self.newest_czxid,
+            "bookies": self.bookies,
+            "orders": self.orders,
+        }
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Raises KeyError, ValueError or TypeError on what no release of ours has written."""
+        return cls(
+            newest_czxid=int(record["newest_czxid"]),
+            bookies=str(record["bookies"]),
+            orders=str(record["orders"]),
+        )
+
+
+def _fingerprint(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:8]
