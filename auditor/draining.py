@@ -11,7 +11,7 @@ comes into new ledgers. Between scans the marks that are left say how far it is,
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,9 +21,14 @@ from prometheus_client import Gauge
 from auditor.endangered import most_endangered_first
 from auditor.marking import Marker
 from auditor.records import DrainProgress, DrainRecord, Records, last_drains
-from auditor.scan import Scan, scan_ledgers
+from auditor.scan import Scan, may_be_named, scan_ledgers
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import (
+    CorruptionError,
+    NoSuchLedgerError,
+    SessionLostError,
+    UnavailableError,
+)
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
@@ -51,6 +56,10 @@ POLL_S = 2.0
 none was left behind."""
 POLLED_LEDGERS_PER_S = 5_000
 """Many marks are a long listing, so they are looked at less often."""
+DOUBT_POLL_S = 60.0
+"""Between two looks at whether the ledgers in doubt are still there and unreadable."""
+DOUBTFUL_TOLD_MAX = 20
+"""Ledgers in doubt that are told by id, and looked at again, for one bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +76,30 @@ class _Scanned:
     finished_ms: int
     """Wall-clock, for people."""
     unreadable_count: int
+    doubtful: Mapping[BookieId, Sequence[int]]
+    """Per draining bookie, the ledgers that cannot be read and may name it."""
     futile_count: int
     """Scans in a row, this one the last, that found no fewer ledgers than the one before."""
     rescan_due_s: float
     """While marks are left."""
     proof_due_s: float
     """Once none is: soon, or as ever where this scan found no ledger."""
+
+    def progress(self, bookie: BookieId, *, left: int, most: int) -> DrainProgress:
+        """Of one of the draining bookies; ``left``, ``most``: ledgers now, and ever before.
+
+        That no mark is left says that workers are done; a scan is the proof.
+        """
+        is_named, doubtful = bookie in self.named, self.doubtful.get(bookie, ())
+        return DrainProgress(
+            since_ms=self.orders[bookie].since_ms,
+            ledgers_left=left,
+            ledgers_most=max(left, most),
+            is_drained=not is_named and not doubtful,
+            is_in_doubt=not is_named and bool(doubtful),
+            unreadable_count=len(doubtful),
+            unreadable=_told_ids(doubtful),
+        )
 
 
 class Drainer:
@@ -135,7 +162,7 @@ class Drainer:
             return RETRY_S
         marked = await marked_ledger_ids(self._store, own_path(self._ur))
         self._left = {i: self._left[i] for i in marked if i in self._left}
-        if self._is_scan_due(view):
+        if self._is_scan_due(view) or await self._is_doubt_over():
             await self._scan(view)
         await self._tell()
         return self._wait_s()
@@ -148,11 +175,26 @@ class Drainer:
             return True
         return self._clock.now_s() >= (last.rescan_due_s if self._left else last.proof_due_s)
 
+    async def _is_doubt_over(self) -> bool:
+        """Whether one of the ledgers in doubt is gone, or can be read: a scan will say what it names."""
+        assert self._scanned is not None
+        looked_at = {i for found in self._scanned.doubtful.values() for i in _told_ids(found)}
+        for ledger_id in looked_at:
+            try:
+                await self._manager.read(ledger_id)
+            except CorruptionError:
+                continue
+            except NoSuchLedgerError:
+                pass
+            return True
+        return False
+
     def _wait_s(self) -> float:
         assert self._scanned is not None
         now_s = self._clock.now_s()
         if not self._left:
-            return max(0.0, self._scanned.proof_due_s - now_s)
+            wait_s = max(0.0, self._scanned.proof_due_s - now_s)
+            return min(wait_s, DOUBT_POLL_S) if self._scanned.doubtful else wait_s
         poll_s = POLL_S + len(self._left) / POLLED_LEDGERS_PER_S
         return max(0.0, min(poll_s, self._scanned.rescan_due_s - now_s))
 
@@ -164,7 +206,8 @@ class Drainer:
         since = {bookie: float(order.since_ms) for bookie, order in orders.items()}
         await self._marker.mark_all(most_endangered_first(new, since))
         self._left = {found.ledger_id: found.lost for found in scan.endangered}
-        self._scanned = self._summary(view, scan, began_s=began_s)
+        doubtful = await may_be_named(self._store, self._manager, scan.unreadable, orders.keys())
+        self._scanned = self._summary(view, scan, doubtful, began_s=began_s)
         log.info(
             "drain.scanned",
             bookies=sorted(orders),
@@ -174,7 +217,14 @@ class Drainer:
             duration_s=round(self._clock.now_s() - began_s, 3),
         )
 
-    def _summary(self, view: ClusterView, scan: Scan, *, began_s: float) -> _Scanned:
+    def _summary(
+        self,
+        view: ClusterView,
+        scan: Scan,
+        doubtful: Mapping[BookieId, Sequence[int]],
+        *,
+        began_s: float,
+    ) -> _Scanned:
         last, now_s = self._scanned, self._clock.now_s()
         is_futile = (
             last is not None
@@ -191,6 +241,7 @@ class Drainer:
             named=frozenset(bookie for found in scan.endangered for bookie in found.lost),
             finished_ms=self._clock.wall_ms(),
             unreadable_count=len(scan.unreadable),
+            doubtful=doubtful,
             futile_count=futile_count,
             rescan_due_s=now_s + max(rest_s, _pause_s(RESCAN_MIN_S, futile_count)),
             proof_due_s=now_s + max(rest_s, _pause_s(proof_s, futile_count)),
@@ -229,15 +280,15 @@ class Drainer:
             return {}
         left = Counter(bookie for named in self._left.values() for bookie in named)
         return {
-            bookie: DrainProgress(
-                since_ms=order.since_ms,
-                ledgers_left=left[bookie],
-                ledgers_most=max(left[bookie], _most_so_far(told.get(bookie), order)),
-                # That no mark is left says that workers are done; a scan is the proof.
-                is_drained=bookie not in self._scanned.named,
+            bookie: self._scanned.progress(
+                bookie, left=left[bookie], most=_most_so_far(told.get(bookie), order)
             )
             for bookie, order in self._scanned.orders.items()
         }
+
+
+def _told_ids(doubtful: Sequence[int]) -> tuple[int, ...]:
+    return tuple(doubtful[:DOUBTFUL_TOLD_MAX])
 
 
 def _most_so_far(told: DrainProgress | None, order: DrainOrder) -> int:

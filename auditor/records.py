@@ -33,13 +33,19 @@ class AuditRecord:
 class DrainProgress:
     """Of one bookie. ``since_ms``: of the order that it is about. ``ledgers_most``: that were ever left.
 
-    ``is_drained``: the last scan found no ledger that names it.
+    ``is_drained``: the last scan found no ledger that names it, and none that may. ``is_in_doubt``: none
+    that names it, but some whose metadata cannot be read, so that nobody can tell.
     """
 
     since_ms: int
     ledgers_left: int
     ledgers_most: int
     is_drained: bool
+    is_in_doubt: bool = False
+    unreadable_count: int = 0
+    """Ledgers that cannot be read and have its id in their metadata's bytes."""
+    unreadable: tuple[int, ...] = ()
+    """The first twenty of their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +142,9 @@ async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
                     ledgers_left=int(progress["ledgers_left"]),
                     ledgers_most=int(progress["ledgers_most"]),
                     is_drained=bool(progress["is_drained"]),
+                    is_in_doubt=bool(progress["is_in_doubt"]),
+                    unreadable_count=int(progress["unreadable_count"]),
+                    unreadable=tuple(map(int, progress["unreadable"])),
                 )
                 for bookie, progress in record["bookies"].items()
             },

@@ -12,10 +12,10 @@ from types import MappingProxyType
 import structlog
 
 from auditor.endangered import Endangered, endangered
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
-from ledgers.store import Stat
+from ledgers.store import MetadataStore, Stat
 
 log = structlog.get_logger()
 
@@ -71,6 +71,34 @@ async def scan_ledgers(
             next_step="bookmender ledger show ID says what is wrong with one",
         )
     return scan
+
+
+async def may_be_named(
+    store: MetadataStore,
+    manager: LedgerManager,
+    unreadable: Sequence[int],
+    bookies: Collection[BookieId],
+) -> dict[BookieId, list[int]]:
+    """Which of these ledgers may name which of the bookies, though their metadata cannot be read.
+
+    Its bytes still say whether a bookie's id is in them: all formats hold ids in plain text. A ledger
+    that is gone names nobody. Raises UnavailableError when that cannot be told.
+    """
+
+    async def data(ledger_id: int) -> bytes:
+        try:
+            return (await store.get(manager.path(ledger_id)))[0]
+        except NoNodeError:
+            return b""
+
+    found: dict[BookieId, list[int]] = {}
+    for start in range(0, len(unreadable), READS_AT_ONCE):
+        part = unreadable[start : start + READS_AT_ONCE]
+        for ledger_id, held in zip(part, await asyncio.gather(*map(data, part)), strict=True):
+            for bookie in bookies:
+                if bookie.encode() in held:
+                    found.setdefault(bookie, []).append(ledger_id)
+    return found
 
 
 async def _scan_part(

@@ -66,6 +66,12 @@ async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
     return {b: (p.ledgers_left, p.ledgers_most, p.is_drained) for b, p in record.bookies.items()}
 
 
+async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
+    record = await last_drains(cluster.store, UR)
+    assert record is not None
+    return record.bookies[bookie]
+
+
 @asynccontextmanager
 async def drained_soon(cluster: Cluster, *bookies: BookieId) -> AsyncIterator[Leader]:
     """The orders are given, and the leader has had the time to see to them."""
@@ -270,6 +276,66 @@ async def test_a_ledger_that_cannot_be_read_is_counted_and_stops_nothing() -> No
 
     assert record is not None
     assert record.unreadable_count == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "unreadable"),
+    [
+        pytest.param(b"rubbish that names " + B1.encode(), (1,), id="with its id in it"),
+        pytest.param(b"rubbish that names " + B4.encode(), (), id="without its id"),
+    ],
+)
+@in_virtual_time
+async def test_rule_s8_a_bookie_is_not_drained_while_a_ledger_that_cannot_be_read_may_name_it(
+    data: bytes, unreadable: tuple[int, ...]
+) -> None:
+    cluster = await with_ledgers((B2, B3), (B1, B3))
+    await cluster.store.set(cluster.manager.path(1), data, version=-1)
+    async with drained_soon(cluster, B1):
+        told = await told_of(cluster, B1)
+
+    assert told.is_drained is not bool(unreadable)
+    assert told.is_in_doubt is bool(unreadable)
+    assert told.unreadable == unreadable
+
+
+@in_virtual_time
+async def test_a_bookie_that_a_ledger_names_for_certain_is_in_no_doubt() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await cluster.store.set(cluster.manager.path(1), b"rubbish" + B1.encode(), version=-1)
+    async with drained_soon(cluster, B1):
+        told = await told_of(cluster, B1)
+
+    assert (told.ledgers_left, told.is_drained, told.is_in_doubt) == (1, False, False)
+    assert told.unreadable == (1,), "though it is said already"
+
+
+@in_virtual_time
+async def test_of_very_many_that_cannot_be_read_some_are_named_and_all_are_counted() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * 25)
+    for ledger_id in range(25):
+        await cluster.store.set(cluster.manager.path(ledger_id), b"?" + B1.encode(), version=-1)
+    async with drained_soon(cluster, B1):
+        told = await told_of(cluster, B1)
+
+    assert told.unreadable_count == 25
+    assert told.unreadable == tuple(range(20))
+
+
+@in_virtual_time
+async def test_a_doubt_is_over_soon_after_the_ledger_is_readable_again_or_gone() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.store.set(cluster.manager.path(0), b"?" + B1.encode(), version=-1)
+    async with drained_soon(cluster, B1) as leader:
+        scans = count_scans(leader)
+        await asyncio.sleep(24 * RESCAN_MAX_S)
+        assert (await told_of(cluster, B1)).is_in_doubt
+        assert len(scans) <= 24 + 12, "but it is not walked through all ledgers for that"
+
+        await cluster.store.delete(cluster.manager.path(0))
+        await asyncio.sleep(RESCAN_MIN_S + SOON_S)
+
+        assert (await told_of(cluster, B1)).is_drained
 
 
 # --- Orders and leaders come and go ----------------------------------------------------------------
