@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -98,3 +99,19 @@ def test_kazoo_is_silenced() -> None:
     set_up_logs(LogSettings(), stream=io.StringIO())
 
     assert not logging.getLogger("kazoo.client").isEnabledFor(logging.ERROR)
+
+
+def test_without_a_stream_they_go_to_what_is_standard_error_when_they_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, after = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", before)
+    set_up_logs(LogSettings())
+    log = structlog.get_logger()
+    log.info("thing.done")
+    monkeypatch.setattr(sys, "stderr", after)
+    before.close()
+
+    log.info("other.done")
+
+    assert json.loads(after.getvalue())["event"] == "other.done"
