@@ -75,8 +75,11 @@ def drain_record(order: DrainOrder, progress: DrainProgress | None) -> dict[str,
         "since_ms": order.since_ms,
         "may_fence": order.may_fence,
         "is_drained": progress is not None and progress.is_drained,
+        "is_in_doubt": progress is not None and progress.is_in_doubt,
         "ledgers_left": None if progress is None else progress.ledgers_left,
         "ledgers_most": None if progress is None else progress.ledgers_most,
+        "unreadable_count": None if progress is None else progress.unreadable_count,
+        "unreadable": None if progress is None else list(progress.unreadable),
     }
 
 
@@ -85,7 +88,19 @@ def drain_text(progress: DrainProgress | None) -> str:
         return "draining (not looked for yet)"
     if progress.is_drained:
         return "drained"
-    return f"draining ({progress.ledgers_left:,} of {progress.ledgers_most:,} ledgers left)"
+    if progress.is_in_doubt:
+        return f"in doubt: {_unreadable_text(progress)}"
+    text = f"draining ({progress.ledgers_left:,} of {progress.ledgers_most:,} ledgers left)"
+    return f"{text}; {_unreadable_text(progress)}" if progress.unreadable_count else text
+
+
+def _unreadable_text(progress: DrainProgress) -> str:
+    ids = ", ".join(map(str, progress.unreadable))
+    more = " and more" if progress.unreadable_count > len(progress.unreadable) else ""
+    return (
+        f"{progress.unreadable_count:,} ledgers that cannot be read may name it: {ids}{more}; "
+        "bookmender ledger show ID says what is wrong"
+    )
 
 
 def maintenance_record(window: MaintenanceWindow) -> dict[str, Any]:

@@ -2,11 +2,12 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from daemon.cli import config_option, output_option
+from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
 from daemon.operating.drains import (
     Drains,
@@ -48,7 +49,8 @@ def drain(
     ledgers are put on it meanwhile; the order stands until --cancel, or until it is decommissioned.
 
     Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
-    something is, 2 for a bookie that the cluster does not know.
+    something is, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
+    that cannot be read and may name it.
     """
     if cancel and (wait or fence_open is not None):
         raise click.UsageError("--cancel goes with no other option")
@@ -75,6 +77,11 @@ def drain(
 
     drains = run_visit(config, act)
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
-    is_question = wait or not bookies
-    all_drained = drains.are_drained(bookies or tuple(drains.orders.draining))
-    sys.exit(1 if is_question and not all_drained else 0)
+    if wait or not bookies:
+        sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))
+
+
+def _exit_code(drains: Drains, bookies: Sequence[BookieId]) -> int:
+    if drains.are_drained(bookies):
+        return 0
+    return EXIT_UNKNOWN if drains.are_drained_or_in_doubt(bookies) else EXIT_FAILED

@@ -36,8 +36,15 @@ class Drains:
         return sum(progress.ledgers_left for progress in self.progress.values())
 
     def are_drained(self, bookies: Sequence[BookieId]) -> bool:
-        """Whether no ledger names any of these, as the leader last saw it."""
+        """Whether no ledger names any of these, or may, as the leader last saw it."""
         return all(b in self.progress and self.progress[b].is_drained for b in bookies)
+
+    def are_drained_or_in_doubt(self, bookies: Sequence[BookieId]) -> bool:
+        """Whether nothing is left to move that anybody knows of: ledgers that cannot be read, at most."""
+        return all(
+            b in self.progress and (self.progress[b].is_drained or self.progress[b].is_in_doubt)
+            for b in bookies
+        )
 
     def only(self, bookies: Sequence[BookieId]) -> "Drains":
         draining = {b: order for b, order in self.orders.draining.items() if b in bookies}
@@ -106,10 +113,15 @@ async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[Boo
 async def wait_drained(
     cluster: Visit, bookies: Sequence[BookieId], *, show: Show, clock: Clock
 ) -> Drains:
-    """Until no ledger names any of them, or an order is taken back: the drains as they are then."""
+    """Until no ledger that can be read names any of them, or an order is taken back.
+
+    Returns the drains as they are then: one may still be in doubt.
+    """
     while True:
         drains = (await read_drains(cluster)).only(bookies)
-        if len(drains.orders.draining) < len(bookies) or drains.are_drained(bookies):
+        if len(drains.orders.draining) < len(bookies):
+            return drains
+        if drains.are_drained_or_in_doubt(bookies):
             return drains
         if drains.ledgers_left is not None:
             show(drains.ledgers_left)

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from auditor.records import DrainProgress
+from daemon.operating import drain_command
 from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies, require_known
 from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
 from daemon.operating.drains import (
+    Drains,
     cancel_drains,
     concerns,
     order_drains,
@@ -28,7 +32,7 @@ from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
-from replication.cluster.orders import DrainOrder, MaintenanceWindow
+from replication.cluster.orders import DrainOrder, MaintenanceWindow, Orders
 from replication.queue import payloads
 from tests.auditor.auditing import draining, leading
 from tests.auditor.scenes import with_ledgers
@@ -185,6 +189,88 @@ def test_a_drain_says_how_far_it_is(
     )
 
     assert row.to_text(now_ms=0) == f"{B1}: read-only, {text}"
+
+
+IN_DOUBT = DrainProgress(
+    since_ms=1,
+    ledgers_left=0,
+    ledgers_most=9,
+    is_drained=False,
+    is_in_doubt=True,
+    unreadable_count=23,
+    unreadable=(4, 7),
+)
+
+
+def drains_of(**progress: DrainProgress) -> Drains:
+    orders = Orders(draining={BookieId(b): DrainOrder(since_ms=1) for b in progress})
+    return Drains(orders=orders, progress={BookieId(b): told for b, told in progress.items()})
+
+
+def test_a_drain_in_doubt_says_which_ledgers_cannot_be_read_for_people_and_for_programs() -> None:
+    drains = drains_of(b1=IN_DOUBT)
+
+    assert drains.to_text() == (
+        "b1: in doubt: 23 ledgers that cannot be read may name it: 4, 7 and more; "
+        "bookmender ledger show ID says what is wrong"
+    )
+    record = drains.to_json()["bookies"]["b1"]
+    assert (record["is_drained"], record["is_in_doubt"]) == (False, True)
+    assert (record["unreadable_count"], record["unreadable"]) == (23, [4, 7])
+
+
+def test_ledgers_that_cannot_be_read_are_named_while_others_move() -> None:
+    under_way = replace(
+        IN_DOUBT, ledgers_left=5, is_in_doubt=False, unreadable_count=2, unreadable=(4, 7)
+    )
+
+    assert drains_of(b1=under_way).to_text() == (
+        "b1: draining (5 of 9 ledgers left); 2 ledgers that cannot be read may name it: 4, 7; "
+        "bookmender ledger show ID says what is wrong"
+    )
+
+
+DRAINED = DrainProgress(since_ms=1, ledgers_left=0, ledgers_most=9, is_drained=True)
+UNDER_WAY = replace(DRAINED, ledgers_left=3, is_drained=False)
+
+
+@pytest.mark.parametrize(
+    ("progress", "exit_code"),
+    [
+        pytest.param({}, 0, id="nothing to drain"),
+        pytest.param({"b1": DRAINED, "b2": DRAINED}, 0, id="all drained"),
+        pytest.param({"b1": DRAINED, "b2": UNDER_WAY}, 1, id="one under way"),
+        pytest.param({"b1": IN_DOUBT, "b2": UNDER_WAY}, 1, id="one in doubt, one under way"),
+        pytest.param({"b1": IN_DOUBT, "b2": DRAINED}, 3, id="nothing is left but doubt"),
+    ],
+)
+def test_the_exit_code_says_whether_all_is_drained(
+    progress: dict[str, DrainProgress], exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain_command, "run_visit", lambda config, act: drains_of(**progress))
+
+    result = CliRunner().invoke(drain_command.drain, [])
+
+    assert result.exit_code == exit_code, result.output
+
+
+@in_virtual_time
+async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    await cluster.store.set(cluster.manager.path(1), b"?" + B1.encode(), version=-1)
+    await order_drain(cluster, B1)
+    async with draining(cluster):
+        waiting = asyncio.create_task(
+            wait_drained(visiting(cluster), [B1], show=Heard().show, clock=cluster.clock)
+        )
+        await asyncio.sleep(30)
+        assert not waiting.done(), "a ledger moves still"
+        await cluster.store.delete(cluster.manager.path(0))
+        await _unmark(cluster, 0)
+        drains = await asyncio.wait_for(waiting, 100)
+
+    assert not drains.are_drained([B1])
+    assert drains.progress[B1].unreadable == (1,)
 
 
 @in_virtual_time
