@@ -228,15 +228,17 @@ async def check(
     digest: EntryDigest,
     available: Collection[BookieId],
     distrusted: Collection[BookieId],
+    entry_bytes: int,
     share: float = 0.0,
     rng: random.Random | None = None,
 ) -> tuple[Finding, ...]:
     """Ask the bookies and judge. What one does not answer is a finding, never an error.
 
-    The rest as in ``questions``.
+    ``entry_bytes``: a guess at the stored size of an entry, by which reads in flight are weighed
+    (rule S10). The rest as in ``questions``.
     """
     asked = questions(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
-    refusals = await _ask(fragments, asked, bookies=bookies, digest=digest)
+    refusals = await _ask(fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes)
     findings = judge(fragments, refusals, available=available)
     suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
     suspects -= frozenset(distrusted)
@@ -244,7 +246,9 @@ async def check(
         return findings
     # Something is missing: only reading the whole index tells what else is.
     asked = questions(fragments, available=suspects, distrusted=suspects)
-    refusals |= await _ask(fragments, asked, bookies=bookies, digest=digest)
+    refusals |= await _ask(
+        fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
+    )
     return judge(fragments, refusals, available=available)
 
 
@@ -254,6 +258,7 @@ async def _ask(
     *,
     bookies: Bookies,
     digest: EntryDigest,
+    entry_bytes: int,
 ) -> dict[BookieId, Refused]:
     """All bookies at once: in a single transfer, unless there is very much to ask."""
     refusals = dict.fromkeys(asked, GAVE_ALL)
@@ -267,7 +272,12 @@ async def _ask(
         if not reads:
             continue
         result = await bookies.transfer(
-            Transfer(ledger_id=fragments[0].ledger_id, digest=digest, reads=reads)
+            Transfer(
+                ledger_id=fragments[0].ledger_id,
+                digest=digest,
+                reads=reads,
+                entry_bytes_hint=entry_bytes,
+            )
         )
         for bookie, answers in result.failures.items():
             if refusals[bookie] is GAVE_ALL:

@@ -67,12 +67,7 @@ class Survey:
 
     @property
     def entry_bytes(self) -> int:
-        """A guess at the stored size of an entry, from what the metadata says."""
-        metadata = self.metadata
-        if not metadata.is_closed or metadata.last_entry_id < 0:
-            return ENTRY_BYTES_GUESS
-        overhead = HEADER_BYTES + self.digest.size
-        return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
+        return entry_bytes_guess(self.metadata, self.digest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,10 +195,19 @@ class Surveyor:
             digest=digest,
             available=view.checked,
             distrusted=suspects,
+            entry_bytes=entry_bytes_guess(versioned.metadata, digest),
             share=self._checked_share,
             rng=self._rng,
         )
         return under_orders(findings, view)
+
+
+def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
+    """A guess at the stored size of an entry, from what the metadata says."""
+    if not metadata.is_closed or metadata.last_entry_id < 0:
+        return ENTRY_BYTES_GUESS
+    overhead = HEADER_BYTES + digest.size
+    return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
 
 
 def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:

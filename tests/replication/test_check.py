@@ -197,6 +197,7 @@ async def test_a_bookie_that_stopped_answering_is_not_asked_for_the_rest(
         digest=DIGEST,
         available=ALL,
         distrusted=(B1, B2),
+        entry_bytes=100,
     )
 
     assert [f.verdict for f in findings] == [Verdict.GOOD, Verdict.UNKNOWN, Verdict.GOOD]

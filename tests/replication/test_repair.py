@@ -124,8 +124,9 @@ async def test_rule_s10_the_window_in_bytes_is_reckoned_with_the_entries_real_si
 
     await repair(cluster)
 
-    hints = {t.entry_bytes_hint for t, _ in cluster.bookies.transfers if t.target is not None}
-    assert hints == {ENTRY_BYTES}
+    assert {t.target is None for t, _ in cluster.bookies.transfers} == {True, False}
+    hints = {transfer.entry_bytes_hint for transfer, _ in cluster.bookies.transfers}
+    assert hints == {ENTRY_BYTES}, "of the check as of the copy"
 
 
 @pytest.mark.compat(
