@@ -118,15 +118,24 @@ async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool:
     return bookie in versioned.metadata.bookies
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looking:
+    """What a command looks at ledgers with. ``view``: of the cluster as it was when it began."""
+
+    surveyor: Surveyor
+    bookies: BookieClient
+    views: ViewSource
+    view: ClusterView
+    clock: SystemClock
+    rng: random.Random
+
+
 @asynccontextmanager
-async def open_previewer(
-    cluster: Visit, *, drained: BookieId | None = None
-) -> AsyncIterator[Previewer]:
-    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained, too."""
+async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
+    """The eyes of a worker, at a command's pace."""
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
     views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
     view = await views.refresh()
-    local = local_bookie(cluster.settings.node.bookie_id, view.bookies)
     budgets = Budgets(reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie))
     bookies = BookieClient(
         resolve=views.resolve,
@@ -136,39 +145,58 @@ async def open_previewer(
         rng=rng,
         settings=BookieClientSettings(),
     )
+    surveyor = Surveyor(
+        manager=cluster.manager,
+        bookies=bookies,
+        clock=clock,
+        rng=rng,
+        fallback_digest=EntryDigest(
+            DigestType[ours.default_digest_type], ours.default_password.encode()
+        ),
+        checked_share=ours.checked_share,
+        entry_lists=ours.entry_lists,
+    )
     try:
+        yield Looking(
+            surveyor=surveyor, bookies=bookies, views=views, view=view, clock=clock, rng=rng
+        )
+    finally:
+        await bookies.close()
+
+
+@asynccontextmanager
+async def open_previewer(
+    cluster: Visit, *, drained: BookieId | None = None
+) -> AsyncIterator[Previewer]:
+    """Looks at the cluster as it is now; with ``drained`` as if that one were being drained, too."""
+    ours = cluster.settings
+    async with open_looking(cluster) as looking:
+        local = local_bookie(ours.node.bookie_id, looking.view.bookies)
         placing = await begin_placing(
-            cluster.settings.placement,
+            ours.placement,
             store=cluster.store,
-            views=views,
+            views=looking.views,
             local=local,
-            clock=clock,
-            rng=rng,
+            clock=looking.clock,
+            rng=looking.rng,
         )
-        rooms = RoomSource(bookies, views, floor_share=ours.free_room_min, clock=clock, rng=rng)
+        rooms = RoomSource(
+            looking.bookies,
+            looking.views,
+            floor_share=ours.replication.free_room_min,
+            clock=looking.clock,
+            rng=looking.rng,
+        )
         await rooms.ask_due()
-        surveyor = Surveyor(
-            manager=cluster.manager,
-            bookies=bookies,
-            clock=clock,
-            rng=rng,
-            fallback_digest=EntryDigest(
-                DigestType[ours.default_digest_type], ours.default_password.encode()
-            ),
-            checked_share=ours.checked_share,
-            entry_lists=ours.entry_lists,
-        )
         receivers = Receivers(
             placing.policy,
-            clock=clock,
+            clock=looking.clock,
             local=local,
-            is_local_only=ours.target == "local",
+            is_local_only=ours.replication.target == "local",
             rooms=rooms,
             rack=placing.racks.rack,
         )
-        yield Previewer(surveyor, receivers, _as_if_drained(view, drained))
-    finally:
-        await bookies.close()
+        yield Previewer(looking.surveyor, receivers, _as_if_drained(looking.view, drained))
 
 
 def _as_if_drained(view: ClusterView, bookie: BookieId | None) -> ClusterView:

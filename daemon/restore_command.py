@@ -5,7 +5,8 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,16 @@ import click
 
 from daemon.cli import config_option, output_option
 from daemon.node import open_journal, state_dir
+from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
-from daemon.visit import visit
+from daemon.visit import Visit, visit
 from ledgers.clock import SystemClock
 from ledgers.errors import SettingsError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
 from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.journal import JournalRecord, read_journal
-from replication.restoring import Restoring, plan_restoring, readable
-from replication.restoring import restore as put_back
+from replication.restoring import Restorer, Restoring, readable
 
 
 @click.command()
@@ -32,7 +33,7 @@ from replication.restoring import restore as put_back
     "--at", "time_ms", type=int, metavar="TIME", help="Which write to undo: its first column."
 )
 @click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
-@click.option("--force", is_flag=True, help="Whatever was written since.")
+@click.option("--force", is_flag=True, help="Whatever the doubts are.")
 @config_option
 @output_option
 def restore(
@@ -45,8 +46,12 @@ def restore(
       bookmender ledger restore 17 --at 1700000000000          what undoing one would change
       bookmender ledger restore 17 --at 1700000000000 --yes    undo it
 
-    Only the metadata is put back; copies that it named may have been deleted since: bookmender plan
-    tells what is missing then. It is refused where the metadata was written again since, unless forced.
+    Only the metadata is put back; copies that it named may have been deleted since. So the bookies that
+    it would name again are asked for every entry first, and there is doubt where one is not registered,
+    lacks entries or does not answer; likewise where the metadata was written again since, or a closed
+    ledger's end would move. With a doubt it is refused, unless forced. In any case the ledger is marked
+    with the same write: the nodes check it, copy what is missing, and take the mark away.
+
     The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's user,
     with its settings: that is where the journal lies. Each host has its own.
 
@@ -65,7 +70,7 @@ def restore(
         sys.exit(1)
     if yes:
         done = asyncio.run(_restore(settings, record, is_forced=force))
-        said = "it is so already" if done.is_done else "done"
+        said = "it is so already" if done.is_done else "done, and marked: the nodes check it now"
     else:
         done = asyncio.run(_look(settings, record))
         said = "it is so already" if done.is_done else "nothing was changed: --yes does it"
@@ -84,35 +89,45 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
 
 
 async def _look(settings: Settings, record: JournalRecord) -> Restoring:
-    async with visit(settings) as cluster:
-        return await plan_restoring(record, cluster.store, cluster.manager)
+    async with visit(settings) as cluster, _open_restorer(cluster, cluster.manager) as restorer:
+        return await restorer.plan(record)
 
 
 async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool) -> Restoring:
-    journal, host = open_journal(settings), socket.gethostname()
-    info = NodeInfo(
+    with closing(open_journal(settings)) as journal:
+        async with visit(settings) as cluster:
+            manager = await LedgerManager.open(cluster.store, settings.uri, journal=journal.record)
+            membership = await Membership.join(cluster.store, cluster.ur, _by_hand())
+            async with _open_restorer(cluster, manager) as restorer:
+                return await restorer.restore(
+                    record,
+                    session=membership.guard.check,
+                    holder=socket.gethostname(),
+                    is_forced=is_forced,
+                )
+
+
+@asynccontextmanager
+async def _open_restorer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[Restorer]:
+    async with open_looking(cluster) as looking:
+        yield Restorer(
+            store=cluster.store,
+            manager=manager,
+            surveyor=looking.surveyor,
+            view=looking.view,
+            ur=cluster.ur,
+            clock=looking.clock,
+        )
+
+
+def _by_hand() -> NodeInfo:
+    return NodeInfo(
         half=Half.HAND,
-        host=host,
+        host=socket.gethostname(),
         pid=os.getpid(),
         bookie_id=None,
         started_ms=SystemClock().wall_ms(),
     )
-    try:
-        async with visit(settings) as cluster:
-            membership = await Membership.join(cluster.store, cluster.ur, info)
-            return await put_back(
-                record,
-                store=cluster.store,
-                manager=await LedgerManager.open(
-                    cluster.store, settings.uri, journal=journal.record
-                ),
-                ur=cluster.ur,
-                session=membership.guard.check,
-                holder=host,
-                is_forced=is_forced,
-            )
-    finally:
-        journal.close()
 
 
 def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> str:

@@ -2,13 +2,15 @@
 
 Under the ledger's lock, by compare-and-set on the version that the decision was made from, and
 recorded itself, so that it can be undone in turn. What the metadata says is put back, not what bookies
-store: copies that it named then may be gone since.
+store: copies that it named then may be gone since. So its bookies are asked first, and in the same
+transaction the ledger is marked in our own queue: nodes check it in any case, and mend it.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 
+from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
@@ -20,12 +22,21 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.formats.metadata_codec import parse_metadata
-from ledgers.manager import LedgerManager
-from ledgers.metadata import LedgerMetadata
-from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, SetData
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, SetData, Stat
+from replication.cluster.cluster_view import ClusterView
+from replication.cluster.membership import ensure
+from replication.cluster.own_state import own_path, waiting_path
 from replication.journal import JournalRecord
+from replication.planning.copy_doubts import copy_doubts
+from replication.planning.survey import OpenEnd, Surveyor
 from replication.queue import payloads
+from replication.queue.payloads import Mark
 from replication.queue.queue import OWN_LOCK_VERSION
+
+MARK_TRIES_MAX = 5
+"""Each fails only when a worker tidies the mark's empty directories away at that very moment."""
 
 
 class RestoreRefusedError(RejectedError):
@@ -36,14 +47,16 @@ class RestoreRefusedError(RejectedError):
 class Restoring:
     """What is to be put back in place of what: bytes of the ledger's znode, and what they say.
 
-    ``now`` is None where the present ones cannot be read as metadata. ``version``: the znode's.
+    ``now`` is None where the present ones cannot be read as metadata. ``stat``: the znode's.
+    ``copy_doubts``: what the bookies that would be named again say against it.
     """
 
     record: JournalRecord
     was: LedgerMetadata
     present: bytes
     now: LedgerMetadata | None
-    version: int
+    stat: Stat
+    copy_doubts: tuple[str, ...] = ()
 
     @property
     def is_done(self) -> bool:
@@ -53,41 +66,32 @@ class Restoring:
     @property
     def doubts(self) -> Sequence[str]:
         """Why this should not be done without a person's word for it."""
-        was, now = self.was, self.now
         told = []
         if self.present != self.record.after:
             told.append(
                 "the metadata was written again since (or the recorded write was never made): "
                 "later changes would be undone with it"
             )
+        return [*told, *self._end_doubts(), *self.copy_doubts]
+
+    def _end_doubts(self) -> list[str]:
+        was, now = self.was, self.now
         if now is None or not now.is_closed:
-            return told
+            return []
         if not was.is_closed:
-            told.append(f"it would turn a closed ledger back to {was.state.name}")
-        elif (was.last_entry_id, was.length) != (now.last_entry_id, now.length):
-            told.append(
+            return [f"it would turn a closed ledger back to {was.state.name}"]
+        if (was.last_entry_id, was.length) != (now.last_entry_id, now.length):
+            return [
                 f"it would move the ledger's end from entry {now.last_entry_id} to {was.last_entry_id}"
-            )
-        return told
+            ]
+        return []
 
-
-async def plan_restoring(
-    record: JournalRecord, store: MetadataStore, manager: LedgerManager
-) -> Restoring:
-    """Raises NoSuchLedgerError, and CorruptionError when the record cannot be read as metadata."""
-    try:
-        was = parse_metadata(record.before)
-    except CorruptionError as error:
-        raise CorruptionError(
-            f"the record cannot be read as metadata: {error}", ledger_id=record.ledger_id
-        ) from error
-    try:
-        present, stat = await store.get(manager.path(record.ledger_id))
-    except NoNodeError as error:
-        raise NoSuchLedgerError("no such ledger", ledger_id=record.ledger_id) from error
-    return Restoring(
-        record=record, was=was, present=present, now=readable(present), version=stat.version
-    )
+    @property
+    def named_again(self) -> frozenset[BookieId]:
+        """Bookies of the segments that would change: nobody has kept their copies since."""
+        kept = () if self.now is None else self.now.segments
+        changed = [segment for segment in self.was.segments if segment not in kept]
+        return frozenset(bookie for segment in changed for bookie in segment.ensemble)
 
 
 def readable(data: bytes) -> LedgerMetadata | None:
@@ -98,43 +102,112 @@ def readable(data: bytes) -> LedgerMetadata | None:
         return None
 
 
-async def restore(
-    record: JournalRecord,
-    *,
-    store: MetadataStore,
-    manager: LedgerManager,
-    ur: str,
-    session: Check,
-    holder: str,
-    is_forced: bool = False,
-) -> Restoring:
-    """Put back what was before the recorded write; what was done.
+class Restorer:
+    """Puts back what was recorded, or says what speaks against it. One for a command."""
 
-    ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts. Raises
-    RestoreRefusedError; UnavailableError when somebody else holds the ledger; ConflictError, LockLostError
-    and UnknownOutcomeError as ``LedgerManager.write``.
-    """
-    async with _locked(record.ledger_id, store, ur, session, holder) as lock:
-        restoring = await plan_restoring(record, store, manager)
-        if restoring.is_done:
-            return restoring
-        if restoring.doubts and not is_forced:
-            raise RestoreRefusedError("; ".join(restoring.doubts), ledger_id=record.ledger_id)
-        write = manager.put_back_operation(
-            record.ledger_id,
-            record.before,
-            present=restoring.present,
-            version=restoring.version,
-        )
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        manager: LedgerManager,
+        surveyor: Surveyor,
+        view: ClusterView,
+        ur: str,
+        clock: Clock,
+    ) -> None:
+        self._store, self._manager, self._surveyor = store, manager, surveyor
+        # A bookie that drains may be named again, if it has the copies: it is not to be passed over.
+        self._view = replace(view, orders=replace(view.orders, draining={}))
+        self._ur, self._clock = ur, clock
+
+    async def plan(self, record: JournalRecord) -> Restoring:
+        """Nothing is written, or fenced.
+
+        Raises NoSuchLedgerError, and CorruptionError when the record cannot be read as metadata.
+        """
         try:
-            await store.multi([session, lock, write])
-        except MultiFailed as failure:
-            if failure.index < 2:
-                raise LockLostError(
-                    "our session or our lock is gone", ledger_id=record.ledger_id
-                ) from failure
-            raise failure.cause from failure
-        return restoring
+            was = parse_metadata(record.before)
+        except CorruptionError as error:
+            raise CorruptionError(
+                f"the record cannot be read as metadata: {error}", ledger_id=record.ledger_id
+            ) from error
+        try:
+            present, stat = await self._store.get(self._manager.path(record.ledger_id))
+        except NoNodeError as error:
+            raise NoSuchLedgerError("no such ledger", ledger_id=record.ledger_id) from error
+        found = Restoring(record=record, was=was, present=present, now=readable(present), stat=stat)
+        if found.is_done:
+            return found
+        return replace(found, copy_doubts=tuple(await self._copy_doubts(found)))
+
+    async def restore(
+        self, record: JournalRecord, *, session: Check, holder: str, is_forced: bool = False
+    ) -> Restoring:
+        """Put back what was before the recorded write, and mark the ledger; what was done.
+
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts. Raises
+        RestoreRefusedError; UnavailableError when somebody else holds the ledger; ConflictError,
+        LockLostError and UnknownOutcomeError as ``LedgerManager.write``.
+        """
+        ledger_id = record.ledger_id
+        async with _locked(ledger_id, self._store, self._ur, session, holder) as lock:
+            found = await self.plan(record)
+            if found.is_done:
+                return found
+            if found.doubts and not is_forced:
+                raise RestoreRefusedError("; ".join(found.doubts), ledger_id=ledger_id)
+            write = self._manager.put_back_operation(
+                ledger_id, record.before, present=found.present, version=found.stat.version
+            )
+            await self._write_and_mark(ledger_id, [session, lock], write)
+            with suppress(NoNodeError):  # what was in the way of its repair is not so any more
+                await self._store.delete(waiting_path(self._ur, ledger_id))
+            return found
+
+    async def _copy_doubts(self, found: Restoring) -> list[str]:
+        """Whoever would be named again is asked for every entry."""
+        versioned = VersionedMetadata(
+            ledger_id=found.record.ledger_id,
+            metadata=found.was,
+            stat=found.stat,
+            data=found.record.before,
+        )
+        asked = found.named_again
+        surveyed = await self._surveyor.survey_metadata(versioned, self._view, distrusted=asked)
+        if not isinstance(surveyed, OpenEnd):
+            return copy_doubts(surveyed)
+        closed_part = await self._surveyor.survey_closed_part(surveyed, distrusted=asked)
+        return copy_doubts(surveyed, closed_part)
+
+    async def _write_and_mark(
+        self, ledger_id: int, guards: Sequence[Check], write: SetData
+    ) -> None:
+        for _ in range(MARK_TRIES_MAX):
+            mark = await self._mark_operations(ledger_id)
+            try:
+                await self._store.multi([*guards, write, *mark])
+                return
+            except MultiFailed as failure:
+                if failure.index < len(guards):
+                    raise LockLostError(
+                        "our session or our lock is gone", ledger_id=ledger_id
+                    ) from failure
+                is_of_mark = failure.index > len(guards)
+                if not is_of_mark or not isinstance(failure.cause, NodeExistsError | NoNodeError):
+                    raise failure.cause from failure
+        raise UnavailableError("its mark's directories keep changing", ledger_id=ledger_id)
+
+    async def _mark_operations(self, ledger_id: int) -> list[Create]:
+        """None where it is marked: nobody unmarks it while the lock is ours (rule S6)."""
+        path = payloads.mark_path(own_path(self._ur), ledger_id)
+        directory = path.rpartition("/")[0]
+        if await self._store.exists(path) is not None:
+            return []
+        mark = Create(path=path, data=payloads.mark_to_bytes(Mark(ctime_ms=self._clock.wall_ms())))
+        if await self._store.exists(directory) is not None:  # a crash left it behind
+            return [mark]
+        await ensure(self._store, directory.rpartition("/")[0])
+        return [Create(path=directory), mark]
 
 
 @asynccontextmanager

@@ -116,6 +116,16 @@ class Surveyor:
             return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
         if versioned is None:
             return None
+        return await self.survey_metadata(versioned, view, distrusted=distrusted)
+
+    async def survey_metadata(
+        self,
+        versioned: VersionedMetadata,
+        view: ClusterView,
+        *,
+        distrusted: Collection[BookieId] = (),
+    ) -> Survey | OpenEnd | Blocked:
+        """Of metadata that was read already, or that is yet to be written."""
         if leaving := leaving_members(versioned.metadata, view):
             return OpenEnd(versioned=versioned, view=view, leaving=leaving)
         try:
