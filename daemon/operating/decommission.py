@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from auditor.election import current_leader
-from auditor.scan import READS_AT_ONCE, scan_ledgers
+from auditor.scan import READS_AT_ONCE, may_be_named, scan_ledgers
 from daemon.operating.drains import cancel_drains
 from daemon.operating.progress import Show
 from daemon.visit import Visit
@@ -30,13 +30,16 @@ from replication.cluster.order_book import OrderBook
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids, read_marks
-from replication.waiting.notes import WaitingNotes
+from replication.waiting.notes import WaitingNote, WaitingNotes
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
 """Ledgers that are waited for are read again and again: many of them less often."""
 AUDIT_AGAIN_S = 300.0
 """An audit that was asked for may have died with its leader: so long after, another is asked for."""
+STUCK_S = 60.0
+"""All that is left has waited for help so long: nodes try again within that when a bookie comes."""
+STUCK_TOLD_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +61,12 @@ class Decommissioned:
 async def decommission_bookie(
     cluster: Visit, bookie: BookieId, *, tell: Callable[[str], None], show: Show, clock: Clock
 ) -> Decommissioned:
-    """Wait until nothing names the bookie, then delete its cookie and its orders.
+    """Wait until no ledger names the bookie, then delete its cookie and its orders.
 
-    Raises RejectedError where something must be done first, UnavailableError where it cannot be told
+    Its marks are not waited for: one may stay for another reason when its ledger has left the bookie.
+
+    Raises RejectedError where something must be done first (for ledgers that cannot move, say, which
+    ``tell`` is told of), UnavailableError where it cannot be told
     whether the bookie is still needed, ConflictError where its cookie was renewed meanwhile.
     """
     cookie = await _cookie(cluster, bookie)
@@ -72,15 +78,11 @@ async def decommission_bookie(
             "them moved while it serves, bookmender bookie drain",
             bookie=bookie,
         )
-    moved_count, is_named = len(named), False
-    while True:
-        marks = await _marks(cluster, bookie)
-        if not named and not marks:
-            break
-        is_named = True
-        if named:
-            await _get_marked(cluster, tell)
-        await _wait_moved(cluster, bookie, named, marks, show, clock)
+    moved_count = len(named)
+    was_known = bool(cookie or is_running or named or await _marked_for(cluster, bookie))
+    while named:
+        await _get_marked(cluster, tell)
+        await _wait_moved(cluster, bookie, named, tell=tell, show=show, clock=clock)
         named = await naming_ledgers(cluster, bookie)
     # It may have been started while we waited: then all that was proven is worth nothing.
     if await _check_state(cluster, bookie, clock) and not is_running:
@@ -91,20 +93,20 @@ async def decommission_bookie(
     return Decommissioned(
         moved_count=moved_count,
         had_cookie=cookie is not None,
-        was_known=is_named or is_running or had_order or cookie is not None,
+        was_known=was_known or had_order,
     )
 
 
 async def naming_ledgers(cluster: Visit, bookie: BookieId) -> list[int]:
     """Every ledger whose metadata names the bookie. Raises UnavailableError when that cannot be told.
 
-    Of metadata that cannot be read, its bytes still say whether the bookie's id is in them: all
-    formats hold ids in plain text.
+    A ledger that cannot be read counts as doubtful when the bookie's id is in its bytes, or in its mark.
     """
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie], available=())
-    doubtful = [i for i in scan.unreadable if await _may_name(cluster, i, bookie)]
-    if doubtful:
+    named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
+    marked = await _marked_for(cluster, bookie, among=scan.unreadable) if scan.unreadable else ()
+    if doubtful := sorted({*named.get(bookie, ()), *marked}):
         raise UnavailableError(
             "metadata that cannot be read may name it; bookmender ledger show ID says what is wrong",
             bookie=bookie,
@@ -156,20 +158,53 @@ async def _wait_moved(
     cluster: Visit,
     bookie: BookieId,
     named: Sequence[int],
-    marks: Sequence[str],
+    *,
+    tell: Callable[[str], None],
     show: Show,
     clock: Clock,
 ) -> None:
-    """Until none of the ledgers names it and these marks are gone; or so long that more must be done."""
+    """Until none of the ledgers names it, or so long that an audit must be asked for again.
+
+    Raises RejectedError when none of those that are left can move.
+    """
     until_s = clock.now_s() + AUDIT_AGAIN_S
-    left, marks_left = list(named), list(marks)
-    while (left or marks_left) and clock.now_s() < until_s:
+    left, stuck_since_s = list(named), None
+    while left:
+        stuck = await _stuck(cluster, left)
+        if not stuck:
+            stuck_since_s = None
+        elif stuck_since_s is None:
+            stuck_since_s = clock.now_s()
+        elif clock.now_s() - stuck_since_s >= STUCK_S:
+            _tell_stuck(stuck, tell)
+            raise RejectedError(
+                f"{len(left)} ledgers name it still, and none can move before that is helped",
+                bookie=bookie,
+            )
+        if clock.now_s() >= until_s:
+            return
         show(len(left), beside=await _in_the_way(cluster, left))
-        await clock.sleep(POLL_S + (len(left) + len(marks_left)) / POLLED_LEDGERS_PER_S)
+        await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
         left = await _still_naming(cluster, left, bookie)
-        if not left:
-            stats = await asyncio.gather(*map(cluster.store.exists, marks_left))
-            marks_left = [mark for mark, stat in zip(marks_left, stats, strict=True) if stat]
+
+
+async def _stuck(cluster: Visit, ledger_ids: Sequence[int]) -> list[WaitingNote]:
+    """Their notes, where every one of them waits for more than time to pass; else none."""
+    notes = WaitingNotes(cluster.store, cluster.ur)
+    if not (await notes.ledger_ids()).issuperset(ledger_ids):
+        return []
+    found = await notes.read_all(ledger_ids)
+    if len(found) < len(ledger_ids) or not all(note.reason.needs_help for note in found):
+        return []
+    # A note without a mark means nothing, and the first audit may be still to come.
+    return found if (await _listed(cluster)).issuperset(ledger_ids) else []
+
+
+def _tell_stuck(stuck: Sequence[WaitingNote], tell: Callable[[str], None]) -> None:
+    for note in stuck[:STUCK_TOLD_MAX]:
+        tell(f"ledger {note.ledger_id} waits for help: {note.reason.value}: {note.detail}")
+    if (more := len(stuck) - STUCK_TOLD_MAX) > 0:
+        tell(f"and {more} more; bookmender queue list shows them all")
 
 
 async def _in_the_way(cluster: Visit, ledger_ids: Collection[int]) -> str:
@@ -197,25 +232,23 @@ async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: Booki
     return left
 
 
-async def _may_name(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool:
-    try:
-        data, _ = await cluster.store.get(cluster.manager.path(ledger_id))
-    except NoNodeError:
-        return False
-    return bookie.encode() in data
+async def _listed(cluster: Visit) -> set[int]:
+    """Ledgers in either queue."""
+    store, ur = cluster.store, cluster.ur
+    return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
 
 
-async def _marks(cluster: Visit, bookie: BookieId) -> list[str]:
-    """The marks, in both queues, that name it."""
-    paths: list[str] = []
-    for ur in (cluster.ur, own_path(cluster.ur)):
-        marks = await read_marks(cluster.store, ur, await marked_ledger_ids(cluster.store, ur))
-        paths += [
-            payloads.mark_path(ur, marked.ledger_id)
-            for marked in marks
-            if marked.mark is not None and bookie in marked.mark.replicas
-        ]
-    return paths
+async def _marked_for(
+    cluster: Visit, bookie: BookieId, *, among: Collection[int] | None = None
+) -> set[int]:
+    """Ledgers whose mark, in either queue, names it. ``among``: None for all that are marked."""
+    listed = await _listed(cluster)
+    ledger_ids = sorted(listed if among is None else listed.intersection(among))
+    marks = [
+        *await read_marks(cluster.store, cluster.ur, ledger_ids),
+        *await read_marks(cluster.store, own_path(cluster.ur), ledger_ids),
+    ]
+    return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
 
 
 async def _cookie(cluster: Visit, bookie: BookieId) -> Stat | None:

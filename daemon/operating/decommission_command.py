@@ -27,8 +27,8 @@ def decommission(bookie: BookieId, ignore_unknown: bool, config: Path | None, ou
     all metadata is the proof. A running bookie is refused, unless it is read-only, drained and empty.
 
     It may be interrupted at any moment and started again: Ctrl-C stops the waiting, not the repair.
-    Exits 0 when nothing of the bookie is left, 1 when something must be done first, 2 when nothing ever
-    spoke of it: no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script
+    Exits 0 when nothing of the bookie is left, 1 when something must be done first (all ledgers that are
+    left wait for help: it says which and why, and ends), 2 when nothing ever spoke of it: no cookie, ledger, mark or order (a wrong id, or it is decommissioned already; a script
     that may run twice wants --ignore-unknown), 3 when it could not tell.
     """
 

@@ -175,20 +175,30 @@ async def test_interrupted_anywhere_it_is_taken_up_again() -> None:
 
 
 @in_virtual_time
-async def test_a_mark_that_names_it_is_waited_for() -> None:
+async def test_a_mark_that_names_it_is_not_waited_for_when_its_ledger_does_not() -> None:
+    """The mark may stay for another reason: entries that are lost for good."""
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
     await cluster.mark(B1, ledger_id=0)
-    waiting = asyncio.create_task(decommissioned(cluster))
-    await asyncio.sleep(30)
-    assert not waiting.done()
 
-    path = payloads.mark_path(UR, 0)
-    await cluster.store.delete(path)
-    await cluster.store.delete(path.rpartition("/")[0])
-    await asyncio.wait_for(waiting, 10)
+    done = await asyncio.wait_for(decommissioned(cluster), 10)
 
+    assert done.was_known
     assert not await has_cookie(cluster)
+    assert await cluster.marked() == [0], "it is not ours to take away"
+
+
+@in_virtual_time
+async def test_a_mark_that_names_it_counts_when_its_ledger_cannot_be_read() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    await cluster.mark(B1, ledger_id=0)
+    await cluster.store.set(cluster.manager.path(0), b"rubbish", version=-1)
+
+    with pytest.raises(UnavailableError, match="ledger_ids=\\[0\\]"):
+        await asyncio.wait_for(decommissioned(cluster), 10)
+
+    assert await has_cookie(cluster)
 
 
 @in_virtual_time
@@ -281,6 +291,51 @@ async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
 
     with pytest.raises(RejectedError, match="bookmender enable"):
         await decommissioned(cluster)
+
+
+@in_virtual_time
+async def test_when_nothing_that_is_left_can_move_it_says_why_and_ends() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
+    heard = Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        with pytest.raises(RejectedError, match="1 ledgers name it still, and none can move"):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+        (told,) = heard.told
+        assert told.startswith("ledger 0 waits for help: no-copy: ")
+        assert await cluster.marked() == [0], "the nodes go on trying"
+        await cluster.assert_whole(1, 2)
+    assert await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * (decommission.STUCK_TOLD_MAX + 3))
+    heard = Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        with pytest.raises(RejectedError):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    assert len(heard.told) == decommission.STUCK_TOLD_MAX + 1
+    assert heard.told[-1] == "and 3 more; bookmender queue list shows them all"
+
+
+@in_virtual_time
+async def test_what_waits_for_a_bookie_moves_when_one_comes_in_time() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        await asyncio.sleep(30)
+        assert await cluster.marked() == [0]
+        waiting = asyncio.create_task(decommissioned(cluster))
+        await asyncio.sleep(decommission.STUCK_S / 2)
+        await cluster.revive(B2)
+
+        await asyncio.wait_for(waiting, 600)
+
+    assert not await has_cookie(cluster)
 
 
 # --- What cannot be told ---------------------------------------------------------------------------
