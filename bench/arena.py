@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.journals import added_bytes
 from bench.loading import store_entries
-from bench.loads import BOOKIES_WARM_UP, DIGEST, VICTIM_INDEX, BenchLedger, Load
+from bench.loads import DIGEST, VICTIM_INDEX, BenchLedger, Load
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
 from daemon.settings import Settings
@@ -39,8 +39,6 @@ BOOKIE_JVM_FLAGS = (
 BOOKIE_SETTINGS = {"journalMaxBackups": "20"}  # they are counted: see journals
 FIRST_LEDGER_ID = 1_000_000
 """Far from those that the id generator hands out to a writer beside the load."""
-WARM_UP_ROUNDS = 2
-"""A bookie's CPU per small ledger falls to a third while its code is being compiled."""
 REQUESTS_AT_ONCE = 200
 CLOCK_ERROR_S = 1.0
 """Of a file's time of change; a journal read for nothing costs little."""
@@ -142,7 +140,7 @@ class Arena:
 
 @asynccontextmanager
 async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
-    """A fresh one, its bookies warmed up by being filled and read."""
+    """A fresh one."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-repair-") as folder,
         LocalCluster.start(
@@ -154,12 +152,7 @@ async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
         ) as cluster,
     ):
         async with visit(Settings(metadata_service_uri=cluster.metadata_service_uri)) as seen:
-            arena = Arena(cluster, seen, java)
-            for _ in range(WARM_UP_ROUNDS):
-                ledgers = await arena.write(BOOKIES_WARM_UP)
-                await arena.judge(ledgers)
-                await arena.delete(ledgers)
-            yield arena
+            yield Arena(cluster, seen, java)
 
 
 def _fill(bookie: BookieId, ledgers: Sequence[BenchLedger]) -> None:

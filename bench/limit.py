@@ -20,7 +20,7 @@ from bench.loss import Loss, Measure
 from bench.profile import by_function, by_group, load_samples
 from bench.repair import RESULTS, chosen
 from bench.report import CORES, table
-from bench.turns import warm_daemon
+from bench.turns import warm_bookies, warm_daemon
 from ledgers.errors import BookmenderError
 from tests.java.tool import JavaTool
 
@@ -73,6 +73,8 @@ def main(only: str, contender: str, quick: bool, results: Path) -> None:
 async def _measure(contender: Contender, loads: Sequence[Load]) -> list[Profile]:
     with JavaTool() as java:
         async with open_arena(java) as arena:
+            click.echo("warming up the bookies", err=True)
+            await warm_bookies(arena)
             click.echo("undisturbed", err=True)
             plain = await _lose_each(arena, contender, loads, before=PLAIN)
             click.echo("with the sampler", err=True)

@@ -1,7 +1,7 @@
 """Our daemon and Java's AutoRecovery on the same bookies, turn about: ``python -m bench.repair``.
 
-Each repeat is a fresh cluster, on which every contender has its turn, in another order each time. Every
-run is recorded as it ends; a bench that was interrupted goes on with ``--resume``, and what is not asked
+All on one cluster, each contender in its turn, in another order each time. Every run is recorded as it
+ends; a bench that was interrupted goes on with ``--resume``, and what is not asked
 for again (``--only``, ``--contenders``) stays as it was.
 """
 
@@ -24,7 +24,7 @@ from bench.plot import plot
 from bench.progress import Progress
 from bench.report import report
 from bench.runs import Key, Pass, Run, RunFile
-from bench.turns import take_turn
+from bench.turns import take_turn, warm_bookies
 from bench.writer import PacedWriter
 from ledgers.errors import BookmenderError
 from tests.java.tool import JavaTool
@@ -37,7 +37,7 @@ QUICK = (JAVA, OURS_OPEN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One contender's runs, load after load, on the cluster of this pass and repeat."""
+    """One contender's runs, load after load, on the cluster of this pass."""
 
     of_pass: Pass
     repeat: int
@@ -121,7 +121,7 @@ class Bench:
         left = [rest for turn in turns if (rest := self._rest(turn)).keys]
         self._progress.expect(key for turn in left for key in turn.keys)
         with JavaTool() as java:
-            for _, together in groupby(left, key=lambda turn: (turn.of_pass, turn.repeat)):
+            for _, together in groupby(left, key=lambda turn: turn.of_pass):
                 waiting = list(together)
                 while waiting:
                     asyncio.run(self._on_one_cluster(java, waiting))
@@ -133,6 +133,7 @@ class Bench:
         """Takes turns off ``waiting`` until there are none, or one fails."""
         self._progress.say("starting ZooKeeper and the bookies")
         async with open_arena(java) as arena:
+            await warm_bookies(arena)
             with ExitStack() as stack:
                 writer = None
                 if waiting[0].of_pass is Pass.BESIDE_WRITER:

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from bench.arena import Arena
-from bench.contenders import PLAIN, Contender
-from bench.loads import WARM_UP, Load
+from bench.contenders import OURS_OPEN, PLAIN, Contender
+from bench.loads import BOOKIES_WARM_UP, WARM_UP, Load
 from bench.loss import Loss, Measure, idle_packets_per_s
 from bench.runs import Key, Run
 from bench.writer import Disturbance, PacedWriter
@@ -18,6 +18,7 @@ from replication.queue.payloads import election_path
 ELECTION_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 POLL_S = 0.1
+LOSSES_BEFORE = 4
 SETTLE_S, QUIET_S = 1.0, 5.0
 """A writer is watched for so long before and after a loss, once what came before has settled."""
 
@@ -72,6 +73,18 @@ async def _beside(
         during=await asyncio.to_thread(writer.latency, measure.gone_at_s, whole_at_s),
         after=await asyncio.to_thread(writer.latency, after_s - QUIET_S, after_s),
     )
+
+
+async def warm_bookies(arena: Arena) -> None:
+    """As those that have been up for a while: nobody is to be measured while they still compile.
+
+    Their CPU for each small ledger falls to a third over the first few losses.
+    """
+    async with warm_daemon(arena, OURS_OPEN) as child:
+        for _ in range(LOSSES_BEFORE):
+            ledgers = await arena.write(BOOKIES_WARM_UP)
+            await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
+            await arena.restore(ledgers)
 
 
 @asynccontextmanager
