@@ -2,12 +2,14 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from daemon.cli import config_option, output_option
+from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.operating.bookie_ids import BookieArgument
 from daemon.planning import Previews, plan_for
 from daemon.visit import Visit, run_visit
 from ledgers.metadata import BookieId
@@ -16,11 +18,14 @@ from replication.planning.preview import Preview
 from replication.reasons import Blocked
 
 LIMIT_DEFAULT = 20
+UNREADABLE_SHOWN_MAX = 20
 
 
 @click.command()
 @click.argument("ledger_ids", metavar="[LEDGER]...", type=click.IntRange(min=0), nargs=-1)
-@click.option("--bookie", metavar="ID", help="Ledgers on this bookie, as if it were being drained.")
+@click.option(
+    "--bookie", type=BookieArgument(), help="Ledgers on this bookie, as if it were being drained."
+)
 @click.option(
     "--limit",
     type=click.IntRange(min=1, max=10_000),
@@ -33,7 +38,7 @@ LIMIT_DEFAULT = 20
 @click.option("--json", "output", flag_value="json", help="The same as -o json.")
 def plan(
     ledger_ids: tuple[int, ...],
-    bookie: str | None,
+    bookie: BookieId | None,
     limit: int,
     config: Path | None,
     output: str,
@@ -49,18 +54,28 @@ def plan(
       bookmender plan 17 4711               these, marked or not
       bookmender plan --bookie host:3181    what draining it, or losing it, would take
 
-    Exits 0 when nothing is to be done for them, 1 when something is, 3 when it could not tell.
+    Exits 0 when nothing is to be done for them, 1 when something is, or one that was asked for is not
+    there, 2 for a bookie that the cluster does not know, 3 when it could not tell: also where ledgers
+    that cannot be read may be on the bookie.
     """
     if ledger_ids and bookie is not None:
         raise click.UsageError("either ledgers or --bookie")
 
     async def look(cluster: Visit) -> Previews:
-        wanted = None if bookie is None else BookieId(bookie)
-        return await plan_for(cluster, ledger_ids, wanted, limit=limit)
+        return await plan_for(cluster, ledger_ids, bookie, limit=limit)
 
     found = run_visit(config, look)
     click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
-    sys.exit(0 if all(each.plan.is_whole for each in found.ledgers) else 1)
+    sys.exit(_exit_code(found, are_named=bool(ledger_ids)))
+
+
+def _exit_code(found: Previews, *, are_named: bool) -> int:
+    """A ledger that is gone is a failure where it was asked for by id; else it was deleted just now."""
+    if found.unreadable:
+        return EXIT_UNKNOWN
+    is_missing = are_named and any(each.is_gone for each in found.ledgers)
+    is_whole = all(each.plan.is_whole for each in found.ledgers)
+    return 0 if is_whole and not is_missing else EXIT_FAILED
 
 
 def to_json(found: Previews) -> dict[str, Any]:
@@ -69,6 +84,7 @@ def to_json(found: Previews) -> dict[str, Any]:
         "entries": sum(each.entry_count for each in found.ledgers),
         "bytes": sum(each.byte_count for each in found.ledgers),
         "more_ledgers": found.more,
+        "unreadable_ledgers": list(found.unreadable),
     }
 
 
@@ -107,13 +123,25 @@ def _blocked_record(blocked: Blocked) -> dict[str, Any]:
 
 def to_text(found: Previews) -> str:
     lines = [line for each in found.ledgers for line in _lines(each)]
+    if found.unreadable:
+        lines.append(_unreadable_text(found.unreadable))
+    there_count = sum(not each.is_gone for each in found.ledgers)
     entry_count = sum(each.entry_count for each in found.ledgers)
     byte_count = sum(each.byte_count for each in found.ledgers)
     lines.append(
-        f"{len(found.ledgers)} ledgers, {entry_count} entries to copy, about {_size(byte_count)}"
+        f"{there_count} ledgers, {entry_count} entries to copy, about {_size(byte_count)}"
         + _more(found.more)
     )
     return "\n".join(lines)
+
+
+def _unreadable_text(ledger_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
+    more = " and more" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
+    return (
+        f"{len(ledger_ids)} ledgers that cannot be read may be on it, too: {shown}{more}; "
+        "bookmender ledger show ID says what is wrong"
+    )
 
 
 def _more(more: int | None) -> str:

@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from auditor.scan import may_be_named
 from daemon.local_bookie import local_bookie
+from daemon.operating.bookie_ids import known_bookies, require_known
 from daemon.placing import begin_placing
 from daemon.visit import Visit
 from ledgers.bookie.budget import Budgets
@@ -36,31 +38,42 @@ METADATA_READ_AT_ONCE = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """Ledgers to plan for, and how many more there are: None where nobody has counted."""
+    """Ledgers to plan for, and how many more there are: None where nobody has counted.
+
+    ``unreadable``: those that may be among them, which nobody can tell.
+    """
 
     ledger_ids: Sequence[int]
     more: int | None = 0
+    unreadable: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previews:
+    """``more``, ``unreadable``: as in ``Chosen``."""
+
     ledgers: Sequence[Preview]
     more: int | None
+    unreadable: Sequence[int] = ()
 
 
 async def plan_for(
     cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId | None, *, limit: int
 ) -> Previews:
-    """For these ledgers, for those of a bookie as if it were drained, or for the most endangered."""
+    """For these ledgers, for those of a bookie as if it were drained, or for the most endangered.
+
+    Raises UsageError for a bookie that the cluster does not know.
+    """
     if ledger_ids:
         chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
     elif bookie is not None:
+        require_known([bookie], await known_bookies(cluster))
         chosen = await ledgers_of(cluster, bookie, limit=limit)
     else:
         chosen = await most_endangered(cluster, limit=limit)
     async with open_previewer(cluster, drained=bookie) as previewer:
         previews = await _at_once(previewer.preview, chosen.ledger_ids)
-    return Previews(ledgers=previews, more=chosen.more)
+    return Previews(ledgers=previews, more=chosen.more, unreadable=chosen.unreadable)
 
 
 async def _at_once(
@@ -98,23 +111,38 @@ async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:
 
 
 async def ledgers_of(cluster: Visit, bookie: BookieId, *, limit: int) -> Chosen:
-    """The first ledgers whose metadata names the bookie; what cannot be read is passed over."""
+    """The first ledgers whose metadata names the bookie, and those met on the way that may."""
     found: list[int] = []
+    unreadable: list[int] = []
+    async for part in _parts(cluster):
+        named = await asyncio.gather(*(_names(cluster, i, bookie) for i in part))
+        found += [i for i, is_named in zip(part, named, strict=True) if is_named]
+        unreadable += [i for i, is_named in zip(part, named, strict=True) if is_named is None]
+        if len(found) > limit:
+            break
+    doubtful = await may_be_named(cluster.store, cluster.manager, unreadable, [bookie])
+    return Chosen(
+        ledger_ids=found[:limit],
+        more=None if len(found) > limit else 0,
+        unreadable=doubtful.get(bookie, []),
+    )
+
+
+async def _parts(cluster: Visit) -> AsyncIterator[Sequence[int]]:
+    """All ledger ids, as many at a time as are read at once."""
     async for ledger_ids in cluster.manager.ledger_ids():
         for start in range(0, len(ledger_ids), METADATA_READ_AT_ONCE):
-            part = ledger_ids[start : start + METADATA_READ_AT_ONCE]
-            named = await asyncio.gather(*(_names(cluster, i, bookie) for i in part))
-            found += [i for i, is_named in zip(part, named, strict=True) if is_named]
-            if len(found) > limit:
-                return Chosen(ledger_ids=found[:limit], more=None)
-    return Chosen(ledger_ids=found)
+            yield ledger_ids[start : start + METADATA_READ_AT_ONCE]
 
 
-async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool:
+async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool | None:
+    """None where the metadata cannot be read."""
     try:
         versioned = await cluster.manager.read(ledger_id)
-    except (NoSuchLedgerError, CorruptionError):
+    except NoSuchLedgerError:
         return False
+    except CorruptionError:
+        return None
     return bookie in versioned.metadata.bookies
 
 

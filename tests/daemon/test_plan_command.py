@@ -1,11 +1,20 @@
 """What ``bookmender plan`` prints, for people and for programs."""
 
+import click
+import pytest
+from click.testing import CliRunner
+
+from daemon import plan_command
 from daemon.plan_command import to_json, to_text
-from daemon.planning import Previews
+from daemon.planning import Chosen, Previews, ledgers_of, plan_for
+from ledgers.metadata import BookieId
 from replication.planning.plan import Plan, Repair
 from replication.planning.preview import Preview
 from replication.reasons import Blocked, Reason
-from tests.replication.ledger_values import B2, B5, fragment
+from tests.auditor.scenes import with_ledgers
+from tests.daemon.visits import visiting
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B5, fragment
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 REFILL = Repair(fragment=fragment(), index=1, target=B2, entry_ids=(4,), byte_count=100)
@@ -43,6 +52,7 @@ def test_a_ledger_that_is_gone_and_one_that_only_waits_say_so() -> None:
 
     assert lines[0] == "ledger 1: there is none"
     assert lines[1] == "ledger 2: nothing can be copied now"
+    assert lines[-1].startswith("1 ledgers, "), "the one that is gone is none"
 
 
 def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
@@ -66,3 +76,64 @@ def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
     assert ledger["in_the_way"] == [
         {"reason": "maintenance", "detail": "b1 is away", "until_ms": 1_700_000_000_000}
     ]
+
+
+def test_ledgers_that_cannot_be_read_are_counted_and_some_of_them_named() -> None:
+    found = Previews(ledgers=[], more=0, unreadable=range(100, 130))
+
+    lines = to_text(found).splitlines()
+
+    assert lines[0].startswith("30 ledgers that cannot be read may be on it, too: 100, 101, ")
+    assert "119 and more; bookmender ledger show ID" in lines[0]
+    assert to_json(found)["unreadable_ledgers"] == list(range(100, 130))
+
+
+WHOLE, GONE = Preview(ledger_id=1, plan=Plan()), Preview(ledger_id=2, plan=Plan(), is_gone=True)
+LACKING = Preview(ledger_id=3, plan=Plan(repairs=(MOVE,)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found", "exit_code"),
+    [
+        pytest.param([], Previews(ledgers=[], more=0), 0, id="nothing is marked"),
+        pytest.param(["1"], Previews(ledgers=[WHOLE], more=0), 0, id="whole"),
+        pytest.param(["3"], Previews(ledgers=[LACKING], more=0), 1, id="something to do"),
+        pytest.param(["2"], Previews(ledgers=[GONE], more=0), 1, id="named, and not there"),
+        pytest.param([], Previews(ledgers=[GONE], more=0), 0, id="marked, and deleted"),
+        pytest.param(
+            ["--bookie", B1],
+            Previews(ledgers=[LACKING], more=0, unreadable=[7]),
+            3,
+            id="nobody can tell of some",
+        ),
+    ],
+)
+def test_the_exit_code_says_whether_something_is_to_be_done(
+    arguments: list[str], found: Previews, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_command, "run_visit", lambda config, act: found)
+
+    result = CliRunner().invoke(plan_command.plan, arguments)
+
+    assert result.exit_code == exit_code, result.output
+
+
+@in_virtual_time
+async def test_rule_s8_ledgers_that_cannot_be_read_count_where_the_bookies_id_is_in_their_bytes() -> (
+    None
+):
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3), (B2, B3))
+    for ledger_id, data in ((2, b"?" + B1.encode()), (3, b"?" + B2.encode())):
+        await cluster.store.set(cluster.manager.path(ledger_id), data, version=-1)
+
+    assert await ledgers_of(visiting(cluster), B1, limit=9) == Chosen(
+        ledger_ids=[0], more=0, unreadable=[2]
+    )
+
+
+@in_virtual_time
+async def test_a_bookie_that_the_cluster_does_not_know_is_wrong_use() -> None:
+    cluster = await with_ledgers((B1, B2))
+
+    with pytest.raises(click.UsageError, match="knows no bookie b1:3182; did you mean b1:3181"):
+        await plan_for(visiting(cluster), [], BookieId("b1:3182"), limit=1)
