@@ -9,7 +9,7 @@ from typing import Any
 
 from auditor.records import DrainProgress, last_drains
 from daemon.operating.bookie_ids import registered_bookies
-from daemon.operating.progress import duration_text
+from daemon.operating.progress import duration_text, printable
 from daemon.visit import Visit
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
@@ -110,7 +110,7 @@ def maintenance_record(window: MaintenanceWindow) -> dict[str, Any]:
 def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
     left = duration_text((window.until_ms - now_ms) / 1000)
     return f"under maintenance for another {left}" + (
-        f" ({window.reason})" if window.reason else ""
+        f" ({printable(window.reason)})" if window.reason else ""
     )
 
 

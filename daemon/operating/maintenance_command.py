@@ -16,7 +16,7 @@ from daemon.operating.bookie_ids import (
     require_known,
 )
 from daemon.operating.bookies import maintenance_record, maintenance_text
-from daemon.operating.progress import tell
+from daemon.operating.progress import printable, tell
 from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError
@@ -30,13 +30,16 @@ DURATION_MAX_S = 30 * 86_400
 """Longer is no maintenance: what the bookie holds would have one copy less all that time."""
 
 
+REASON_LENGTH_MAX = 200
+
+
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
     """``90s``, ``30m``, ``2h``, ``1d``, and their sums, as in ``1h30m``: seconds."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        parts = re.findall(r"(\d+)([smhd])", value)
+        parts = re.findall(r"([0-9]{1,9})([smhd])", value)
         if not parts or "".join(number + unit for number, unit in parts) != value:
             self.fail(f"{value!r} is no duration, as in 90s, 30m, 2h, 1h30m or 1d", param, ctx)
         duration_s = sum(int(number) * SECONDS[unit] for number, unit in parts)
@@ -45,12 +48,26 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
         return duration_s
 
 
+class WindowReason(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """One line of text, as terminals of other people will show it."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        assert isinstance(value, str)
+        if not value.isprintable():
+            self.fail(f"'{printable(value)}' has characters that are no text", param, ctx)
+        if len(value) > REASON_LENGTH_MAX:
+            self.fail(f"at most {REASON_LENGTH_MAX} characters, not {len(value)}", param, ctx)
+        return value
+
+
 @click.command()
 @click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
 @config_option
 @output_option
 @click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", default="", help="For people who see the window.")
+@click.option("--reason", type=WindowReason(), default="", help="For people who see the window.")
 @click.option("--end", is_flag=True, help="End the window now.")
 def maintenance(
     bookie: BookieId | None,

@@ -81,6 +81,11 @@ def tell(lines: Iterable[str]) -> None:
         click.echo(line, err=True)
 
 
+def printable(text: str) -> str:
+    """Somebody else's words, without what a terminal would obey or could not encode."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def duration_text(duration_s: float) -> str:
     """For people, in the two largest units that matter."""
     seconds = max(0, round(duration_s))

@@ -11,7 +11,12 @@ from click.testing import CliRunner
 from auditor.records import DrainProgress
 from daemon.operating import drain_command
 from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies, require_known
-from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
+from daemon.operating.bookies import (
+    BookieRow,
+    BookieState,
+    gather_bookies,
+    maintenance_text,
+)
 from daemon.operating.drains import (
     Drains,
     cancel_drains,
@@ -22,6 +27,7 @@ from daemon.operating.drains import (
 )
 from daemon.operating.maintenance_command import (
     Duration,
+    WindowReason,
     end_window,
     open_window,
     read_windows,
@@ -332,10 +338,50 @@ def test_a_duration_is_numbers_with_their_units(text: str, duration_s: int) -> N
     assert Duration().convert(text, None, None) == duration_s
 
 
-@pytest.mark.parametrize("text", ["", "30", "h", "0s", "31d", "1.5h", "-1h", "2 h", "2w", "1h foo"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "30", "h", "0s", "31d", "1.5h", "-1h", "2 h", "2w", "1h foo"),
+        pytest.param("٣m", id="another script's digit"),
+        pytest.param("9" * 5_000 + "s", id="more digits than Python reads"),
+    ],
+)
 def test_what_is_no_duration_or_too_long_for_one_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Duration().convert(text, None, None)
+
+
+@pytest.mark.parametrize("text", ["", "new disks", "für Größeres ٣", "x" * 200])
+def test_a_reason_is_a_line_of_text(text: str) -> None:
+    assert WindowReason().convert(text, None, None) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param("a\x1b[2Jb", r"a\x1b[2Jb", id="a terminal's command"),
+        pytest.param("a\nb", r"a\nb", id="two lines"),
+        pytest.param("a\u202eb", r"a\u202eb", id="right to left"),
+        pytest.param("a\udcffb", r"a\udcffb", id="no text at all"),
+        pytest.param("x" * 201, "not 201", id="too long"),
+    ],
+)
+def test_a_reason_that_would_play_tricks_on_a_terminal_is_refused_and_shown_escaped(
+    text: str, shown: str
+) -> None:
+    with pytest.raises(click.BadParameter) as refused:
+        WindowReason().convert(text, None, None)
+
+    assert shown in refused.value.message
+    assert refused.value.message.isprintable()
+
+
+def test_a_reason_that_got_in_by_another_way_is_shown_escaped() -> None:
+    window = MaintenanceWindow(since_ms=0, until_ms=60_000, reason="für\x1b[2J\udcff")
+
+    assert maintenance_text(window, now_ms=0) == (
+        r"under maintenance for another 1 min (für\x1b[2J\udcff)"
+    )
 
 
 @in_virtual_time
