@@ -1,7 +1,8 @@
 """``bookmender limits``."""
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import click
 
 from daemon.cli import config_option, output_option
 from daemon.limits import limits_in_force
+from daemon.operating.progress import tell
 from daemon.settings import Settings
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
@@ -24,6 +26,8 @@ EXPLAINED: Mapping[str, str] = {
     "requests_per_s": "requests that each half of a node sends to ZooKeeper in a second",
     "yields_to_writers": "asking less of a bookie whose answers grow slower",
 }
+LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
+"""Less is a slip, most likely: of the unit, say."""
 
 
 class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -43,7 +47,7 @@ class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
         digits, factor = value, 1
         if value[-1:] in self.factors:
             digits, factor = value[:-1], self.factors[value[-1]]
-        if not digits.isdecimal():
+        if not re.fullmatch(r"[0-9]{1,18}", digits):
             self.fail(f"{value!r} is no number, as in 20000000 or 20M", param, ctx)
         number = int(digits) * factor
         if not self.least <= number <= self.most:
@@ -96,6 +100,7 @@ def limits(
         return effective_limits(order, cluster.settings)
 
     found = run_visit(config, act)
+    tell(concerns(found))
     if output == "json":
         record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
         click.echo(json.dumps(record, indent=2))
@@ -140,6 +145,16 @@ def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
     """``before``, but for what is wanted otherwise."""
     changes = {key: value for key, value in asdict(wanted).items() if value is not None}
     return replace(before, **changes)
+
+
+def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
+    """What is so low that a node hardly gets anywhere."""
+    return [
+        f"{each.key} is {each.value:,}, less than {LOWEST_SENSIBLE[each.key]:,}: repairs will take for "
+        "ever, and ledgers lack copies all that time; the value none lifts the limit"
+        for each in limits
+        if 0 < each.value < LOWEST_SENSIBLE.get(each.key, 0)
+    ]
 
 
 def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:

@@ -7,7 +7,13 @@ import click
 import pytest
 
 from daemon.limits import keep_to_our_share, keep_to_pace
-from daemon.operating.limits_command import Limit, change_limits, effective_limits, merged
+from daemon.operating.limits_command import (
+    Limit,
+    change_limits,
+    concerns,
+    effective_limits,
+    merged,
+)
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
@@ -47,6 +53,8 @@ def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> N
         pytest.param("bytes_per_s", "-1", id="less than nothing"),
         pytest.param("bytes_per_s", "1.5M", id="no whole number"),
         pytest.param("bytes_per_s", "20MB", id="another unit"),
+        pytest.param("bytes_per_s", "٣", id="another script's digit"),
+        pytest.param("bytes_per_s", "9" * 5_000, id="more digits than Python reads"),
         pytest.param("reads_in_flight_per_bookie", "none", id="S10: reads always have a limit"),
         pytest.param(
             "reads_in_flight_per_bookie", "501", id="S10: more than a bookie may be asked"
@@ -57,6 +65,27 @@ def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> N
 def test_what_no_setting_would_be_allowed_is_refused(key: str, text: str) -> None:
     with pytest.raises(click.BadParameter):
         Limit(key).convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("order", "low"),
+    [
+        pytest.param(LimitsOrder(), [], id="the settings' own"),
+        pytest.param(LimitsOrder(bytes_per_s=0, entries_per_s=0), [], id="no limit"),
+        pytest.param(LimitsOrder(bytes_per_s=2**20, entries_per_s=10), [], id="low enough"),
+        pytest.param(LimitsOrder(bytes_per_s=2**20 - 1), ["bytes_per_s"], id="20 meant as MB"),
+        pytest.param(
+            LimitsOrder(bytes_per_s=1, entries_per_s=9), ["bytes_per_s", "entries_per_s"], id="both"
+        ),
+    ],
+)
+def test_a_limit_under_which_repairs_take_for_ever_is_warned_of(
+    order: LimitsOrder, low: list[str]
+) -> None:
+    warnings = concerns(effective_limits(order, Settings(metadata_service_uri=URI)))
+
+    assert [warning.partition(" ")[0] for warning in warnings] == low
+    assert all("take for ever" in warning for warning in warnings)
 
 
 def test_the_ranges_are_those_of_the_settings() -> None:
