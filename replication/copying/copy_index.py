@@ -47,20 +47,16 @@ class CopyJob:
     entry_bytes_hint: int = 1024
 
     @property
-    def runs(self) -> list[Sequence[int]]:
-        """The entries in the order in which they are to be written.
-
-        In place the ends come last, when all else is there. They are what a check asks for: once
-        they were written, nothing would tell of the entries between them that are missing still.
-        """
+    def parts(self) -> tuple[Sequence[int], Sequence[int]]:
+        """What is to be written first, and the ends, which in place come after it (see ``copy_index``)."""
         if self.target != self.fragment.ensemble[self.index]:
-            return [self.entry_ids]
+            return self.entry_ids, ()
         stored = self.fragment.entries_of(self.index)
         ends = {stored.first, stored.last}
-        return [
+        return (
             [entry_id for entry_id in self.entry_ids if entry_id not in ends],
             [entry_id for entry_id in self.entry_ids if entry_id in ends],
-        ]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +70,8 @@ class CopyOutcome:
     """Entries of which no bookie that is there holds a good copy; one that is away still may."""
     unknown: tuple[int, ...] = ()
     """Entries for which a bookie that is there did not answer."""
+    kept_back: tuple[int, ...] = ()
+    """An end that was not written, so that a check goes on to see what is without a copy."""
 
     @property
     def is_complete(self) -> bool:
@@ -81,12 +79,20 @@ class CopyOutcome:
 
 
 async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> CopyOutcome:
-    """Copy run by run, as far as each of them can be copied whole."""
+    """Copy all of which there is a good copy; in place, where something lacks, without one of the ends.
+
+    The ends are what a check asks for, ours and Java's. Once both of an index are there, nothing tells
+    of the entries between them that are missing still: the next try would find the ledger whole and
+    unmark it. So in place (rule S15) the ends come last, none of them while something may yet be
+    had (a replica did not answer), and both only when all between them is there. Where entries between
+    them have no copy anywhere, this may stay so for ever, and an end left out would be left at a copy
+    less; so all is written but one end, and that as well where the other end is lost itself.
+    """
     copy = _Copy(job, bookies, digest)
-    for run in job.runs:
-        await copy.copy_run(run)
-        if copy.is_lacking:
-            break
+    inner, ends = job.parts
+    await copy.copy_run(inner)
+    if ends and not copy.is_cut_short:
+        await copy.copy_ends(ends)
     return copy.outcome
 
 
@@ -100,6 +106,7 @@ class _Copy:
         self._target_error: BookmenderError | None = None
         self._without_copy: list[int] = []
         self._unknown: list[int] = []
+        self._kept_back: Sequence[int] = ()
 
     @property
     def outcome(self) -> CopyOutcome:
@@ -109,12 +116,27 @@ class _Copy:
             target_error=self._target_error,
             without_copy=tuple(sorted(self._without_copy)),
             unknown=tuple(sorted(self._unknown)),
+            kept_back=tuple(self._kept_back),
         )
 
     @property
-    def is_lacking(self) -> bool:
-        """Whether something stood in the way so far."""
-        return bool(self._target_error or self._without_copy or self._unknown)
+    def is_cut_short(self) -> bool:
+        """Whether entries were not written so far of which there may well be a good copy."""
+        return self._is_hopeless or bool(self._unknown)
+
+    async def copy_ends(self, ends: Sequence[int]) -> None:
+        """One or both, ascending, after all that lies between them."""
+        if not self._without_copy:
+            await self.copy_run(ends)
+            return
+        *others, kept_back = ends
+        await self.copy_run(others)
+        if self.is_cut_short:
+            return
+        if any(end in self._without_copy for end in others):  # it tells of all the rest
+            await self.copy_run([kept_back])
+        else:
+            self._kept_back = [kept_back]
 
     async def copy_run(self, run: Sequence[int]) -> None:
         if len(run) <= SLICE_ENTRIES:  # nearly always, and worth a task saved

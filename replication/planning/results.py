@@ -1,6 +1,6 @@
 """What came of a plan: the metadata that may be written for it, and what is in the way of the rest."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,13 +51,20 @@ class Results:
     def in_the_way(self) -> list[Blocked]:
         """Nothing where a target failed: another round takes another."""
         without_copy: dict[BookieId, set[int]] = defaultdict(set)
+        left_counts: Counter[BookieId] = Counter()
         unknown: set[int] = set()
         for repair, outcome in self._pairs:
             without_copy[repair.replaced].update(outcome.without_copy)
             unknown.update(outcome.unknown)
+            if not self.is_split:  # else these are seen to in the next round
+                left_counts[repair.replaced] += _left_count(repair, outcome)
         return [
             *self.plan.blocked,
-            *(_no_copy(lost, bookie) for bookie, lost in without_copy.items() if lost),
+            *(
+                _no_copy(lost, bookie, left_count=left_counts[bookie])
+                for bookie, lost in without_copy.items()
+                if lost
+            ),
             *([_no_answer(unknown)] if unknown else []),
         ]
 
@@ -116,10 +123,23 @@ def _lacks_only_lost(repair: Repair, outcome: CopyOutcome) -> bool:
     return repair.is_in_place or had_count == len(repair.entry_ids)
 
 
-def _no_copy(lost: Collection[int], bookie: BookieId) -> Blocked:
+def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
+    """How many entries do not get the copy that they miss, only because others have none at all."""
+    if not outcome.without_copy:
+        return 0
+    if repair.is_in_place:
+        return len(outcome.kept_back)
+    return len(repair.entry_ids) - len(outcome.without_copy) - len(outcome.unknown)
+
+
+def _no_copy(lost: Collection[int], bookie: BookieId, *, left_count: int) -> Blocked:
+    """``left_count``: entries that share their fate (``_left_count``)."""
+    left = {0: "", 1: "; 1 entry more has a copy less"}.get(
+        left_count, f"; {left_count} entries more have a copy less"
+    )
     return Blocked(
         reason=Reason.NO_COPY,
-        detail=f"no good copy of {_listed(sorted(lost))} besides the one on {bookie}",
+        detail=f"no good copy of {_listed(sorted(lost))} besides the one on {bookie}{left}",
     )
 
 

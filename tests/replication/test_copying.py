@@ -367,46 +367,6 @@ async def test_a_copy_without_entries_is_complete_at_once() -> None:
     assert cluster.bookies.transfers == []
 
 
-@in_virtual_time
-async def test_rule_s15_in_place_just_the_missing_entries_are_written() -> None:
-    cluster = await cluster_with_ledger()
-    cluster.bookie(B2).lose(LEDGER, 4)
-    cluster.bookie(B2).lose(LEDGER, 9)
-
-    outcome = await copy(cluster, job(index=1, target=B2, available=ALL, entry_ids=(4,)))
-
-    assert outcome.entry_count == 1
-    assert cluster.bookie(B2).entry_ids(LEDGER) == {0, 1, 3, 4, 6, 7}
-
-
-@in_virtual_time
-async def test_rule_s15_in_place_the_ends_come_last_and_only_when_all_else_is_there() -> None:
-    cluster = await cluster_with_ledger()
-    missing = (0, 4, 6, 9)
-    for entry_id in missing:
-        cluster.bookie(B2).lose(LEDGER, entry_id)
-    in_place = job(index=1, target=B2, available=ALL, entry_ids=missing)
-    cluster.bookie(B3).lose(LEDGER, 4)
-
-    outcome = await copy(cluster, in_place)
-
-    assert outcome.without_copy == (4,)
-    assert cluster.bookie(B2).entry_ids(LEDGER) & {*missing} == {6}, "a check still sees a lack"
-
-    cluster.put(LEDGER, 4, B3)
-    outcome = await copy(cluster, in_place)
-
-    assert outcome.is_complete
-    assert {*missing} <= cluster.bookie(B2).entry_ids(LEDGER)
-    assert [
-        sorted(e for ids in t.reads.values() for e in ids)
-        for t, _ in cluster.bookies.transfers[-2:]
-    ] == [
-        [4, 6],
-        [0, 9],
-    ]
-
-
 @pytest.mark.compat(
     "TestLedgerFragmentReplication.testSplitIntoSubFragmentsWithDifferentFragmentBoundaries",
     verdict="other",

@@ -222,3 +222,49 @@ async def test_a_split_and_another_loss_later_leave_no_copy_behind(write_quorum:
         assert cluster.good_copies(LEDGER, metadata, entry_id) == write_quorum, entry_id
     assert len(metadata.segments) == 3
     assert not cluster.violations
+
+
+@pytest.mark.parametrize("last", [36, 37, 38])
+@pytest.mark.parametrize("wiped", [(B1, B2), (B2, B3), (B1, B3)])
+@in_virtual_time
+async def test_two_bookies_without_their_files_get_back_what_the_third_one_has(
+    wiped: tuple[BookieId, BookieId], last: int
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=2, last=last)
+    had = {bookie: cluster.bookie(bookie).entry_ids(LEDGER) for bookie in (B1, B2, B3)}
+    for bookie in wiped:
+        for entry_id in had[bookie]:
+            cluster.bookie(bookie).lose(LEDGER, entry_id)
+    lost = had[wiped[0]] & had[wiped[1]]
+
+    first = await repair(cluster)
+    again = await repair(cluster)
+
+    assert first.reason is again.reason is Reason.NO_COPY
+    await assert_still_marked(cluster)
+    for bookie in wiped:
+        absent = had[bookie] - cluster.bookie(bookie).entry_ids(LEDGER)
+        assert lost <= absent
+        assert len(absent - lost) <= 1
+        assert absent & {min(had[bookie]), max(had[bookie])}, "a check of the ends tells"
+        assert ("1 entry more has a copy less" in again.detail) or not absent - lost
+
+    for entry_id in lost:
+        cluster.put(LEDGER, entry_id, wiped[0])
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_what_a_move_that_may_not_be_written_copied_in_vain_is_told() -> None:
+    count = LOST_PLACES_MAX + 1
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), last=3 * count)
+    for place in range(count):
+        cluster.bookie(B1).lose(LEDGER, 3 * place + 1)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert f"; {2 * count + 1} entries more have a copy less" in outcome.detail

@@ -1,0 +1,104 @@
+"""Copies to a bookie that is there already and lacks entries (rule S15)."""
+
+import pytest
+
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import Fault, Op
+from replication.copying.copy_index import CopyJob, CopyOutcome, copy_index
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES, fragment
+from tests.replication.nodes import LEDGER
+
+
+async def cluster_with_ledger() -> Cluster:
+    """Entries 0 to 9 on B1, B2 and B3: 0, 1, 3, 4, 6, 7 and 9 of them on B2."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    return cluster
+
+
+async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
+    """What gives B2 back entries that it loses hereby."""
+    for entry_id in entry_ids:
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+    return CopyJob(
+        fragment=fragment(),
+        index=1,
+        target=B2,
+        entry_ids=entry_ids,
+        available=frozenset(BOOKIES),
+    )
+
+
+async def copy(cluster: Cluster, job: CopyJob) -> CopyOutcome:
+    return await copy_index(job, bookies=cluster.bookies, digest=DIGEST)
+
+
+@in_virtual_time
+async def test_rule_s15_in_place_just_the_missing_entries_are_written() -> None:
+    cluster = await cluster_with_ledger()
+    in_place = await lacking(cluster, 4)
+    cluster.bookie(B2).lose(LEDGER, 9)
+
+    outcome = await copy(cluster, in_place)
+
+    assert outcome.entry_count == 1
+    assert cluster.bookie(B2).entry_ids(LEDGER) == {0, 1, 3, 4, 6, 7}
+
+
+@in_virtual_time
+async def test_rule_s15_in_place_the_ends_come_last() -> None:
+    cluster = await cluster_with_ledger()
+    missing = (0, 4, 6, 9)
+    in_place = await lacking(cluster, *missing)
+
+    outcome = await copy(cluster, in_place)
+
+    assert outcome.is_complete
+    assert {*missing} <= cluster.bookie(B2).entry_ids(LEDGER)
+    assert [
+        sorted(e for ids in t.reads.values() for e in ids) for t, _ in cluster.bookies.transfers
+    ] == [[4, 6], [0, 9]]
+
+
+@pytest.mark.parametrize(
+    ("missing", "lost", "written", "kept_back"),
+    [
+        pytest.param((0, 4, 6, 9), {4}, {0, 6}, (9,), id="between the ends"),
+        pytest.param((0, 4, 6, 9), {0, 4}, {6, 9}, (), id="between them, and the first"),
+        pytest.param((0, 4, 6, 9), {4, 9}, {0, 6}, (9,), id="between them, and the last"),
+        pytest.param((0, 4, 6, 9), {0}, {4, 6, 9}, (), id="the first"),
+        pytest.param((0, 4, 6, 9), {9}, {0, 4, 6}, (), id="the last"),
+        pytest.param((0, 9), {0, 9}, set(), (), id="both ends"),
+        pytest.param((4, 6, 9), {4}, {6}, (9,), id="between them, and only the last is missing"),
+        pytest.param((0, 4, 6), {4}, {6}, (0,), id="between them, and only the first is missing"),
+    ],
+)
+@in_virtual_time
+async def test_rule_s15_in_place_all_is_written_that_has_a_copy_but_for_an_end_that_shows_the_lack(
+    missing: tuple[int, ...], lost: set[int], written: set[int], kept_back: tuple[int, ...]
+) -> None:
+    cluster = await cluster_with_ledger()
+    in_place = await lacking(cluster, *missing)
+    for entry_id in lost:
+        others = set(named_by(await cluster.metadata(), entry_id)) - {B2}
+        cluster.bookie(others.pop()).lose(LEDGER, entry_id)
+
+    outcome = await copy(cluster, in_place)
+
+    assert cluster.bookie(B2).entry_ids(LEDGER) & {*missing} == written
+    assert outcome.kept_back == kept_back
+    assert {*outcome.without_copy} == lost - {*kept_back}
+    assert not outcome.is_complete
+
+
+@in_virtual_time
+async def test_rule_s15_in_place_no_end_is_written_while_a_replica_does_not_answer() -> None:
+    cluster = await cluster_with_ledger()
+    in_place = await lacking(cluster, 0, 4, 6, 9)
+    cluster.bookies.fail(B3, Op.READ, Fault(error=UnavailableError))
+
+    outcome = await copy(cluster, in_place)
+
+    assert outcome.unknown == (4,)
+    assert cluster.bookie(B2).entry_ids(LEDGER) & {0, 9} == set()
