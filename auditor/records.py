@@ -8,10 +8,22 @@ far the draining of bookies is.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
+from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
-from replication.cluster.own_state import own_path, read_json, urgent_path
+from replication.cluster.own_state import (
+    as_text,
+    own_path,
+    part,
+    read_json,
+    switch,
+    time_ms,
+    urgent_path,
+    whole,
+    wholes,
+)
 from replication.queue.batching import Batcher
 from replication.queue.urgent import read_urgent, urgent_to_bytes
 
@@ -66,10 +78,11 @@ class Records:
     async def identities(self) -> dict[BookieId, int]:
         """Per bookie, the czxid of the cookie that was dealt with; empty when nothing is stored."""
         record = await read_json(self._store, _identities_path(self._ur))
-        cookies = None if record is None else record.get("cookies")
-        if not isinstance(cookies, dict):
+        try:
+            cookies = {} if record is None else part(record, "cookies")
+            return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
+        except CorruptionError:
             return {}
-        return {BookieId(b): czxid for b, czxid in cookies.items() if isinstance(czxid, int)}
 
     async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
         record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
@@ -117,13 +130,13 @@ async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
         return None
     try:
         return AuditRecord(
-            finished_ms=int(record["finished_ms"]),
-            ledger_count=int(record["ledger_count"]),
-            mark_count=int(record["mark_count"]),
-            unreadable_count=int(record["unreadable_count"]),
-            unreadable=tuple(map(int, record["unreadable"])),
+            finished_ms=time_ms(record, "finished_ms"),
+            ledger_count=whole(record, "ledger_count"),
+            mark_count=whole(record, "mark_count"),
+            unreadable_count=whole(record, "unreadable_count"),
+            unreadable=wholes(record, "unreadable"),
         )
-    except (KeyError, ValueError, TypeError):
+    except CorruptionError:
         return None
 
 
@@ -133,24 +146,29 @@ async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
     if record is None:
         return None
     try:
+        bookies = part(record, "bookies")
         return DrainRecord(
-            scanned_ms=int(record["scanned_ms"]),
-            unreadable_count=int(record["unreadable_count"]),
+            scanned_ms=time_ms(record, "scanned_ms"),
+            unreadable_count=whole(record, "unreadable_count"),
             bookies={
-                BookieId(bookie): DrainProgress(
-                    since_ms=int(progress["since_ms"]),
-                    ledgers_left=int(progress["ledgers_left"]),
-                    ledgers_most=int(progress["ledgers_most"]),
-                    is_drained=bool(progress["is_drained"]),
-                    is_in_doubt=bool(progress["is_in_doubt"]),
-                    unreadable_count=int(progress["unreadable_count"]),
-                    unreadable=tuple(map(int, progress["unreadable"])),
-                )
-                for bookie, progress in record["bookies"].items()
+                BookieId(as_text(bookie, "bookie")): _progress(part(bookies, bookie))
+                for bookie in bookies
             },
         )
-    except (AttributeError, KeyError, ValueError, TypeError):
+    except CorruptionError:
         return None
+
+
+def _progress(record: Mapping[str, Any]) -> DrainProgress:
+    return DrainProgress(
+        since_ms=time_ms(record, "since_ms"),
+        ledgers_left=whole(record, "ledgers_left"),
+        ledgers_most=whole(record, "ledgers_most"),
+        is_drained=switch(record, "is_drained"),
+        is_in_doubt=switch(record, "is_in_doubt"),
+        unreadable_count=whole(record, "unreadable_count"),
+        unreadable=wholes(record, "unreadable"),
+    )
 
 
 def _identities_path(ur: str) -> str:

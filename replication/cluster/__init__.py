@@ -2,5 +2,5 @@
 
 ``cluster_view`` is all of it at one moment; ``membership`` our own sessions; ``orders`` and
 ``order_book`` what is ordered; ``racks`` and ``room`` where bookies are, and how full; ``own_state`` our
-znodes' paths.
+znodes' paths, and how what stands in them is read.
 """

@@ -12,9 +12,9 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from ledgers.errors import NodeExistsError, NoNodeError, SessionLostError
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, SessionLostError
 from ledgers.store import Check, MetadataStore
-from replication.cluster.own_state import nodes_path
+from replication.cluster.own_state import nodes_path, parse_record, text, time_ms, whole
 from replication.queue.batching import Guard
 
 
@@ -51,14 +51,21 @@ class NodeInfo:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> "NodeInfo":
-        """Raises KeyError, ValueError or TypeError on what no release of ours has written."""
+        """Raises CorruptionError on what no release of ours has written, or this one does not know."""
         return cls(
-            half=Half(record["half"]),
-            host=str(record["host"]),
-            pid=int(record["pid"]),
-            bookie_id=record["bookie_id"],
-            started_ms=int(record["started_ms"]),
+            half=_half(text(record, "half")),
+            host=text(record, "host"),
+            pid=whole(record, "pid"),
+            bookie_id=None if record.get("bookie_id") is None else text(record, "bookie_id"),
+            started_ms=time_ms(record, "started_ms"),
         )
+
+
+def _half(value: str) -> Half:
+    try:
+        return Half(value)
+    except ValueError as error:
+        raise CorruptionError("half of a kind that this release does not know") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +124,8 @@ async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
     """None when it has gone, or is a later release's, which says nothing to us."""
     try:
         data, stat = await store.get(path)
-        info = NodeInfo.from_record(json.loads(data))
-    except (NoNodeError, KeyError, ValueError, TypeError):
+        info = NodeInfo.from_record(parse_record(data))
+    except (NoNodeError, CorruptionError):
         return None
     return LiveNode(info=info, session_id=stat.ephemeral_owner)
 

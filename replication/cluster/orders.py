@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
+from replication.cluster.own_state import parse_record, switch, text, time_ms, whole
 
 VERSION = 1
 """Of every order's record. Raised when a reader of the release before would misunderstand it; fields
@@ -43,7 +44,8 @@ class DrainOrder:
         """Raises CorruptionError."""
         record = _record(data)
         return cls(
-            since_ms=_number(record, "since_ms"), may_fence=bool(_switch(record, "may_fence"))
+            since_ms=time_ms(record, "since_ms"),
+            may_fence=_holds(record, "may_fence") and switch(record, "may_fence"),
         )
 
 
@@ -62,13 +64,10 @@ class MaintenanceWindow:
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
         record = _record(data)
-        reason = record.get("reason", "")
-        if not isinstance(reason, str):
-            raise CorruptionError("the reason of a maintenance window is no text")
         return cls(
-            since_ms=_number(record, "since_ms"),
-            until_ms=_number(record, "until_ms"),
-            reason=reason,
+            since_ms=time_ms(record, "since_ms"),
+            until_ms=time_ms(record, "until_ms"),
+            reason=text(record, "reason") if "reason" in record else "",
         )
 
 
@@ -90,11 +89,14 @@ class LimitsOrder:
         """Raises CorruptionError, also for a number that no setting would be allowed (rule S10)."""
         record = _record(data)
         numbers = {
-            key: _number(record, key, least, most)
+            key: whole(record, key, least=least, most=most)
             for key, (least, most) in LIMIT_RANGES.items()
-            if record.get(key) is not None
+            if _holds(record, key)
         }
-        return cls(**numbers, yields_to_writers=_switch(record, "yields_to_writers"))
+        yields = "yields_to_writers"
+        return cls(
+            **numbers, yields_to_writers=switch(record, yields) if _holds(record, yields) else None
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,25 +122,13 @@ def _to_json(fields: Mapping[str, object]) -> bytes:
     return json.dumps({"version": VERSION, **fields}).encode()
 
 
+def _holds(record: Mapping[str, Any], key: str) -> bool:
+    """Null is as good as nothing, in what may be left out."""
+    return record.get(key) is not None
+
+
 def _record(data: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(data)
-    except ValueError as error:
-        raise CorruptionError("an order that is not JSON", data=data[:80]) from error
-    if not isinstance(record, dict) or record.get("version") != VERSION:
+    record = parse_record(data)
+    if record.get("version") != VERSION:
         raise CorruptionError("an order of a kind that this release does not know", data=data[:80])
     return record
-
-
-def _number(record: Mapping[str, Any], key: str, least: int = 0, most: int = 2**63 - 1) -> int:
-    value = record.get(key)
-    if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
-        raise CorruptionError(f"an order whose {key} is no number from {least} to {most}")
-    return value
-
-
-def _switch(record: Mapping[str, Any], key: str) -> bool | None:
-    value = record.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CorruptionError(f"an order whose {key} is neither true nor false")
-    return value

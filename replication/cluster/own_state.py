@@ -5,13 +5,17 @@ marked ledger is not being repaired now; ``orders/…`` what an operator wants (
 ``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole: those of
 draining bookies (rule S16); ``urgent`` the leader's note of the most endangered (``urgent``).
 Java's payloads never carry a field of ours, so whatever it does not know of stands here. A reader
-skips what it cannot read: it is a later release's.
+skips what it cannot read: it is a later release's, or a slip of somebody's hand. All of it goes through
+``parse_record`` and the helpers below it, so that no bytes whatever make a session fall.
 """
 
 import json
-from typing import Any
+import re
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any, NoReturn
 
-from ledgers.errors import NoNodeError
+from ledgers.errors import CorruptionError, NoNodeError
 from ledgers.store import MetadataStore
 
 
@@ -36,11 +40,119 @@ def urgent_path(ur: str) -> str:
     return f"{own_path(ur)}/urgent"
 
 
+# --- What stands in them ---------------------------------------------------------------------------
+
+RECORD_BYTES_MAX = 1 << 20
+"""ZooKeeper's own bound, unless it was raised there."""
+WHOLE_MAX = 2**63 - 1
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999: the last that a calendar can show."""
+
+
 async def read_json(store: MetadataStore, path: str) -> dict[str, Any] | None:
     """The object in a znode of ours; None when the znode is gone or holds something else."""
     try:
         data, _ = await store.get(path)
-        record = json.loads(data)
-    except (NoNodeError, ValueError):
+        return parse_record(data)
+    except (NoNodeError, CorruptionError):
         return None
-    return record if isinstance(record, dict) else None
+
+
+def parse_record(data: bytes) -> dict[str, Any]:
+    """The only parser of what is ours: a JSON object in UTF-8, without NaN or an infinity.
+
+    Raises CorruptionError, whatever somebody's hand put there. The values are of any type: ``whole``,
+    ``text`` and ``switch`` take them out.
+    """
+    if len(data) > RECORD_BYTES_MAX:
+        raise CorruptionError("a record larger than any of ours", byte_count=len(data))
+    try:
+        record = json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite)
+    except (ValueError, RecursionError) as error:  # the latter: nested a thousandfold
+        raise CorruptionError("a record that is not JSON", data=data[:80]) from error
+    if not isinstance(record, dict):
+        raise CorruptionError("a record that is no JSON object", data=data[:80])
+    return record
+
+
+def whole(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
+    """A whole number within the ends, both included. Raises CorruptionError."""
+    return as_whole(record.get(key), key, least=least, most=most)
+
+
+def as_whole(value: object, what: str, *, least: int = 0, most: int = WHOLE_MAX) -> int:
+    """Likewise, of a value that stands in no record of its own."""
+    if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
+        raise CorruptionError(f"a record whose {what} is no number from {least} to {most}")
+    return value
+
+
+def wholes(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """An array of them. Raises CorruptionError."""
+    values = record.get(key)
+    if not isinstance(values, list):
+        raise CorruptionError(f"a record whose {key} is no array")
+    return tuple(as_whole(value, f"item of {key}") for value in values)
+
+
+def time_ms(record: Mapping[str, Any], key: str) -> int:
+    """Wall-clock milliseconds. Raises CorruptionError."""
+    return whole(record, key, most=TIME_MS_MAX)
+
+
+def text(record: Mapping[str, Any], key: str) -> str:
+    """Raises CorruptionError."""
+    return as_text(record.get(key), key)
+
+
+def as_text(value: object, what: str) -> str:
+    """Text that can be written again: JSON may hold half a character. Raises CorruptionError."""
+    if not isinstance(value, str) or not _is_utf8(value):
+        raise CorruptionError(f"a record whose {what} is no text")
+    return value
+
+
+def switch(record: Mapping[str, Any], key: str) -> bool:
+    """Raises CorruptionError."""
+    value = record.get(key)
+    if not isinstance(value, bool):
+        raise CorruptionError(f"a record whose {key} is neither true nor false")
+    return value
+
+
+def part(record: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """An object within it. Raises CorruptionError."""
+    value = record.get(key)
+    if not isinstance(value, dict):
+        raise CorruptionError(f"a record whose {key} is no object")
+    return value
+
+
+def ledger_id_of_name(name: str) -> int | None:
+    """The ledger whose decimal id a znode's name is; None when it is no such name."""
+    if not _LEDGER_ID.fullmatch(name):
+        return None
+    ledger_id = int(name)
+    return ledger_id if ledger_id <= WHOLE_MAX else None
+
+
+_LEDGER_ID = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not isfinite(number):
+        raise ValueError("a number beyond all bounds")
+    return number
+
+
+def _is_utf8(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

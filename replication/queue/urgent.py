@@ -8,8 +8,9 @@ It is a hint, not the queue: ledgers on it may be done, or marked no more.
 import json
 from collections.abc import Sequence
 
+from ledgers.errors import CorruptionError
 from ledgers.store import MetadataStore
-from replication.cluster.own_state import read_json, urgent_path
+from replication.cluster.own_state import read_json, urgent_path, wholes
 
 URGENT_MAX = 1_000
 
@@ -17,10 +18,12 @@ URGENT_MAX = 1_000
 async def read_urgent(store: MetadataStore, ur: str) -> tuple[int, ...]:
     """Most endangered first; empty also when a later release wrote what we cannot read."""
     record = await read_json(store, urgent_path(ur))
-    ledger_ids = None if record is None else record.get("ledger_ids")
-    if not isinstance(ledger_ids, list):
+    if record is None:
         return ()
-    return tuple(i for i in ledger_ids[:URGENT_MAX] if type(i) is int and 0 <= i < 2**63)
+    try:
+        return wholes(record, "ledger_ids")[:URGENT_MAX]
+    except CorruptionError:
+        return ()
 
 
 def urgent_to_bytes(ledger_ids: Sequence[int], *, written_ms: int) -> bytes:

@@ -11,9 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ledgers.errors import NodeExistsError, NoNodeError
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
-from replication.cluster.own_state import read_json, waiting_path
+from replication.cluster.own_state import (
+    ledger_id_of_name,
+    part,
+    read_json,
+    text,
+    time_ms,
+    waiting_path,
+    whole,
+)
 from replication.queue.batching import Batcher
 from replication.reasons import Reason
 from replication.waiting.world import World
@@ -71,18 +79,27 @@ class WaitingNote:
 
     @classmethod
     def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
-        """Raises KeyError, ValueError or TypeError on what no release of ours has written."""
-        world = record.get("world")  # not in version 1, nor are tries and next_try_ms
+        """Raises CorruptionError on what no release of ours has written, or this one does not know."""
+        first = {"tries": 1, "next_try_ms": 0}  # version 1 had neither these nor the world
+        record = {**first, **record}
+        has_world = record.get("world") is not None
         return cls(
             ledger_id=ledger_id,
-            reason=Reason(record["reason"]),
-            detail=str(record["detail"]),
-            node=str(record["node"]),
-            since_ms=int(record["since_ms"]),
-            tries=int(record.get("tries", 1)),
-            next_try_ms=int(record.get("next_try_ms", 0)),
-            world=None if world is None else World.from_record(world),
+            reason=_reason(text(record, "reason")),
+            detail=text(record, "detail"),
+            node=text(record, "node"),
+            since_ms=time_ms(record, "since_ms"),
+            tries=whole(record, "tries"),
+            next_try_ms=time_ms(record, "next_try_ms"),
+            world=World.from_record(part(record, "world")) if has_world else None,
         )
+
+
+def _reason(value: str) -> Reason:
+    try:
+        return Reason(value)
+    except ValueError as error:
+        raise CorruptionError("a reason that this release does not know") from error
 
 
 class WaitingNotes:
@@ -103,7 +120,7 @@ class WaitingNotes:
             names = await self._store.children(waiting_path(self._ur))
         except NoNodeError:
             return set()
-        return {int(name) for name in names if name.isdecimal()}
+        return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
         """None when there is none, or a later release wrote it in a way that we cannot read."""
@@ -112,7 +129,7 @@ class WaitingNotes:
             return None
         try:
             return WaitingNote.from_record(ledger_id, record)
-        except (KeyError, ValueError, TypeError):
+        except CorruptionError:
             return None
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:

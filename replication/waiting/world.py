@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from replication.cluster.cluster_view import ClusterView
+from replication.cluster.own_state import text, whole
 from replication.reasons import Reason
 
 _ANY_CHANGE_HELPS = frozenset({Reason.NO_ANSWER, Reason.RECOVERY_FAILED, Reason.CONFLICTS})
@@ -55,11 +56,11 @@ class World:
 
     @classmethod
     def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises KeyError, ValueError or TypeError on what no release of ours has written."""
+        """Raises CorruptionError."""
         return cls(
-            newest_czxid=int(record["newest_czxid"]),
-            bookies=str(record["bookies"]),
-            orders=str(record["orders"]),
+            newest_czxid=whole(record, "newest_czxid"),
+            bookies=text(record, "bookies"),
+            orders=text(record, "orders"),
         )
 
 

@@ -1,0 +1,260 @@
+"""Whatever somebody wrote into a znode of ours: every reader passes it over, and none of them falls."""
+
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from auditor.records import Records, last_audit, last_drains
+from ledgers.errors import CorruptionError
+from ledgers.memory.store import MemoryStore
+from replication.cluster.membership import live_nodes
+from replication.cluster.order_book import OrderBook, drain_place, limits_place, maintenance_place
+from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.own_state import (
+    RECORD_BYTES_MAX,
+    nodes_path,
+    own_path,
+    parse_record,
+    urgent_path,
+    waiting_path,
+)
+from replication.queue.batching import Batcher
+from replication.queue.urgent import read_urgent, urgent_to_bytes
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote, WaitingNotes
+from replication.waiting.world import World
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1
+from tests.replication.nodes import LEDGER, UR, node_info
+
+Read = Callable[[MemoryStore], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """Of one znode of ours: what may stand there, how it is read, what is read where it is garbage."""
+
+    path: str
+    good: bytes
+    read: Read
+    nothing: object
+
+
+async def read_orders(store: MemoryStore) -> Orders:
+    return await OrderBook(store, UR).read()
+
+
+async def read_identities(store: MemoryStore) -> object:
+    return await Records(store, Batcher(store, []), UR).identities()
+
+
+NOTE = WaitingNote(
+    ledger_id=LEDGER,
+    reason=Reason.NO_COPY,
+    detail="all gone",
+    node="host-a",
+    since_ms=5,
+    tries=3,
+    next_try_ms=9,
+    world=World(newest_czxid=5, bookies="01234567", orders="89abcdef"),
+)
+AUDIT = {
+    "version": 1,
+    "finished_ms": 1,
+    "ledger_count": 2,
+    "mark_count": 3,
+    "unreadable_count": 1,
+    "unreadable": [7],
+}
+DRAINS = {
+    "version": 1,
+    "scanned_ms": 1,
+    "unreadable_count": 0,
+    "bookies": {
+        B1: {
+            "since_ms": 1,
+            "ledgers_left": 2,
+            "ledgers_most": 3,
+            "is_drained": False,
+            "is_in_doubt": True,
+            "unreadable_count": 1,
+            "unreadable": [7],
+        }
+    },
+}
+
+READERS = {
+    "a drain": Reader(
+        path=drain_place(UR, B1).path,
+        good=DrainOrder(since_ms=5, may_fence=True).to_json(),
+        read=read_orders,
+        nothing=Orders(),
+    ),
+    "a window": Reader(
+        path=maintenance_place(UR, B1).path,
+        good=MaintenanceWindow(since_ms=1, until_ms=5, reason="new kernel").to_json(),
+        read=read_orders,
+        nothing=Orders(),
+    ),
+    "limits": Reader(
+        path=limits_place(UR).path,
+        good=LimitsOrder(bytes_per_s=1, yields_to_writers=True).to_json(),
+        read=read_orders,
+        nothing=Orders(),
+    ),
+    "a note": Reader(
+        path=waiting_path(UR, LEDGER),
+        good=NOTE.to_json(),
+        read=lambda store: WaitingNotes(store, UR).read(LEDGER),
+        nothing=None,
+    ),
+    "the urgent": Reader(
+        path=urgent_path(UR),
+        good=urgent_to_bytes([3, 4], written_ms=1),
+        read=partial(read_urgent, ur=UR),
+        nothing=(),
+    ),
+    "a node": Reader(
+        path=f"{nodes_path(UR)}/some-uuid",
+        good=node_info("host-a").to_json(),
+        read=partial(live_nodes, ur=UR),
+        nothing=[],
+    ),
+    "an audit": Reader(
+        path=f"{own_path(UR)}/audit",
+        good=json.dumps(AUDIT).encode(),
+        read=partial(last_audit, ur=UR),
+        nothing=None,
+    ),
+    "the drains": Reader(
+        path=f"{own_path(UR)}/drains",
+        good=json.dumps(DRAINS).encode(),
+        read=partial(last_drains, ur=UR),
+        nothing=None,
+    ),
+    "the identities": Reader(
+        path=f"{own_path(UR)}/identities",
+        good=json.dumps({"version": 1, "cookies": {B1: 5}}).encode(),
+        read=read_identities,
+        nothing={},
+    ),
+}
+
+NO_RECORDS = {
+    "nothing": b"",
+    "no JSON": b"yes please",
+    "not UTF-8": b"\xff\xfe{}",
+    "UTF-16": '{"version": 1}'.encode("utf-16"),
+    "no object": b"[1]",
+    "a number": b"7",
+    "null": b"null",
+    "arrays without end": b"[" * 100_000,
+    "arrays that end": b"[" * 100_000 + b"]" * 100_000,
+    "objects without end": b'{"a":' * 100_000,
+    "no number at all": b'{"version": NaN}',
+    "more digits than Python reads": b'{"version": %s}' % (b"9" * 5_000),
+}
+
+STRANGE: tuple[str, ...] = (
+    "1e999",
+    "-1e999",
+    "Infinity",
+    "NaN",
+    "1.5",
+    "1e3",
+    "-1",
+    str(2**63),
+    "1" + "0" * 400,
+    "9" * 5_000,
+    "true",
+    "null",
+    '"1"',
+    '"\\ud800"',
+    "[]",
+    "[1e999]",
+    "{}",
+    '{"a": 1e999}',
+    "[" * 500 + "]" * 500,
+    "[" * 50_000 + "]" * 50_000,
+)
+"""Each in the place of each value of a good record, as JSON."""
+
+
+async def found(reader: Reader, data: bytes) -> object:
+    cluster = await Cluster.start()
+    await cluster.store.create(reader.path, data, with_parents=True)
+    return await reader.read(cluster.store)
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@in_virtual_time
+async def test_what_stands_there_is_read(reader: Reader) -> None:
+    assert await found(reader, reader.good) != reader.nothing
+
+
+@pytest.mark.parametrize("data", NO_RECORDS.values(), ids=NO_RECORDS)
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@in_virtual_time
+async def test_what_is_no_record_is_passed_over(reader: Reader, data: bytes) -> None:
+    assert await found(reader, data) == reader.nothing
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+@in_virtual_time
+async def test_no_value_of_a_record_makes_a_reader_fall(reader: Reader) -> None:
+    """What is read of it is either nothing, or can be written, hashed and shown as what was good."""
+    cluster = await Cluster.start()
+    await cluster.store.create(reader.path, b"", with_parents=True)
+    for data in strange_records(reader.good):
+        await cluster.store.set(reader.path, data, version=-1)
+
+        read = await reader.read(cluster.store)
+
+        repr(read).encode()
+        assert not re.search(r"\binf\b", repr(read)), (data[:200], read)
+
+
+@pytest.mark.parametrize("name", ["\u0663", "007", "9" * 5_000, str(2**63), "-1", "three"])
+@in_virtual_time
+async def test_only_the_names_of_ledgers_are_those_of_notes(name: str) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(f"{waiting_path(UR)}/{name}", with_parents=True)
+
+    assert await WaitingNotes(cluster.store, UR).ledger_ids() == set()
+
+
+def test_what_is_larger_than_any_record_of_ours_is_not_even_parsed() -> None:
+    """No znode is, unless ZooKeeper's bound was raised."""
+    assert parse_record(b"{}" + b" " * (RECORD_BYTES_MAX - 2)) == {}
+
+    with pytest.raises(CorruptionError, match="larger"):
+        parse_record(b"{}" + b" " * (RECORD_BYTES_MAX - 1))
+
+
+def strange_records(good: bytes) -> Iterator[bytes]:
+    """The good one with one value replaced, for each value and each strange one."""
+    for place in _places(json.loads(good)):
+        for strange in STRANGE:
+            record = json.loads(good)
+            _put(record, place, "@")
+            yield json.dumps(record).replace('"@"', strange).encode()
+
+
+def _places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in inner:
+        yield (*above, key)
+        if isinstance(each, dict | list):
+            yield from _places(each, (*above, key))
+
+
+def _put(record: Any, place: tuple[Any, ...], value: object) -> None:
+    *above, last = place
+    for key in above:
+        record = record[key]
+    record[last] = value
