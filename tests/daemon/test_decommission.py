@@ -13,7 +13,10 @@ from daemon.operating.maintenance_command import open_window
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.visits import Heard, visiting
@@ -307,6 +310,30 @@ async def test_when_nothing_that_is_left_can_move_it_says_why_and_ends() -> None
         assert await cluster.marked() == [0], "the nodes go on trying"
         await cluster.assert_whole(1, 2)
     assert await has_cookie(cluster)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_marked", "ends"),
+    [
+        pytest.param(Reason.NO_TARGET, True, RejectedError, id="only help will help"),
+        pytest.param(Reason.NO_TARGET, False, TimeoutError, id="a note that was left behind"),
+        pytest.param(Reason.OPEN_LEDGER_GRACE, True, TimeoutError, id="time will help"),
+    ],
+)
+@in_virtual_time
+async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others(
+    reason: Reason, is_marked: bool, ends: type[Exception]
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
+    await cluster.kill(B1)
+    if is_marked:
+        await cluster.mark(B1, ledger_id=0)
+    note = WaitingNote(ledger_id=0, reason=reason, detail="", node="node-1", since_ms=1)
+    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+
+    with pytest.raises(ends):
+        await asyncio.wait_for(decommissioned(cluster), 2 * decommission.AUDIT_AGAIN_S)
 
 
 @in_virtual_time
