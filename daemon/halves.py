@@ -31,6 +31,7 @@ from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import LeadershipLostError, SessionLostError
+from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType
 from ledgers.registration import Registration
@@ -229,7 +230,8 @@ async def _join(
 ) -> Session:
     """Everything that needs the session before work can begin; it is in the list of nodes then."""
     uri, clock = settings.uri, SystemClock()
-    manager = await LedgerManager.open(store, uri, journal=journal.record)
+    cluster = await read_instance_id(store, uri.root)
+    manager = await LedgerManager.open(store, uri, journal=journal.of_cluster(cluster))
     ur = underreplication_path(uri.root)
     await prepare_tree(store, ur)
     views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, ur))

@@ -20,6 +20,7 @@ from daemon.settings import Settings, load_settings
 from daemon.visit import Visit, visit
 from ledgers.clock import SystemClock
 from ledgers.errors import SettingsError
+from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
 from replication.cluster.membership import Half, Membership, NodeInfo
@@ -53,7 +54,8 @@ def restore(
     with the same write: the nodes check it, copy what is missing, and take the mark away.
 
     The ledger's lock is taken for it, and the undoing is recorded, too. Run it as the daemon's user,
-    with its settings: that is where the journal lies. Each host has its own.
+    with its settings: that is where the journal lies. Each host has its own, for all clusters that it
+    serves; what was written in another cluster is never put back in this one.
 
     Exits 0 when it is done or shown, 1 when it is refused or there is no such record.
     """
@@ -89,16 +91,21 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
 
 
 async def _look(settings: Settings, record: JournalRecord) -> Restoring:
-    async with visit(settings) as cluster, _open_restorer(cluster, cluster.manager) as restorer:
-        return await restorer.plan(record)
+    async with visit(settings) as cluster:
+        cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+        async with _open_restorer(cluster, cluster.manager, cluster_id) as restorer:
+            return await restorer.plan(record)
 
 
 async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool) -> Restoring:
     with closing(open_journal(settings)) as journal:
         async with visit(settings) as cluster:
-            manager = await LedgerManager.open(cluster.store, settings.uri, journal=journal.record)
+            cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+            manager = await LedgerManager.open(
+                cluster.store, settings.uri, journal=journal.of_cluster(cluster_id)
+            )
             membership = await Membership.join(cluster.store, cluster.ur, _by_hand())
-            async with _open_restorer(cluster, manager) as restorer:
+            async with _open_restorer(cluster, manager, cluster_id) as restorer:
                 return await restorer.restore(
                     record,
                     session=membership.guard.check,
@@ -108,7 +115,9 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
 
 
 @asynccontextmanager
-async def _open_restorer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[Restorer]:
+async def _open_restorer(
+    cluster: Visit, manager: LedgerManager, cluster_id: str | None
+) -> AsyncIterator[Restorer]:
     async with open_looking(cluster) as looking:
         yield Restorer(
             store=cluster.store,
@@ -116,6 +125,7 @@ async def _open_restorer(cluster: Visit, manager: LedgerManager) -> AsyncIterato
             surveyor=looking.surveyor,
             view=looking.view,
             ur=cluster.ur,
+            cluster=cluster_id,
             clock=looking.clock,
         )
 
@@ -134,7 +144,8 @@ def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> s
     if output == "json":
         return json.dumps({"ledger_id": ledger_id, "writes": list(map(_record, records))}, indent=2)
     lines = [
-        f"{record.time_ms}  {_when(record.time_ms)}  {_difference(record.before, record.after)}"
+        f"{record.time_ms}  {_when(record.time_ms)}  {record.cluster or 'unknown cluster'}  "
+        f"{_difference(record.before, record.after)}"
         for record in records
     ]
     return "\n".join([*lines, f"{len(records)} writes of ledger {ledger_id} recorded on this host"])
@@ -143,6 +154,7 @@ def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> s
 def _record(record: JournalRecord) -> dict[str, Any]:
     return {
         "time_ms": record.time_ms,
+        "cluster": record.cluster,
         "before": _said(readable(record.before)),
         "after": _said(readable(record.after)),
     }

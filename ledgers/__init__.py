@@ -3,7 +3,8 @@
 A small asyncio client library for Apache BookKeeper that knows nothing of queues, leaders or audits.
 Values and decisions first: ``metadata``, ``entry``, ``striping``, ``fragments``, ``placement``,
 ``errors``. Then the three interfaces that part what decides from what talks: ``store``, ``bookies``,
-``clock``; and on the first of them ``manager`` (ledgers' metadata) and ``registration`` (who is there).
+``clock``; and on the first of them ``manager`` (ledgers' metadata) ``registration`` (who is there) and
+``instance_id`` (which cluster this is).
 ``operations`` reads, writes and recovers ledgers; ``bookie``, ``zookeeper`` and ``memory`` implement the
 interfaces; ``formats`` knows the bytes.
 """

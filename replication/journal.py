@@ -10,8 +10,9 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,16 @@ import msgspec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it tells records apart."""
+    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it tells records apart.
+
+    ``cluster``: its instance id; None where it has none, or an older release did not record it.
+    """
 
     time_ms: int
     ledger_id: int
     before: bytes
     after: bytes
+    cluster: str | None = None
 
 
 class _Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +40,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int
     before: bytes
     after: bytes
+    cluster: str | None = None
 
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
@@ -56,10 +62,23 @@ class MetadataJournal:
         self._file = self._path.open("ab")
         self._delete_oldest()
 
-    def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
+    def of_cluster(self, cluster: str | None) -> Callable[[int, bytes, bytes], None]:
+        """``record``, for the writes of one cluster, named by its instance id."""
+        return partial(self.record, cluster=cluster)
+
+    def record(
+        self, ledger_id: int, before: bytes, after: bytes, *, cluster: str | None = None
+    ) -> None:
         """Written to the file before the metadata is. Raises OSError: then nothing may be written."""
-        time_ms = time.time_ns() // 1_000_000
-        line = _encode(_Line(time_ms=time_ms, ledger_id=ledger_id, before=before, after=after))
+        line = _encode(
+            _Line(
+                time_ms=time.time_ns() // 1_000_000,
+                ledger_id=ledger_id,
+                before=before,
+                after=after,
+                cluster=cluster,
+            )
+        )
         with self._lock:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 self._file.close()
@@ -94,7 +113,7 @@ def _modified(file: Path) -> float:
 
 
 def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
-    """The recorded writes of a ledger by all processes of this host, the oldest first.
+    """The recorded writes of a ledger by all processes of this host, in any cluster, the oldest first.
 
     A write may have been recorded and then not made: the record comes first. Lines that cannot be
     read (cut short by a crash, a later release's) are passed over. Raises OSError.
@@ -122,7 +141,11 @@ def _record(line: bytes) -> JournalRecord | None:
     except msgspec.MsgspecError:
         return None
     return JournalRecord(
-        time_ms=found.time_ms, ledger_id=found.ledger_id, before=found.before, after=found.after
+        time_ms=found.time_ms,
+        ledger_id=found.ledger_id,
+        before=found.before,
+        after=found.after,
+        cluster=found.cluster,
     )
 
 

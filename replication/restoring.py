@@ -72,6 +72,10 @@ class Restoring:
                 "the metadata was written again since (or the recorded write was never made): "
                 "later changes would be undone with it"
             )
+            if (
+                self.record.cluster is None
+            ):  # the very bytes would have told: they hold a time and bookies
+                told.append("the record does not say which cluster it is of")
         return [*told, *self._end_doubts(), *self.copy_doubts]
 
     def _end_doubts(self) -> list[str]:
@@ -113,18 +117,26 @@ class Restorer:
         surveyor: Surveyor,
         view: ClusterView,
         ur: str,
+        cluster: str | None,
         clock: Clock,
     ) -> None:
+        """``cluster``: its instance id."""
         self._store, self._manager, self._surveyor = store, manager, surveyor
         # A bookie that drains may be named again, if it has the copies: it is not to be passed over.
         self._view = replace(view, orders=replace(view.orders, draining={}))
-        self._ur, self._clock = ur, clock
+        self._ur, self._cluster, self._clock = ur, cluster, clock
 
     async def plan(self, record: JournalRecord) -> Restoring:
         """Nothing is written, or fenced.
 
-        Raises NoSuchLedgerError, and CorruptionError when the record cannot be read as metadata.
+        Raises RestoreRefusedError for another cluster's record, NoSuchLedgerError, and CorruptionError
+        when the record cannot be read as metadata.
         """
+        if record.cluster not in (None, self._cluster):
+            raise RestoreRefusedError(
+                f"the write was made in another cluster, {record.cluster}: this one is {self._cluster}",
+                ledger_id=record.ledger_id,
+            )
         try:
             was = parse_metadata(record.before)
         except CorruptionError as error:

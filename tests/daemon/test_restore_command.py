@@ -42,6 +42,7 @@ def test_without_a_time_the_recorded_writes_are_listed(state: Path) -> None:
 
     assert said.exit_code == 0
     line, count = said.output.splitlines()
+    assert "  unknown cluster  " in line
     assert line.startswith(f"{record.time_ms}  ")
     assert line.endswith(f"from entry 0: {B1}, {B2}, {B3}  =>  from entry 0: {B1}, {B4}, {B3}")
     assert count == "1 writes of ledger 7 recorded on this host"
@@ -53,6 +54,16 @@ def test_programs_are_told_what_each_write_changed(state: Path) -> None:
     [write] = record["writes"]
     assert write["before"] == ["CLOSED, last entry 9", f"from entry 0: {B1}, {B2}, {B3}"]
     assert write["after"] == ["CLOSED, last entry 9", f"from entry 0: {B1}, {B4}, {B3}"]
+
+
+def test_it_is_told_in_which_cluster_each_write_was_made(state: Path) -> None:
+    journal = MetadataJournal(state / "journal", process="host-2")
+    journal.of_cluster("3f2c")(7, AFTER, BEFORE)
+    journal.close()
+
+    assert "  3f2c  " in called("7").output.splitlines()[-2]
+    writes = json.loads(called("7", "-o", "json").output)["writes"]
+    assert [write["cluster"] for write in writes] == [None, "3f2c"]
 
 
 def test_a_write_that_is_not_recorded_is_not_undone(state: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replication.journal import FILES_MAX, MetadataJournal, read_journal
+from replication.journal import FILES_MAX, JournalRecord, MetadataJournal, read_journal
 
 
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
@@ -134,6 +134,25 @@ def test_the_writes_of_one_ledger_are_read_from_the_files_of_all_processes(tmp_p
     assert found[0].time_ms <= found[1].time_ms
     one.close()
     two.close()
+
+
+def test_each_record_says_which_cluster_it_is_of(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+    for number, cluster in enumerate(["here", "there", None]):
+        journal.of_cluster(cluster)(7, b"", bytes(number))
+
+    assert [record.cluster for record in read_journal(tmp_path, 7)] == ["here", "there", None]
+    journal.close()
+
+
+def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
+    (tmp_path / "metadata-old-1.jsonl").write_text(
+        '{"version":1,"time_ms":5,"ledger_id":7,"before":"AA==","after":"AQ=="}\n'
+    )
+
+    assert read_journal(tmp_path, 7) == [
+        JournalRecord(time_ms=5, ledger_id=7, before=b"\x00", after=b"\x01", cluster=None)
+    ]
 
 
 def test_without_a_journal_nothing_is_recorded(tmp_path: Path) -> None:

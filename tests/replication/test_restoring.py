@@ -26,9 +26,10 @@ from replication.restoring import Restorer, RestoreRefusedError, Restoring
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, ROOT, UR, node_info, working
-from tests.replication.repairs import drain, keep_away, repair
+from tests.replication.repairs import drain, keep_away, repair, touch
 
 OWN = own_path(UR)
+HERE = "the cluster's instance id"
 
 
 class Undoing:
@@ -45,7 +46,11 @@ class Undoing:
     def journal(self, ledger_id: int, before: bytes, after: bytes) -> None:
         self.records.append(
             JournalRecord(
-                time_ms=len(self.records), ledger_id=ledger_id, before=before, after=after
+                time_ms=len(self.records),
+                ledger_id=ledger_id,
+                before=before,
+                after=after,
+                cluster=HERE,
             )
         )
 
@@ -65,6 +70,7 @@ class Undoing:
             ),
             view=await views.refresh(),
             ur=UR,
+            cluster=HERE,
             clock=self.cluster.clock,
         )
 
@@ -284,6 +290,36 @@ async def test_what_was_noted_of_its_next_try_is_not_waited_for() -> None:
     await undoing.undo(undoing.records[0])
 
     assert await undoing.cluster.store.exists(waiting_path(UR, LEDGER)) is None
+
+
+# --- Of another cluster ---------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_what_was_written_in_another_cluster_is_not_put_back_even_by_force() -> None:
+    undoing = await repaired()
+    before = await undoing.read()
+    foreign = replace(undoing.records[0], cluster="another")
+
+    with pytest.raises(RestoreRefusedError, match="another cluster"):
+        await undoing.undo(foreign, is_forced=True)
+
+    assert (await undoing.read()).version == before.version
+    assert await undoing.cluster.locked() == []
+
+
+@in_virtual_time
+async def test_what_was_written_in_a_cluster_that_nobody_knows_is_told_by_its_bytes() -> None:
+    undoing = await repaired()
+    unknown = replace(undoing.records[0], cluster=None)
+    await touch(undoing.cluster)
+    await undoing.undo(unknown)
+
+    changed = await undoing.read()
+    assert changed.data == unknown.before
+
+    with pytest.raises(RestoreRefusedError, match="does not say which cluster"):
+        await undoing.undo(replace(unknown, before=unknown.after, after=b"other bytes"))
 
 
 # --- The ledger's end -----------------------------------------------------------------------------
