@@ -1,105 +1,21 @@
 """Metadata put back from the journal: under the lock, on the bytes that the record left, and undoable."""
 
-import random
-import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from ledgers.errors import ConflictError, NoSuchLedgerError, UnavailableError
-from ledgers.formats.layout import Layout
-from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore
+from ledgers.manager import VersionedMetadata
 from ledgers.metadata import LedgerState
-from ledgers.registration import Registration
-from ledgers.store import Delete, Operation, SetData
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Membership
-from replication.cluster.order_book import OrderBook
-from replication.cluster.own_state import own_path, waiting_path
-from replication.journal import JournalRecord
-from replication.planning.survey import Surveyor
+from ledgers.store import SetData
 from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
-from replication.restoring import Restorer, RestoreRefusedError, Restoring
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, until
+from replication.restoring import RestoreRefusedError
+from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info, working
-from tests.replication.repairs import drain, keep_away, repair, touch
-
-OWN = own_path(UR)
-HERE = "the cluster's instance id"
-
-
-class Undoing:
-    """A cluster whose repairs are recorded, and an operator's session that undoes them."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.records: list[JournalRecord] = []
-        self.store = MemoryStore(cluster.tree)
-        self.manager = LedgerManager(
-            self.store, root=ROOT, layout=Layout.HIERARCHICAL, journal=self.journal
-        )
-
-    def journal(self, ledger_id: int, before: bytes, after: bytes) -> None:
-        self.records.append(
-            JournalRecord(
-                time_ms=len(self.records),
-                ledger_id=ledger_id,
-                before=before,
-                after=after,
-                cluster=HERE,
-            )
-        )
-
-    async def restorer(self) -> Restorer:
-        views = ViewSource(
-            Registration(self.store, ROOT), self.cluster.clock, OrderBook(self.store, UR)
-        )
-        return Restorer(
-            store=self.store,
-            manager=self.manager,
-            surveyor=Surveyor(
-                manager=self.manager,
-                bookies=self.cluster.bookies,
-                clock=self.cluster.clock,
-                rng=random.Random(0),
-                fallback_digest=DIGEST,
-            ),
-            view=await views.refresh(),
-            ur=UR,
-            cluster=HERE,
-            clock=self.cluster.clock,
-        )
-
-    async def undo(self, record: JournalRecord, *, is_forced: bool = False) -> Restoring:
-        membership = await Membership.join(self.store, UR, node_info("operator"))
-        return await (await self.restorer()).restore(
-            record, session=membership.guard.check, holder="operator", is_forced=is_forced
-        )
-
-    async def own_marks(self) -> list[int]:
-        found = await marked_ledger_ids(self.cluster.store, OWN)
-        return [i for i in found if await self.store.exists(payloads.mark_path(OWN, i))]
-
-    async def is_unmarked(self) -> bool:
-        return await self.own_marks() == []
-
-    async def read(self) -> VersionedMetadata:
-        return await self.cluster.manager.read(LEDGER)
-
-
-async def repaired() -> Undoing:
-    """Of B1, B2 and B3 the second was replaced; it is back, with all that it had."""
-    cluster = await Cluster.start()
-    undoing = Undoing(cluster)
-    await cluster.write_ledger((B1, B2, B3))
-    await cluster.kill(B2)
-    await repair(cluster, local=B4, journal=undoing.journal)
-    await cluster.revive(B2)
-    return undoing
+from tests.replication.nodes import LEDGER, UR
+from tests.replication.repairs import touch
+from tests.replication.undoing import Undoing, repaired
 
 
 @in_virtual_time
@@ -155,141 +71,6 @@ async def test_what_was_written_since_is_not_undone_without_a_word() -> None:
 
     await undoing.undo(undoing.records[0], is_forced=True)
     assert (await undoing.read()).data == undoing.records[0].before
-
-
-# --- What is put back may name copies that are gone ------------------------------------------------
-
-
-async def wiped(cluster: Cluster) -> None:
-    await cluster.kill(B2)
-    await cluster.wipe(B2)
-    await cluster.revive(B2)
-
-
-async def decommissioned(cluster: Cluster) -> None:
-    await cluster.kill(B2)
-
-
-async def collected(cluster: Cluster) -> None:
-    """Its garbage collector has deleted one entry's copy, which no metadata named any more."""
-    cluster.bookie(B2).lose(LEDGER, 4)
-
-
-async def hanging(cluster: Cluster) -> None:
-    cluster.bookie(B2).is_down = True
-
-
-async def away(cluster: Cluster) -> None:
-    await keep_away(cluster, B2)
-    await cluster.kill(B2)
-
-
-@pytest.mark.parametrize(
-    ("happens", "doubt"),
-    [
-        pytest.param(wiped, f"{B2} lacks 7 of the 7 entries", id="a member was wiped"),
-        pytest.param(decommissioned, f"{B2} is not registered", id="a member is gone"),
-        pytest.param(collected, f"{B2} lacks 1 of the 7 entries", id="garbage was collected"),
-        pytest.param(hanging, f"{B2} did not say", id="a member hangs"),
-        pytest.param(away, f"{B2} is under maintenance", id="a member is away"),
-    ],
-)
-@in_virtual_time
-async def test_rule_s1_a_bookie_without_the_entries_is_not_named_without_a_word(
-    happens: Callable[[Cluster], Awaitable[None]], doubt: str
-) -> None:
-    undoing = await repaired()
-    await happens(undoing.cluster)
-
-    with pytest.raises(RestoreRefusedError, match=re.escape(doubt)):
-        await undoing.undo(undoing.records[0])
-
-    assert await undoing.cluster.ensembles() == [(B1, B4, B3)]
-    assert await undoing.own_marks() == []
-    assert await undoing.cluster.locked() == []
-
-
-@in_virtual_time
-async def test_a_member_that_drains_is_no_reason_to_ask() -> None:
-    undoing = await repaired()
-    await drain(undoing.cluster, B2)
-
-    await undoing.undo(undoing.records[0])
-
-    assert await undoing.cluster.ensembles() == [(B1, B2, B3)]
-
-
-@in_virtual_time
-async def test_what_was_put_back_by_force_is_mended_by_the_nodes() -> None:
-    undoing = await repaired()
-    await wiped(undoing.cluster)
-
-    await undoing.undo(undoing.records[0], is_forced=True)
-
-    undoing.cluster.violations.clear()  # that one was forced
-    async with undoing.cluster.node() as node, working(node):
-        await until(undoing.cluster, undoing.is_unmarked)
-    await undoing.cluster.assert_whole()
-
-
-# --- The mark -------------------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_whatever_is_put_back_is_marked_for_the_nodes_to_check() -> None:
-    undoing = await repaired()
-
-    await undoing.undo(undoing.records[0])
-    assert await undoing.own_marks() == [LEDGER]
-
-    await undoing.undo(undoing.records[1])
-    assert await undoing.own_marks() == [LEDGER]
-    assert await undoing.cluster.ensembles() == [(B1, B4, B3)]
-
-
-@in_virtual_time
-async def test_a_directory_that_a_crash_left_behind_gets_its_mark() -> None:
-    undoing = await repaired()
-    directory = payloads.mark_path(OWN, LEDGER).rpartition("/")[0]
-    await undoing.cluster.store.create(directory, with_parents=True)
-
-    await undoing.undo(undoing.records[0])
-
-    assert await undoing.own_marks() == [LEDGER]
-
-
-@in_virtual_time
-async def test_rule_s6_the_metadata_is_not_put_back_without_its_mark() -> None:
-    """A worker tidies the upper directories away before each write, but for the last."""
-    undoing = await repaired()
-    parent = payloads.mark_path(OWN, LEDGER).rsplit("/", 2)[0]
-    tidied = 0
-
-    def tidy(_store: MemoryStore, operations: Sequence[Operation]) -> None:
-        nonlocal tidied
-        is_write = any(each.path == undoing.manager.path(LEDGER) for each in operations)
-        if is_write and tidied < 2:
-            tidied += 1
-            undoing.cluster.tree.apply(undoing.store.session_id, [Delete(path=parent)])
-
-    undoing.cluster.tree.faults = tidy
-
-    await undoing.undo(undoing.records[0])
-
-    assert tidied == 2
-    assert await undoing.own_marks() == [LEDGER]
-    assert await undoing.cluster.ensembles() == [(B1, B2, B3)]
-    assert len(undoing.records) == 2, "one write, one record"
-
-
-@in_virtual_time
-async def test_what_was_noted_of_its_next_try_is_not_waited_for() -> None:
-    undoing = await repaired()
-    await undoing.cluster.store.create(waiting_path(UR, LEDGER), b"{}", with_parents=True)
-
-    await undoing.undo(undoing.records[0])
-
-    assert await undoing.cluster.store.exists(waiting_path(UR, LEDGER)) is None
 
 
 # --- Of another cluster ---------------------------------------------------------------------------

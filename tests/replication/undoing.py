@@ -1,0 +1,94 @@
+"""A repair whose metadata write is recorded, and a session that undoes it: for the tests of restoring."""
+
+import random
+
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.memory.store import MemoryStore
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Membership
+from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import own_path
+from replication.journal import JournalRecord
+from replication.planning.survey import Surveyor
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
+from replication.restoring import Restorer, Restoring
+from tests.replication.cluster import DIGEST, Cluster
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.repairs import repair
+
+OWN = own_path(UR)
+HERE = "the cluster's instance id"
+
+
+class Undoing:
+    """A cluster whose repairs are recorded, and an operator's session that undoes them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.records: list[JournalRecord] = []
+        self.store = MemoryStore(cluster.tree)
+        self.manager = LedgerManager(
+            self.store, root=ROOT, layout=Layout.HIERARCHICAL, journal=self.journal
+        )
+
+    def journal(self, ledger_id: int, before: bytes, after: bytes) -> None:
+        self.records.append(
+            JournalRecord(
+                time_ms=len(self.records),
+                ledger_id=ledger_id,
+                before=before,
+                after=after,
+                cluster=HERE,
+            )
+        )
+
+    async def restorer(self) -> Restorer:
+        views = ViewSource(
+            Registration(self.store, ROOT), self.cluster.clock, OrderBook(self.store, UR)
+        )
+        return Restorer(
+            store=self.store,
+            manager=self.manager,
+            surveyor=Surveyor(
+                manager=self.manager,
+                bookies=self.cluster.bookies,
+                clock=self.cluster.clock,
+                rng=random.Random(0),
+                fallback_digest=DIGEST,
+            ),
+            view=await views.refresh(),
+            ur=UR,
+            cluster=HERE,
+            clock=self.cluster.clock,
+        )
+
+    async def undo(self, record: JournalRecord, *, is_forced: bool = False) -> Restoring:
+        membership = await Membership.join(self.store, UR, node_info("operator"))
+        return await (await self.restorer()).restore(
+            record, session=membership.guard.check, holder="operator", is_forced=is_forced
+        )
+
+    async def own_marks(self) -> list[int]:
+        found = await marked_ledger_ids(self.cluster.store, OWN)
+        return [i for i in found if await self.store.exists(payloads.mark_path(OWN, i))]
+
+    async def is_unmarked(self) -> bool:
+        return await self.own_marks() == []
+
+    async def read(self) -> VersionedMetadata:
+        return await self.cluster.manager.read(LEDGER)
+
+
+async def repaired() -> Undoing:
+    """Of B1, B2 and B3 the second was replaced; it is back, with all that it had."""
+    cluster = await Cluster.start()
+    undoing = Undoing(cluster)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await repair(cluster, local=B4, journal=undoing.journal)
+    await cluster.revive(B2)
+    return undoing
