@@ -2,6 +2,9 @@
 
 A ledger that needs a bookie which hangs is at nothing until its requests time out. Were it to keep its
 place meanwhile, a few such ledgers would bring all others to a stop.
+
+Ledgers that lost copies must not queue behind those that did not (of draining bookies, or repaired by
+hand), which may be many, and slow where they are throttled: some places are kept for losses.
 """
 
 import asyncio
@@ -13,14 +16,28 @@ LATE_TIMES_MAX = 9
 fill them, and a node that is merely throttled is not to take the whole queue for itself."""
 
 
-class Slots:
-    """So many places. Who holds one may lend it while it waits. One loop's."""
+def kept_for_losses(count: int) -> int:
+    """So many of the places only ledgers that lost copies may have; none where there is but one."""
+    return max(1, count // 4) if count > 1 else 0
 
-    def __init__(self, count: int) -> None:
+
+class Slots:
+    """So many places. Who holds one may lend it while it waits. One loop's.
+
+    ``within``: places of which these are some. Who takes one of these takes one of those.
+    """
+
+    def __init__(self, count: int, *, within: "Slots | None" = None) -> None:
+        self._within = within
         self._free = asyncio.Semaphore(count)
         self._late_max = LATE_TIMES_MAX * count
         self._late_count = 0
         self.lent_count = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one would have to be waited for."""
+        return self._free.locked() or (self._within is not None and self._within.is_full)
 
     async def wait_free(self) -> None:
         """Until there is a place, without taking it."""
@@ -29,9 +46,18 @@ class Slots:
 
     async def take(self) -> None:
         await self._free.acquire()
+        if self._within is None:
+            return
+        try:
+            await self._within.take()
+        except BaseException:  # cancelled: nothing was taken
+            self._free.release()
+            raise
 
     def give_back(self) -> None:
         self._free.release()
+        if self._within is not None:
+            self._within.give_back()
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
@@ -48,23 +74,39 @@ class Slots:
 
     def lend_late(self) -> bool:
         """Whether one of those that take long may lend its place; then it is lent."""
-        if self._late_count >= self._late_max:
+        if not self._may_lend_late:
             return False
-        self._late_count += 1
+        self._count_late(1)
         self._lend()
         return True
 
     async def claim_late(self) -> None:
-        self._late_count -= 1
+        self._count_late(-1)
         await self._claim()
 
+    @property
+    def _may_lend_late(self) -> bool:
+        return self._late_count < self._late_max and (
+            self._within is None or self._within._may_lend_late
+        )
+
+    def _count_late(self, change: int) -> None:
+        self._late_count += change
+        if self._within is not None:
+            self._within._count_late(change)
+
     def _lend(self) -> None:
-        self.lent_count += 1
-        self._free.release()
+        self._count_lent(1)
+        self.give_back()
 
     async def _claim(self) -> None:
-        self.lent_count -= 1
-        await self._free.acquire()
+        self._count_lent(-1)
+        await self.take()
+
+    def _count_lent(self, change: int) -> None:
+        self.lent_count += change
+        if self._within is not None:
+            self._within._count_lent(change)
 
 
 class LateLoan(AbstractAsyncContextManager[None]):

@@ -25,7 +25,7 @@ from replication.queue.lookout import Lookout
 from replication.queue.queue import Queue
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
-from replication.slots import Slots
+from replication.slots import Slots, kept_for_losses
 from replication.summary import SUMMARY_INTERVAL_S, Summary
 from replication.waiting.deferrals import Pace
 from replication.waiting.notes import WaitingNotesWriter
@@ -99,7 +99,12 @@ class ReplicationWorker:
             rng=rng,
             idle_wait_s=settings.idle_wait_s,
         )
-        self._slots = Slots(settings.ledgers_at_once)
+        places = settings.ledgers_at_once
+        self._slots = Slots(places)
+        self._other_slots = Slots(places - kept_for_losses(places), within=self._slots)
+        """For ledgers that lost nothing."""
+        self._is_for_losses_only = False
+        """The last look was, for want of other slots."""
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
@@ -139,28 +144,44 @@ class ReplicationWorker:
         self._wake.clear()
         if await self._queue.switch.is_on():
             return False
-        candidates = await self._lookout.look(busy=self._busy, room=self._room_for_others())
+        self._is_for_losses_only = self._other_slots.is_full
+        candidates = await self._lookout.look(
+            busy=self._busy,
+            room=self._room_for_others(),
+            losses_only=self._is_for_losses_only,
+        )
         looked_s = self._clock.now_s()
         for candidate in candidates:
-            await self._slots.take()
+            slots = self._slots if candidate.queued.is_loss else self._other_slots
+            if not await self._take_slot(slots):
+                break
             is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
             if is_old or not self._queue.switch.may_take:
-                self._slots.give_back()
+                slots.give_back()
                 break
             self._busy.add(candidate.ledger_id)
-            tasks.create_task(self._work(candidate))
+            tasks.create_task(self._work(candidate, slots))
         if not candidates and not self._busy:
             self._summary.tell(at_work_count=0)
             await self._tidy()
         return bool(candidates)
+
+    async def _take_slot(self, slots: Slots) -> bool:
+        """Other slots may be taken for long: then the queue is looked at anew, for losses."""
+        try:
+            async with asyncio.timeout(None if slots is self._slots else WINDOW_AGE_MAX_S):
+                await slots.take()
+        except TimeoutError:
+            return False
+        return True
 
     def _room_for_others(self) -> int:
         """Only a worker that is half idle helps with others' ledgers."""
         room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
         return room if 2 * room >= self._settings.ledgers_at_once else 0
 
-    async def _work(self, candidate: Candidate) -> None:
-        """One ledger from take to conclusion. Holds a slot, which the caller took."""
+    async def _work(self, candidate: Candidate, slots: Slots) -> None:
+        """One ledger from take to conclusion. Holds one of the slots, which the caller took."""
         try:
             world = self._waiting.world
             take = await self._queue.take(candidate.queued)
@@ -169,22 +190,23 @@ class ReplicationWorker:
                 self._waiting.put_off_lost(candidate.ledger_id)
             else:
                 _TAKEN.inc()
-                await self._hold(Holding(take=take, world=world, note=candidate.note))
+                await self._hold(Holding(take=take, world=world, note=candidate.note), slots)
         finally:
             self._busy.discard(candidate.ledger_id)
-            self._slots.give_back()
-            if not self._busy:
+            slots.give_back()
+            has_room_again = self._is_for_losses_only and not self._other_slots.is_full
+            if has_room_again or not self._busy:
                 self._wake.set()
 
-    async def _hold(self, held: Holding) -> None:
-        if not await self._see_to_its_end(held):
+    async def _hold(self, held: Holding, slots: Slots) -> None:
+        if not await self._see_to_its_end(held, slots):
             self._waiting.put_off_failed(held)
             await self._queue.give_back(held.take)  # failing here ends the session, which does it
 
-    async def _see_to_its_end(self, held: Holding) -> bool:
+    async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""
         try:
-            await self._conclude(held, await self._repair(held))
+            await self._conclude(held, await self._repair(held, slots))
         except SessionLostError:
             raise
         except LockLostError:
@@ -197,24 +219,24 @@ class ReplicationWorker:
             return False
         return True
 
-    async def _repair(self, held: Holding) -> Outcome:
-        outcome = await self._repairer.repair(held.take, slots=self._slots)
+    async def _repair(self, held: Holding, slots: Slots) -> Outcome:
+        outcome = await self._repairer.repair(held.take, slots=slots)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
                 await self._waiting.tell_of_grace(held, outcome)
-                await self._sit_out_grace()
+                await self._sit_out_grace(slots)
             finally:
                 self._grace_count -= 1
             if not self._queue.switch.may_take:  # nobody is to be fenced now
                 break
             held.world = self._waiting.world
-            outcome = await self._repairer.repair(held.take, outcome.sighting, slots=self._slots)
+            outcome = await self._repairer.repair(held.take, outcome.sighting, slots=slots)
         return outcome
 
-    async def _sit_out_grace(self) -> None:
+    async def _sit_out_grace(self, slots: Slots) -> None:
         """Wait without a slot: the ledgers behind this one go on."""
-        async with self._slots.lent():
+        async with slots.lent():
             await self._clock.sleep(self._settings.open_ledger_grace_s)
 
     async def _conclude(self, held: Holding, outcome: Outcome) -> None:

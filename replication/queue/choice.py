@@ -30,20 +30,29 @@ class Candidate:
 
 
 def own_to_read(
-    own: Collection[int], urgent: Sequence[int], *, limit: int, rng: random.Random
+    own: Collection[int],
+    urgent: Sequence[int],
+    *,
+    losses: Collection[int] = (),
+    limit: int,
+    rng: random.Random,
 ) -> list[int]:
-    """Whose marks are worth reading: the urgent ones first, then any; at most ``limit``."""
+    """Whose marks are worth reading: the urgent ones first, then losses, then any; at most ``limit``."""
     rest = set(own)
-    first = [ledger_id for ledger_id in urgent if ledger_id in rest]
-    rest.difference_update(first)
-    count = max(0, min(limit - len(first), len(rest)))
-    return [*first[:limit], *rng.sample(sorted(rest), count)]
+    chosen = [ledger_id for ledger_id in urgent if ledger_id in rest]
+    rest.difference_update(chosen)
+    lost = rest.intersection(losses)
+    for each in (lost, rest - lost):
+        count = max(0, min(limit - len(chosen), len(each)))
+        chosen += rng.sample(sorted(each), count)
+    return chosen[:limit]
 
 
 def others_to_read(
     left_lying: Collection[int],
     urgent: Sequence[int],
     *,
+    losses: Collection[int] = (),
     worker_count: int,
     room: int,
     rng: random.Random,
@@ -53,18 +62,19 @@ def others_to_read(
     ``room``: how many may be begun now besides our own. The others are left to the other helpers.
     """
     count = min(math.ceil(len(left_lying) / worker_count), room, HELP_MAX)
-    return own_to_read(left_lying, urgent, limit=max(0, count), rng=rng)
+    return own_to_read(left_lying, urgent, losses=losses, limit=max(0, count), rng=rng)
 
 
 def most_endangered_first(
     found: Sequence[Candidate], urgent: Collection[int], *, is_own: Callable[[int], bool]
 ) -> list[Candidate]:
-    """What the leader calls urgent, then most bookies missing; among equals our own, then the oldest."""
+    """Losses, what the leader calls urgent, most bookies missing; among equals our own, then the oldest."""
     ranks = {ledger_id: rank for rank, ledger_id in enumerate(urgent)}
 
-    def urgency(candidate: Candidate) -> tuple[bool, int, bool, int, int]:
+    def urgency(candidate: Candidate) -> tuple[bool, bool, int, bool, int, int]:
         ledger_id, queued = candidate.ledger_id, candidate.queued
         return (
+            not queued.is_loss,
             ledger_id not in ranks,
             -len(queued.replicas),
             not is_own(ledger_id),

@@ -32,7 +32,8 @@ class GivenLedgers(Queue):
 
     async def look(self, rng: random.Random) -> Look:
         """Without a list of marks, of which a look at a long queue tells but a part."""
-        return Look(free=frozenset(self._left - await self._locked()), urgent=())
+        free = frozenset(self._left - await self._locked())
+        return Look(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
         wanted = list(ledger_ids)

@@ -61,23 +61,32 @@ class Lookout:
         """As last heard; 1 when this one is alone."""
         return len(self._shares.workers)
 
-    async def look(self, *, busy: Collection[int], room: int) -> list[Candidate]:
+    async def look(
+        self, *, busy: Collection[int], room: int, losses_only: bool = False
+    ) -> list[Candidate]:
         """Ledgers to take, most endangered first.
 
         ``busy``: those at hand. ``room``: how many may be begun now of others' ledgers, less those
-        that are found of our own; 0: none.
+        that are found of our own; 0: none. ``losses_only``: nothing else may be begun.
         """
         began_s = self._clock.now_s()
         look = await self._queue.look(self._rng)
         named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
         due = self._waiting.due(named.difference(busy))
         await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
-        own = [ledger_id for ledger_id in due if self._shares.is_own(ledger_id)]
-        ours = own_to_read(own, look.urgent, limit=WINDOW_LEDGERS_MAX, rng=self._rng)
+        own = {ledger_id for ledger_id in due if self._shares.is_own(ledger_id)}
+        others = set(self._left_lying(set(due) - own))
+        if losses_only:
+            losses = look.losses.union(look.urgent)
+            own, others = own & losses, others & losses
+        ours = own_to_read(
+            own, look.urgent, losses=look.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
+        )
         self.is_cut_short = len(ours) < len(own)
         theirs = others_to_read(
-            self._left_lying(set(due).difference(own)),
+            others,
             look.urgent,
+            losses=look.losses,
             worker_count=self.worker_count,
             room=room - len(ours),
             rng=self._rng,
@@ -85,6 +94,8 @@ class Lookout:
         found = await self._read([*ours, *theirs])
         for ledger_id in {*ours, *theirs}.difference(look.free, (c.ledger_id for c in found)):
             self._waiting.put_off_gone(ledger_id)
+        if losses_only:
+            found = [candidate for candidate in found if candidate.queued.is_loss]
         self.took_s = self._clock.now_s() - began_s
         return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
 

@@ -49,6 +49,8 @@ class QueuedLedger:
 
     ledger_id: int
     marks: tuple[SeenMark, ...]
+    is_loss: bool = True
+    """Marked in the shared tree: copies are lost. In our own alone, it only is to be looked at or moved."""
 
     def __post_init__(self) -> None:
         assert self.marks, self
@@ -87,6 +89,8 @@ class Look:
 
     free: frozenset[int]
     """Ledgers that seem marked and are not locked; of a long queue a part."""
+    losses: frozenset[int]
+    """Those of them that seem marked in the shared tree."""
     urgent: tuple[int, ...]
     """The leader's note, without what is locked; may hold ledgers that are marked no more."""
 
@@ -111,10 +115,12 @@ class Queue:
         """List a bounded part of both trees and, unless they are empty, the locks."""
         shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
         if self._shared.is_empty and self._own.is_empty:
-            return Look(free=frozenset(), urgent=())
+            return Look(free=frozenset(), losses=frozenset(), urgent=())
         locked, urgent = await asyncio.gather(self._locked(), read_urgent(self._store, self._ur))
         return Look(
-            free=(shared | own) - locked, urgent=tuple(i for i in urgent if i not in locked)
+            free=(shared | own) - locked,
+            losses=shared - locked,
+            urgent=tuple(i for i in urgent if i not in locked),
         )
 
     def may_hold(self, ledger_id: int) -> bool:
@@ -270,7 +276,10 @@ class Queue:
         else:
             found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
         marks = tuple(seen for seen in found if seen is not None)
-        return QueuedLedger(ledger_id=ledger_id, marks=marks) if marks else None
+        if not marks:
+            return None
+        is_loss = any(map(self._shared.owns, marks))
+        return QueuedLedger(ledger_id=ledger_id, marks=marks, is_loss=is_loss)
 
     async def _is_ours(self, lock_path: str) -> bool:
         """Whether the lock stands, made by this very session; after a lost reply, too.

@@ -101,12 +101,23 @@ def test_others_ledgers_are_helped_with_in_bounds(
     assert len(chosen) == count
 
 
+def test_what_lost_copies_is_read_before_what_did_not() -> None:
+    chosen = own_to_read(range(100), [70], losses={5, 20, 30}, limit=10, rng=rng())
+
+    assert chosen[0] == 70
+    assert set(chosen[1:4]) == {5, 20, 30}
+    assert len(set(chosen)) == 10
+
+
 # --- The order ------------------------------------------------------------------------------------
 
 
-def candidate(ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5) -> Candidate:
+def candidate(
+    ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5, is_loss: bool = True
+) -> Candidate:
     mark = SeenMark(path="", mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
-    return Candidate(queued=QueuedLedger(ledger_id=ledger_id, marks=(mark,)), note=None)
+    queued = QueuedLedger(ledger_id=ledger_id, marks=(mark,), is_loss=is_loss)
+    return Candidate(queued=queued, note=None)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +158,12 @@ def candidate(ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5) -> 
         ),
         pytest.param(
             [candidate(1, B1), candidate(100, B1, B2)], [], [100, 1], id="danger before ownership"
+        ),
+        pytest.param(
+            [candidate(1, B1, B2, ctime_ms=1, is_loss=False), candidate(2, B1)],
+            [1],
+            [2, 1],
+            id="losses before all else",
         ),
     ],
 )

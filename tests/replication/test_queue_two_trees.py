@@ -35,6 +35,7 @@ async def find(queue: Queue) -> QueuedLedger:
     look = await queue.look(random.Random(0))
     assert look.free == {LEDGER}
     (queued,) = await queue.read(look.free)
+    assert look.losses == {LEDGER} if queued.is_loss else not look.losses
     return queued
 
 
@@ -56,6 +57,7 @@ async def test_a_ledger_is_taken_and_done_wherever_it_is_marked(paths: list[str]
     async with cluster.node() as node:
         queued = await find(node.queue)
         assert [seen.path for seen in queued.marks] == paths
+        assert queued.is_loss is (SHARED_MARK in paths)
         take = await node.queue.take(queued)
         assert take is not None
         requests = node.store.request_count

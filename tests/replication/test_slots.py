@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from replication.slots import LATE_TIMES_MAX, Slots
+from replication.slots import LATE_TIMES_MAX, Slots, kept_for_losses
 from tests.virtual_time import run
 
 
@@ -73,6 +73,53 @@ def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
         assert slots.lent_count == 0
 
     run(scenario())
+
+
+def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent() -> None:
+    async def be_long(slots: Slots) -> None:
+        await slots.take()
+        async with slots.lent_after(1.0):
+            await asyncio.sleep(1_000)
+        slots.give_back()
+
+    async def scenario() -> None:
+        slots = Slots(4)
+        inner = Slots(3, within=slots)
+        waiting = [asyncio.ensure_future(be_long(inner)) for _ in range(100)]
+        await asyncio.sleep(500)
+
+        assert inner.is_full
+        assert slots.lent_count == inner.lent_count == 3 * LATE_TIMES_MAX
+        await asyncio.wait_for(slots.take(), 1)
+        assert slots.is_full
+        slots.give_back()
+
+        await asyncio.gather(*waiting)
+        assert slots.lent_count == inner.lent_count == 0
+
+    run(scenario())
+
+
+def test_places_within_others_count_among_these() -> None:
+    async def scenario() -> None:
+        slots = Slots(4)
+        inner = Slots(3, within=slots)
+        for _ in range(3):
+            await slots.take()
+        await inner.take()
+
+        assert slots.is_full
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(inner.take(), 100)
+        inner.give_back()
+        await asyncio.wait_for(inner.take(), 1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("count", "kept"), [(1, 0), (2, 1), (4, 1), (7, 1), (8, 2), (128, 32)])
+def test_a_quarter_of_the_places_is_kept_for_losses(count: int, kept: int) -> None:
+    assert kept_for_losses(count) == kept
 
 
 def now_s() -> float:
