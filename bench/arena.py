@@ -36,7 +36,10 @@ BOOKIE_JVM_FLAGS = (
     "-XX:TieredStopAtLevel=4",
     "-XX:ReservedCodeCacheSize=240m",
 )
-BOOKIE_SETTINGS = {"journalMaxBackups": "20"}  # they are counted: see journals
+BOOKIE_SETTINGS = {
+    "journalMaxBackups": "20",  # they are counted: see journals
+    "openFileLimit": "10000",  # the default, 20,000, is all that a process may have on many hosts
+}
 FIRST_LEDGER_ID = 1_000_000
 """Far from those that the id generator hands out to a writer beside the load."""
 REQUESTS_AT_ONCE = 200
