@@ -38,7 +38,7 @@ BOOKIE_JVM_FLAGS = (
 )
 BOOKIE_SETTINGS = {
     "journalMaxBackups": "20",  # they are counted: see journals
-    "openFileLimit": "10000",  # the default, 20,000, is all that a process may have on many hosts
+    "openFileLimit": "2000",  # by default 20,000, which is all that a process may have on many hosts
 }
 FIRST_LEDGER_ID = 1_000_000
 """Far from those that the id generator hands out to a writer beside the load."""
