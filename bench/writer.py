@@ -7,8 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
@@ -16,7 +14,7 @@ from daemon.local.jars import BOOKKEEPER_DEFAULT
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 from tests.java import messages
-from tests.java.jvm import Jvm
+from tests.java.tool import LongCommand
 
 ADDS_PER_S = 500
 PAYLOAD_BYTES = 1_024
@@ -58,17 +56,16 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
         return self.during.p99_ms / self.quiet_p99_ms
 
 
-class PacedWriter:
-    """A context manager. ``avoid``: the bookie that is going to be lost, and holds nothing of it."""
+class PacedWriter(LongCommand):
+    """``avoid``: the bookie that is going to be lost, and holds nothing of it."""
 
     def __init__(self, uri: str, *, avoid: BookieId) -> None:
         shape: dict[str, object] = msgspec.to_builtins(
             messages.Shape(ack_quorum=2, sizes=(PAYLOAD_BYTES,))
         )
-        self._jvm = Jvm(BOOKKEEPER_DEFAULT)
-        self._jvm.send("write-paced", uri, shape | {"avoid": avoid, "perS": ADDS_PER_S})
-        self._records = self._jvm.answer()
-        pacing = next(self._records)
+        options = shape | {"avoid": avoid, "perS": ADDS_PER_S}
+        super().__init__("write-paced", uri, options, version=BOOKKEEPER_DEFAULT)
+        pacing = next(self._answer)
         assert isinstance(pacing, messages.Pacing), pacing
         self._start_ns, self._interval_ns = pacing.start_ns, pacing.interval_ns
         self._latencies_us: list[int] = []
@@ -87,17 +84,8 @@ class PacedWriter:
             time.sleep(CATCH_UP_POLL_S)
         return Latency.of(us / 1e3 for us in self._latencies_us[first:stop])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._jvm.kill()
-        self._jvm.close()
+    def close(self) -> None:
+        super().close()
         self._listener.join()
 
     def _entry_due(self, at_s: float) -> int:
@@ -106,7 +94,7 @@ class PacedWriter:
 
     def _listen(self) -> None:
         try:
-            for record in self._records:
+            for record in self._answer:
                 assert isinstance(record, messages.Paced), record
                 assert record.first == len(self._latencies_us), record
                 self._latencies_us.extend(record.latencies_us)

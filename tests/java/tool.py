@@ -130,12 +130,39 @@ class JavaTool:
         return answer
 
 
-class JavaWriter:
-    """A Java client that goes on adding to one ledger, in a process of its own, until it is stopped.
+class LongCommand:
+    """One command that goes on in a process of its own: a context manager, which kills it at the latest."""
 
-    A context manager, which kills it at the latest. ``window``: entries that may be under way at
-    once; ``pause_ms``: between one and the next; ``delays_ensemble_change``: whether a bookie that
-    fails stays in as long as enough others acknowledge.
+    def __init__(
+        self, command: str, uri: str, options: Mapping[str, object], *, version: str
+    ) -> None:
+        self._jvm = Jvm(version)
+        self._jvm.send(command, uri, options)
+        self._answer = self._jvm.answer()
+
+    def close(self) -> None:
+        """Kill it, if it still runs. Any number of times."""
+        self._jvm.kill()
+        self._jvm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class JavaWriter(LongCommand):
+    """A Java client that goes on adding to one ledger until it is stopped.
+
+    ``window``: entries that may be under way at once; ``pause_ms``: between one and the next;
+    ``delays_ensemble_change``: whether a bookie that fails stays in as long as enough others
+    acknowledge.
     """
 
     def __init__(
@@ -148,15 +175,13 @@ class JavaWriter:
         pause_ms: int = 1,
         delays_ensemble_change: bool = False,
     ) -> None:
-        self._jvm = Jvm(version)
         shape_options: dict[str, object] = msgspec.to_builtins(shape)
         options = shape_options | {
             "window": window,
             "pauseMs": pause_ms,
             "delayEnsembleChange": delays_ensemble_change,
         }
-        self._jvm.send("write-forever", uri, options)
-        self._answer = self._jvm.answer()
+        super().__init__("write-forever", uri, options, version=version)
         self.ledger_id = self._next(messages.Created).ledger
         self.last_acknowledged = -1
         """As far as we have listened."""
@@ -179,20 +204,8 @@ class JavaWriter:
         for record in self._jvm.leftovers():
             if isinstance(record, messages.Added):
                 self.last_acknowledged = record.entry
-        self._jvm.close()
+        self.close()
         return self.last_acknowledged
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._jvm.kill()
-        self._jvm.close()
 
     def stop(self) -> messages.Stopped:
         """Let it close its ledger and end."""
@@ -216,19 +229,17 @@ class JavaWriter:
         raise UnavailableError("the Java writer has ended", expected=kind.__name__)
 
 
-class JavaReader:
-    """A Java client that holds ledgers open, in a process of its own, and reads them when told to.
+class JavaReader(LongCommand):
+    """A Java client that holds ledgers open and reads them when told to.
 
-    A context manager, which kills it. Ledgers that are open are recovered first.
+    Ledgers that are open are recovered first.
     """
 
     def __init__(
         self, uri: str, ledger_ids: Sequence[int], *, version: str = jars.BOOKKEEPER_DEFAULT
     ) -> None:
-        self._jvm = Jvm(version)
+        super().__init__("follow", uri, {"ledgers": list(ledger_ids)}, version=version)
         self._ledger_ids = ledger_ids
-        self._jvm.send("follow", uri, {"ledgers": list(ledger_ids)})
-        self._answer = self._jvm.answer()
         for ledger_id in ledger_ids:
             assert next(self._answer) == messages.Followed(ledger=ledger_id)
 
@@ -236,18 +247,6 @@ class JavaReader:
         """All that is in the ledgers, in the order given. An error is part of the answer."""
         self._jvm.send_line()
         return _only(messages.Content, islice(self._answer, len(self._ledger_ids)))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._jvm.kill()
-        self._jvm.close()
 
 
 def _only(kind: type[R], records: Iterable[AnyRecord]) -> list[R]:
