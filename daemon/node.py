@@ -12,7 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from daemon.halves import open_session, run_auditor_session, run_worker_session
+from daemon.halves import run_auditor_session, run_worker_session
+from daemon.session import open_session
 from daemon.settings import Settings
 from daemon.threads import HalfThread, own_cause
 from ledgers.errors import SettingsError

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from auditor.endangered import Endangered, most_endangered_first
 from auditor.marking import Marker
 from auditor.scan import scan_ledgers
-from daemon.halves import Session, open_session, open_worker
+from daemon.halves import open_worker
 from daemon.operating.progress import Show
+from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.errors import NoSuchLedgerError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from daemon.halves import open_session
 from daemon.local.cluster import LocalCluster
+from daemon.session import open_session
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.zookeeper.store import ZooKeeperStore
 from ledgers.zookeeper.window import REQUESTS_FIRST, REQUESTS_MIN, SLOW_MIN_S

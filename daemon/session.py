@@ -1,0 +1,122 @@
+"""One session of one half: opened, joined to the list of nodes, and closed again.
+
+Each half has a session of its own, so that one that ends takes with it just what it held. Whatever
+is opened here is closed here, in reverse.
+"""
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from daemon.limits import keep_to_requests_per_s
+from daemon.local_bookie import local_bookie
+from daemon.settings import Settings
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import SessionLostError
+from ledgers.instance_id import read_instance_id
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.cluster.order_book import OrderBook
+from replication.journal import MetadataJournal
+from replication.queue.payloads import underreplication_path
+from replication.queue.tree import prepare_tree
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """One session of one half, with what both halves use."""
+
+    store: ZooKeeperStore
+    ur: str
+    manager: LedgerManager
+    views: ViewSource
+    membership: Membership
+    local: BookieId | None
+    clock: Clock
+    rng: random.Random
+
+    @property
+    def node(self) -> str:
+        """What other nodes and people know us by."""
+        return self.local or socket.gethostname()
+
+
+@asynccontextmanager
+async def open_session(
+    settings: Settings, half: Half, journal: MetadataJournal
+) -> AsyncIterator[Session]:
+    """A session of its own, joined and with a first view of the bookies; closed at the end.
+
+    Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
+    """
+    store = await ZooKeeperStore.open(
+        settings.uri.hosts,
+        session_timeout_s=settings.zookeeper.session_timeout_s,
+        connect_timeout_s=settings.zookeeper.connect_timeout_s,
+    )
+    try:
+        store.requests_per_s = settings.zookeeper.requests_per_s
+        session = await _join(store, settings, half, journal)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                watcher = tasks.create_task(session.views.run())
+                limiter = tasks.create_task(keep_to_requests_per_s(settings, session.views, store))
+                ender = tasks.create_task(_end_with_session(store))
+                yield session
+                for task in (watcher, limiter, ender):
+                    task.cancel()
+        finally:
+            log.info("session.closed", half=half.value, request_count=store.request_count)
+    finally:
+        await store.close()
+
+
+async def _join(
+    store: ZooKeeperStore, settings: Settings, half: Half, journal: MetadataJournal
+) -> Session:
+    """Everything that needs the session before work can begin; it is in the list of nodes then."""
+    uri, clock = settings.uri, SystemClock()
+    cluster = await read_instance_id(store, uri.root)
+    manager = await LedgerManager.open(store, uri, journal=journal.of_cluster(cluster))
+    ur = underreplication_path(uri.root)
+    await prepare_tree(store, ur)
+    views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, ur))
+    view = await views.refresh()
+    local = local_bookie(settings.node.bookie_id, view.bookies)
+    info = NodeInfo(
+        half=half,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        bookie_id=local,
+        started_ms=clock.wall_ms(),
+    )
+    membership = await Membership.join(store, ur, info)
+    log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
+    return Session(
+        store=store,
+        ur=ur,
+        manager=manager,
+        views=views,
+        membership=membership,
+        local=local,
+        clock=clock,
+        rng=random.Random(),
+    )
+
+
+async def _end_with_session(store: MetadataStore) -> None:
+    await store.wait_lost()
+    raise SessionLostError("the ZooKeeper session is over")
