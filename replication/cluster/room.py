@@ -45,20 +45,6 @@ def is_short(room: Room | None, *, floor_share: float, under_way_bytes: int = 0)
     return room.free_bytes - under_way_bytes < floor_share * room.total_bytes
 
 
-def short_of_room(
-    rooms: Mapping[BookieId, Room],
-    *,
-    floor_share: float,
-    under_way_bytes: Mapping[BookieId, int],
-) -> frozenset[BookieId]:
-    """Those of the bookies that are known to be short (see ``is_short``)."""
-    return frozenset(
-        bookie
-        for bookie, room in rooms.items()
-        if is_short(room, floor_share=floor_share, under_way_bytes=under_way_bytes.get(bookie, 0))
-    )
-
-
 class RoomSource:
     """The figures as they were last told. ``run`` keeps them fresh."""
 
@@ -142,7 +128,7 @@ class RoomSource:
                 del self._told_at_s[bookie], self._rooms[bookie]
 
     def _tell_of_changes(self) -> None:
-        short = short_of_room(self._rooms, floor_share=self._floor_share, under_way_bytes={})
+        short = frozenset(filter(self.is_short, self._rooms))
         for bookie in sorted(short - self._short):
             room = self._rooms[bookie]
             log.warning(

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,7 +20,7 @@ from replication.cluster.room import (
     STALE_S,
     START_TIMEOUT_S,
     RoomSource,
-    short_of_room,
+    is_short,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -34,26 +34,20 @@ def room(free_bytes: int, total_bytes: int = 1000) -> Room:
 
 
 @pytest.mark.parametrize(
-    ("rooms", "under_way_bytes", "floor_share", "expected"),
+    ("told", "under_way_bytes", "floor_share", "expected"),
     [
-        pytest.param({B1: room(99), B2: room(101)}, {}, 0.1, {B1}, id="less than the floor"),
-        pytest.param({B1: room(100)}, {}, 0.1, set(), id="the floor itself is enough"),
-        pytest.param({B1: room(150)}, {B1: 50}, 0.1, set(), id="what is under way fits in"),
-        pytest.param({B1: room(150)}, {B1: 51}, 0.1, {B1}, id="what is under way counts"),
-        pytest.param({B1: room(150)}, {B2: 99}, 0.1, set(), id="others' does not"),
-        pytest.param({B1: room(0)}, {B1: 9}, 0.0, set(), id="no floor"),
-        pytest.param({}, {B1: 10_000}, 0.5, set(), id="who does not tell is not kept out"),
+        pytest.param(room(99), 0, 0.1, True, id="less than the floor"),
+        pytest.param(room(100), 0, 0.1, False, id="the floor itself is enough"),
+        pytest.param(room(150), 50, 0.1, False, id="what is under way fits in"),
+        pytest.param(room(150), 51, 0.1, True, id="what is under way counts"),
+        pytest.param(room(0), 9, 0.0, False, id="no floor"),
+        pytest.param(None, 10_000, 0.5, False, id="who does not tell is not kept out"),
     ],
 )
 def test_a_bookie_is_short_when_what_is_under_way_would_leave_less_than_the_floor(
-    rooms: Mapping[BookieId, Room],
-    under_way_bytes: Mapping[BookieId, int],
-    floor_share: float,
-    expected: set[BookieId],
+    told: Room | None, under_way_bytes: int, floor_share: float, expected: bool
 ) -> None:
-    found = short_of_room(rooms, floor_share=floor_share, under_way_bytes=under_way_bytes)
-
-    assert found == expected
+    assert is_short(told, floor_share=floor_share, under_way_bytes=under_way_bytes) is expected
 
 
 # --- Asking ----------------------------------------------------------------------------------------
