@@ -1,6 +1,6 @@
 """The bookies as the rest of the code sees them: what one can be asked, and what it may answer.
 
-``bookie_client`` speaks to real ones, ``memory_bookies`` are for tests and simulation; both pass
+``bookie.client`` speaks to real ones, ``memory.bookies`` are for tests and simulation; both pass
 ``tests/contract/test_bookies.py``. Answers are three-valued throughout (rule S5): present, an
 explicit no, or unknown; only ``NoSuchEntryError`` is a no.
 """

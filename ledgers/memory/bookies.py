@@ -1,7 +1,7 @@
 """``Bookies`` without bookies: for tests and simulations, with faults on request.
 
-Passes the same contract tests as ``bookie_client``. Time passes on the clock given, nowhere else, so
-that a simulation that brings its own is deterministic. What a bookie does is in ``memory_bookie``;
+Passes the same contract tests as ``bookie.client``. Time passes on the clock given, nowhere else, so
+that a simulation that brings its own is deterministic. What a bookie does is in ``bookie``;
 here is how requests get there, or do not.
 """
 

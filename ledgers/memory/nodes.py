@@ -1,4 +1,4 @@
-"""The znodes of ``memory_store``, and one transaction on them."""
+"""The znodes of ``store``, and one transaction on them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

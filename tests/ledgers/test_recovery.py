@@ -1,4 +1,4 @@
-"""Recovery, case by case. ``test_recovery_races`` lets it meet writers and other recoveries."""
+"""Recovery, case by case. ``test_ledger_races`` lets it meet writers and other recoveries."""
 
 from collections.abc import Sequence
 
