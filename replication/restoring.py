@@ -72,9 +72,8 @@ class Restoring:
                 "the metadata was written again since (or the recorded write was never made): "
                 "later changes would be undone with it"
             )
-            if (
-                self.record.cluster is None
-            ):  # the very bytes would have told: they hold a time and bookies
+            # The very bytes would have told: they hold a time and bookies.
+            if self.record.cluster is None:
                 told.append("the record does not say which cluster it is of")
         return [*told, *self._end_doubts(), *self.copy_doubts]
 

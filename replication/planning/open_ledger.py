@@ -17,7 +17,7 @@ import structlog
 from ledgers.bookies import LAST_ENTRY, Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest, EntryHeader
-from ledgers.errors import BookmenderError, CorruptionError, NoSuchEntryError
+from ledgers.errors import BookmenderError, NoSuchEntryError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, Segment
 from ledgers.operations.ensembles import Targets
@@ -120,7 +120,7 @@ class OpenLedgers:
             return EntryHeader.of(entry).entry_id
         except NoSuchEntryError:
             return -1
-        except (BookmenderError, CorruptionError):
+        except BookmenderError:
             return None
 
     async def recover(
