@@ -10,6 +10,7 @@ import click
 
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument
+from daemon.operating.progress import printable
 from daemon.planning import Previews, plan_for
 from daemon.visit import Visit, run_visit
 from ledgers.metadata import BookieId
@@ -163,7 +164,7 @@ def _lines(found: Preview) -> list[str]:
     return [
         head,
         *(f"  {_copy_text(repair)}" for repair in found.repairs),
-        *(f"  in the way: {b.reason.value}: {b.detail}" for b in found.plan.blocked),
+        *(printable(f"  in the way: {b.reason.value}: {b.detail}") for b in found.plan.blocked),
     ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
+from daemon.operating.progress import printable
 from daemon.status import lock_record, note_record
 from daemon.status_command import age_s, seconds_until
 from daemon.visit import Visit, run_visit
@@ -111,7 +112,7 @@ def line_of(row: dict[str, Any], *, now_ms: int) -> str:
         line += f" — {note['reason']}: {note['detail']}"
         if next_s := seconds_until(note["next_try_ms"], now_ms):
             line += f"; try {note['tries'] + 1} in {next_s} s"
-    return line
+    return printable(line)
 
 
 def _meant(row: dict[str, Any]) -> str:

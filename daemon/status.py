@@ -9,6 +9,7 @@ from auditor.election import current_leader
 from auditor.records import AuditRecord, last_audit
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
+from daemon.operating.progress import printable
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
@@ -142,6 +143,11 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
         "tries": note.tries,
         "next_try_ms": note.next_try_ms,
     }
+
+
+def help_text(note: WaitingNote) -> str:
+    """Of a ledger that time alone will not help, for people."""
+    return printable(f"ledger {note.ledger_id} waits for help: {note.reason.value}: {note.detail}")
 
 
 def lock_record(lock: LockedLedger) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import click
 
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
+from daemon.operating.progress import printable
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
 from replication.queue.listing import LockedLedger
@@ -100,7 +101,7 @@ def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> 
     when = f", next try in {next_s} s" if next_s else ""
     return (
         f"  {len(notes)} {reason.value}, for up to {longest_s} s{when}: ledger {shown}{more}\n"
-        f"      {notes[0].detail}"
+        f"      {printable(notes[0].detail)}"
     )
 
 
@@ -109,7 +110,7 @@ def _foreign_locks(locks: Sequence[LockedLedger], *, now_ms: int) -> str:
     return (
         f"{len(locks)} held by others than our nodes, the longest for "
         f"{age_s(oldest.since_ms, now_ms)} s: ledger {oldest.ledger_id}, "
-        f"by {oldest.holder or 'a holder without a name'}"
+        f"by {printable(oldest.holder or 'a holder without a name')}"
     )
 
 
@@ -125,8 +126,8 @@ def seconds_until(due_ms: int, now_ms: int) -> int:
 def _leader(found: Status) -> str:
     if found.leader is None:
         return "none: no auditor is running"
-    node = found.leader_node
-    return f"{found.leader} (pid {node.pid})" if node else f"{found.leader} (Java's AutoRecovery)"
+    leader, node = printable(found.leader), found.leader_node
+    return f"{leader} (pid {node.pid})" if node else f"{leader} (Java's AutoRecovery)"
 
 
 def _nodes(found: Status) -> str:
@@ -134,6 +135,7 @@ def _nodes(found: Status) -> str:
     for node in found.nodes:
         processes.setdefault((node.host, node.pid), []).append(node.half.value)
     shown = ", ".join(
-        f"{host} (pid {pid}: {' and '.join(halves)})" for (host, pid), halves in processes.items()
+        f"{printable(host)} (pid {pid}: {' and '.join(halves)})"
+        for (host, pid), halves in processes.items()
     )
     return shown or "none: start one with bookmender daemon"

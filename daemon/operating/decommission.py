@@ -14,6 +14,7 @@ from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, may_be_named, scan_ledgers
 from daemon.operating.drains import cancel_drains
 from daemon.operating.progress import Show
+from daemon.status import help_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -202,7 +203,7 @@ async def _stuck(cluster: Visit, ledger_ids: Sequence[int]) -> list[WaitingNote]
 
 def _tell_stuck(stuck: Sequence[WaitingNote], tell: Callable[[str], None]) -> None:
     for note in stuck[:STUCK_TOLD_MAX]:
-        tell(f"ledger {note.ledger_id} waits for help: {note.reason.value}: {note.detail}")
+        tell(help_text(note))
     if (more := len(stuck) - STUCK_TOLD_MAX) > 0:
         tell(f"and {more} more; bookmender queue list shows them all")
 

@@ -19,7 +19,7 @@ from daemon.operating.repair_by_hand import (
     repair_by_hand,
 )
 from daemon.settings import Settings, load_settings
-from daemon.status import note_record
+from daemon.status import help_text, note_record
 from daemon.threads import own_cause
 from daemon.visit import log_errors_only, visit
 from ledgers.metadata import BookieId
@@ -86,10 +86,7 @@ async def _run(
 
 
 def _text(done: RepairedByHand, *, mark_only: bool) -> str:
-    lines = [
-        f"ledger {note.ledger_id} waits for help: {note.reason.value}: {note.detail}"
-        for note in done.waiting
-    ]
+    lines = [*map(help_text, done.waiting)]
     whole = done.ledger_count - len(done.waiting)
     lines.append(f"{whole:,} ledgers {'marked' if mark_only else 'whole'}")
     return "\n".join(lines)

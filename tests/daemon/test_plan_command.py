@@ -1,5 +1,7 @@
 """What ``bookmender plan`` prints, for people and for programs."""
 
+from dataclasses import replace
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -37,6 +39,15 @@ def test_each_copy_is_a_line_and_what_is_in_the_way_as_well() -> None:
         "ledger 8: nothing to do",
         "2 ledgers, 8 entries to copy, about 7.1 kB",
     ]
+
+
+def test_a_terminal_obeys_nothing_of_what_an_operator_once_gave_as_a_reason() -> None:
+    away = replace(WAIT, detail="b1 is away (\x1b[2J\nledger 9: nothing to do)")
+
+    text = to_text(previews(Plan(blocked=(away,))))
+
+    assert r"b1 is away (\x1b[2J\nledger 9: nothing to do)" in text
+    assert len(text.splitlines()) == 3
 
 
 def test_ledgers_that_are_not_shown_are_counted_or_at_least_hinted_at() -> None:

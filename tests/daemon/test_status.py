@@ -11,7 +11,7 @@ from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import open_window
 from daemon.queue_command import line_of, queue_rows
 from daemon.settings import Settings
-from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status
+from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status, help_text
 from daemon.status_command import render
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
@@ -182,6 +182,24 @@ def test_a_leader_that_is_no_node_of_ours_is_javas() -> None:
     text = render(replace(WHOLE, leader="java:3181"), now_ms=0)
 
     assert "leader    java:3181 (Java's AutoRecovery)" in text
+
+
+def test_a_terminal_obeys_nothing_of_what_stands_in_znodes() -> None:
+    spoiled = "x\x1b[2J\ny"
+    status = replace(
+        WHOLE,
+        leader=spoiled,
+        nodes=(node(spoiled, 11, Half.WORKER),),
+        waiting=(note(7, Reason.NO_COPY, spoiled),),
+        waiting_count=1,
+        foreign_locks=(LockedLedger(ledger_id=8, holder=spoiled, since_ms=0, session_id=5),),
+    )
+
+    text = render(status, now_ms=0)
+
+    assert all(line.isprintable() for line in text.splitlines())
+    assert text.count(r"x\x1b[2J\ny") == 4
+    assert help_text(status.waiting[0]).isprintable()
 
 
 def test_a_clock_that_is_behind_the_nodes_makes_no_negative_age() -> None:
