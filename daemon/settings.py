@@ -13,7 +13,7 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from auditor.settings import AuditorSettings
+from auditor.settings import AuditorSettings, ChecksSettings, HoldSettings
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.formats.layout import MetadataUri
@@ -26,6 +26,9 @@ ENVIRONMENT_PREFIX = "BOOKMENDER_"
 class NodeSettings:
     """The section ``[node]``."""
 
+    mode: str = "repair"
+    """``repair``: find what is lost and mend it. ``observe``: take no vote and no lock, write nothing,
+    and show what would be done."""
     bookie_id: str = ""
     """The bookie beside which this node runs, preferred as a target among equals. Empty: the one
     registered for this host, if there is just one, else none."""
@@ -34,6 +37,8 @@ class NodeSettings:
     ``~/.local/state/bookmender``."""
 
     def __post_init__(self) -> None:
+        if self.mode not in ("repair", "observe"):
+            raise SettingsError.not_allowed("node.mode", self.mode, "repair, observe")
         try:
             parse_bookie_id(self.bookie_id or "none")
         except CorruptionError as error:
@@ -92,6 +97,8 @@ class Settings:
     node: NodeSettings = field(default_factory=NodeSettings)
     zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
     auditor: AuditorSettings = field(default_factory=AuditorSettings)
+    hold: HoldSettings = field(default_factory=HoldSettings)
+    checks: ChecksSettings = field(default_factory=ChecksSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     log: LogSettings = field(default_factory=LogSettings)

@@ -19,6 +19,7 @@ class Reason(enum.Enum):
     DIGEST_SUSPECT = "digest-suspect"
     CONFLICTS = "conflicts"
     MAINTENANCE = "maintenance"
+    HOLD = "hold"
     LEFT_TO_OTHERS = "left-to-others"
 
     @property

@@ -15,7 +15,14 @@ import structlog
 from ledgers.errors import ConflictError, CorruptionError, NodeExistsError, NoNodeError
 from ledgers.metadata import BookieId
 from ledgers.store import Event, MetadataStore
-from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.orders import (
+    ChecksOrder,
+    DrainOrder,
+    HoldOrder,
+    LimitsOrder,
+    MaintenanceWindow,
+    Orders,
+)
 from replication.cluster.own_state import orders_path
 
 log = structlog.get_logger()
@@ -48,6 +55,14 @@ def limits_place(ur: str) -> Place[LimitsOrder]:
     return Place(path=f"{orders_path(ur)}/limits", parse=LimitsOrder.parse)
 
 
+def hold_place(ur: str) -> Place[HoldOrder]:
+    return Place(path=f"{orders_path(ur)}/hold", parse=HoldOrder.parse)
+
+
+def checks_place(ur: str) -> Place[ChecksOrder]:
+    return Place(path=f"{orders_path(ur)}/checks", parse=ChecksOrder.parse)
+
+
 def draining_path(ur: str) -> str:
     return f"{orders_path(ur)}/draining"
 
@@ -74,12 +89,20 @@ class OrderBook:
 
     async def read(self) -> Orders:
         """All that can be read, ended windows included."""
-        draining, maintenance, limits = await asyncio.gather(
+        draining, maintenance, limits, hold, checks = await asyncio.gather(
             self._each(draining_path(self._ur), drain_place),
             self._each(maintenance_path(self._ur), maintenance_place),
             self._readable(limits_place(self._ur)),
+            self._readable(hold_place(self._ur)),
+            self._readable(checks_place(self._ur)),
         )
-        return Orders(draining=draining, maintenance=maintenance, limits=limits or LimitsOrder())
+        return Orders(
+            draining=draining,
+            maintenance=maintenance,
+            limits=limits or LimitsOrder(),
+            hold=hold,
+            paused_checks=checks,
+        )
 
     def changes(self) -> AsyncGenerator[Event, None]:
         """Something happened to some order; the first comes at once. One watch for all of them.

@@ -1,7 +1,7 @@
-"""What an operator has ordered of the whole cluster: bookies to drain, maintenance windows, limits.
+"""What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds, pauses.
 
-Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>`` and ``limits``, each
-versioned JSON; ``order_book`` reads and writes them. Every session of ours sees them as part of its
+Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``, ``hold``
+and ``checks``, each versioned JSON. An operator gives them; the leader, too, orders a hold; ``order_book`` reads and writes them. Every session of ours sees them as part of its
 ``ClusterView``. An order that cannot be read (a later release's, a slip of somebody's hand) is reported
 and passed over; it never stops a node.
 """
@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from replication.cluster.own_state import parse_record, switch, text, time_ms, whole
+from replication.cluster.own_state import parse_record, switch, text, texts, time_ms, whole
 
 VERSION = 1
 """Of every order's record. Raised when a reader of the release before would misunderstand it; fields
@@ -100,22 +100,85 @@ class LimitsOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOrder:
+    """Mark nothing and fence nothing; or, released, let nothing hold on account of these bookies.
+
+    ``bookies``: those that were away when it was written. ``until_ms``: wall-clock; None: until somebody
+    ends it. ``is_by_operator``: an operator's stands whatever the bookies do.
+    """
+
+    since_ms: int
+    until_ms: int | None = None
+    bookies: tuple[BookieId, ...] = ()
+    reason: str = ""
+    is_by_operator: bool = False
+    is_released: bool = False
+
+    def to_json(self) -> bytes:
+        return _to_json(asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        record = _record(data)
+        return cls(
+            since_ms=time_ms(record, "since_ms"),
+            until_ms=time_ms(record, "until_ms") if _holds(record, "until_ms") else None,
+            bookies=tuple(BookieId(each) for each in texts(record, "bookies")),
+            reason=text(record, "reason") if _holds(record, "reason") else "",
+            is_by_operator=switch(record, "is_by_operator"),
+            is_released=switch(record, "is_released"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChecksOrder:
+    """The periodic checks pause while it stands."""
+
+    since_ms: int
+
+    def to_json(self) -> bytes:
+        return _to_json(asdict(self))
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        return cls(since_ms=time_ms(_record(data), "since_ms"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
     """All of them at one moment. In a ``ClusterView`` windows that are over are not among them."""
 
     draining: Mapping[BookieId, DrainOrder] = field(default_factory=dict)
     maintenance: Mapping[BookieId, MaintenanceWindow] = field(default_factory=dict)
     limits: LimitsOrder = field(default_factory=LimitsOrder)
+    hold: HoldOrder | None = None
+    """Also one that is released. ``is_held`` says whether it holds."""
+    paused_checks: ChecksOrder | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nothing may be marked, and nothing fenced."""
+        return self.hold is not None and not self.hold.is_released
 
     def at(self, now_ms: int) -> "Orders":
-        """Without the windows that are over by then; the end itself is outside."""
+        """As they stand then, an end itself being outside: a hold that is over is as good as released."""
         current = {b: window for b, window in self.maintenance.items() if now_ms < window.until_ms}
-        return self if len(current) == len(self.maintenance) else replace(self, maintenance=current)
+        hold = self.hold
+        if hold is not None and hold.until_ms is not None and hold.until_ms <= now_ms:
+            hold = replace(hold, is_released=True)
+        if len(current) == len(self.maintenance) and hold == self.hold:
+            return self
+        return replace(self, maintenance=current, hold=hold)
 
     @property
     def next_end_ms(self) -> int | None:
-        """When the first of the windows ends; None without any."""
-        return min((window.until_ms for window in self.maintenance.values()), default=None)
+        """When the first of the windows, or the hold, ends; None where nothing does."""
+        ends_ms = [window.until_ms for window in self.maintenance.values()]
+        if self.hold is not None and self.hold.until_ms is not None and self.is_held:
+            ends_ms.append(self.hold.until_ms)
+        return min(ends_ms, default=None)
 
 
 def _to_json(fields: Mapping[str, object]) -> bytes:

@@ -105,6 +105,14 @@ def text(record: Mapping[str, Any], key: str) -> str:
     return as_text(record.get(key), key)
 
 
+def texts(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """An array of them. Raises CorruptionError."""
+    values = record.get(key)
+    if not isinstance(values, list):
+        raise CorruptionError(f"a record whose {key} is no array")
+    return tuple(as_text(value, f"item of {key}") for value in values)
+
+
 def as_text(value: object, what: str) -> str:
     """Text that can be written again: JSON may hold half a character. Raises CorruptionError."""
     if not isinstance(value, str) or not _is_utf8(value):

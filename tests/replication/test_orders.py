@@ -13,12 +13,20 @@ from replication.cluster.order_book import (
     limits_place,
     maintenance_place,
 )
-from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.orders import (
+    ChecksOrder,
+    DrainOrder,
+    HoldOrder,
+    LimitsOrder,
+    MaintenanceWindow,
+    Orders,
+)
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import UR
 
 WINDOW = MaintenanceWindow(since_ms=1_000, until_ms=5_000, reason="new kernel")
+HELD = HoldOrder(since_ms=1_000, until_ms=5_000, bookies=(B1, B2), reason="2 of 3 are gone")
 
 
 # --- Values ----------------------------------------------------------------------------------------
@@ -36,12 +44,24 @@ WINDOW = MaintenanceWindow(since_ms=1_000, until_ms=5_000, reason="new kernel")
             LimitsOrder(entries_per_s=7, reads_in_flight_per_bookie=500, requests_per_s=9),
             id="the other limits",
         ),
+        pytest.param(HELD, id="a hold with an end"),
+        pytest.param(HoldOrder(since_ms=5, is_by_operator=True), id="an operator's, without one"),
+        pytest.param(ChecksOrder(since_ms=5), id="a pause of the checks"),
     ],
 )
 def test_an_order_reads_back_as_it_was_written(
-    order: DrainOrder | MaintenanceWindow | LimitsOrder,
+    order: DrainOrder | MaintenanceWindow | LimitsOrder | HoldOrder | ChecksOrder,
 ) -> None:
     assert type(order).parse(order.to_json()) == order
+
+
+def test_a_hold_that_is_over_is_as_good_as_released() -> None:
+    orders = Orders(hold=HELD)
+
+    assert orders.at(4_999).is_held
+    assert orders.next_end_ms == 5_000
+    assert not orders.at(5_000).is_held
+    assert orders.at(5_000).next_end_ms is None
 
 
 def test_fields_of_a_later_release_are_passed_over() -> None:
