@@ -33,7 +33,7 @@ from replication.planning.copy_doubts import copy_doubts
 from replication.planning.survey import OpenEnd, Surveyor
 from replication.queue import payloads
 from replication.queue.payloads import Mark
-from replication.queue.queue import OWN_LOCK_VERSION
+from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
 
 MARK_TRIES_MAX = 5
 """Each fails only when a worker tidies the mark's empty directories away at that very moment."""
@@ -228,13 +228,7 @@ async def _locked(
     """The ledger's lock, marked or not: made as the queue makes it."""
     path, data = payloads.lock_path(ur, ledger_id), payloads.lock_to_bytes(holder)
     try:
-        await store.multi(
-            [
-                session,
-                Create(path=path, data=data, is_ephemeral=True),
-                SetData(path=path, data=data, version=0),
-            ]
-        )
+        await store.multi([session, *lock_operations(path, data)])
     except MultiFailed as failure:
         if isinstance(failure.cause, NodeExistsError):
             raise UnavailableError(

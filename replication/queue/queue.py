@@ -43,6 +43,14 @@ from replication.queue.urgent import read_urgent
 OWN_LOCK_VERSION = 1
 
 
+def lock_operations(path: str, data: bytes) -> list[Operation]:
+    """Make a lock that stands at ``OWN_LOCK_VERSION`` from the first moment on."""
+    return [
+        Create(path=path, data=data, is_ephemeral=True),
+        SetData(path=path, data=data, version=0),
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
 class QueuedLedger:
     """A marked ledger, and its marks as they were read: at least one, the shared one first."""
@@ -137,8 +145,7 @@ class Queue:
         lock_path = payloads.lock_path(self._ur, queued.ledger_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
-            Create(path=lock_path, data=self._lock_data, is_ephemeral=True),
-            SetData(path=lock_path, data=self._lock_data, version=0),
+            *lock_operations(lock_path, self._lock_data),
         ]
         try:
             await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
