@@ -1,13 +1,17 @@
 """Reading the whole queue, for people and for proofs: every mark, every lock, complete or an error."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from ledgers.errors import CorruptionError, NoNodeError
 from ledgers.store import MetadataStore
 from replication.queue import payloads
 from replication.queue.payloads import Mark
+
+T = TypeVar("T")
 
 READS_AT_ONCE = 500
 
@@ -55,12 +59,7 @@ async def read_marks(
     store: MetadataStore, ur: str, ledger_ids: Sequence[int]
 ) -> list[MarkedLedger]:
     """Those of the ledgers that are marked, in order."""
-    found: list[MarkedLedger] = []
-    for start in range(0, len(ledger_ids), READS_AT_ONCE):
-        part = ledger_ids[start : start + READS_AT_ONCE]
-        marks = await asyncio.gather(*(_read_mark(store, ur, ledger_id) for ledger_id in part))
-        found += [mark for mark in marks if mark is not None]
-    return found
+    return await _read_each(partial(_read_mark, store, ur), ledger_ids)
 
 
 async def locked_ledger_ids(store: MetadataStore, ur: str) -> set[int]:
@@ -73,11 +72,18 @@ async def read_locks(
     store: MetadataStore, ur: str, ledger_ids: Sequence[int]
 ) -> list[LockedLedger]:
     """Those of the ledgers that are locked, in order."""
-    found: list[LockedLedger] = []
+    return await _read_each(partial(_read_lock, store, ur), ledger_ids)
+
+
+async def _read_each(
+    read: Callable[[int], Awaitable[T | None]], ledger_ids: Sequence[int]
+) -> list[T]:
+    """What ``read`` gives for each, in order, without the Nones; a bounded number at a time."""
+    found: list[T] = []
     for start in range(0, len(ledger_ids), READS_AT_ONCE):
         part = ledger_ids[start : start + READS_AT_ONCE]
-        locks = await asyncio.gather(*(_read_lock(store, ur, ledger_id) for ledger_id in part))
-        found += [lock for lock in locks if lock is not None]
+        values = await asyncio.gather(*map(read, part))
+        found += [value for value in values if value is not None]
     return found
 
 
