@@ -1,19 +1,24 @@
 """The command ``bookmender``: parses, calls one function, prints.
 
-Exit codes: 0 all is well, 1 something was found or failed, 2 called wrongly, 3 could not tell.
+Exit codes: 0 all is well, 1 something was found or failed, 2 called wrongly, 3 could not tell; and
+as shells have it 130 after Ctrl-C, 141 when whoever read the output went away.
 """
 
 import importlib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import click
 
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
+EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
+"""128 and the number of SIGINT, of SIGPIPE."""
 
 
 class LazyGroup(click.Group):
@@ -45,6 +50,24 @@ class LazyGroup(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with _ending_with_the_reader():  # --help prints here
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _ending_with_the_reader():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _ending_with_the_reader() -> Iterator[None]:
+    """As in ``bookmender queue list | head -1``. Click itself would make a plain failure of it."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        _drop_output()
+        raise click.exceptions.Exit(EXIT_NO_READER) from error
+
 
 @click.group(cls=LazyGroup)
 @click.version_option(package_name="bookmender")
@@ -68,20 +91,22 @@ def main() -> None:
         code = cli(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)  # a command's own, as after --help
     except click.exceptions.Abort:
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except BookmenderError as error:
         click.echo(f"bookmender: {error}", err=True)
         sys.exit(_exit_code(error))
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_FAILED)
     except OSError as error:  # a full disk, most likely: our own files are handled where they are
         click.echo(f"bookmender: {error.strerror or error}", err=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         sys.exit(EXIT_UNKNOWN)
+
+
+def _drop_output() -> None:
+    """What is left to be written, which the interpreter would try again and complain of."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_code(error: BookmenderError) -> int:

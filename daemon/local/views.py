@@ -101,7 +101,7 @@ def print_status(status: ClusterStatus) -> None:
     table.add_row(*_row("", "ZooKeeper " + status.zookeeper.address, status.zookeeper))
     for place, bookie in enumerate(status.bookies, start=1):
         table.add_row(*_row(str(place), bookie.address, bookie))
-    console = Console(highlight=False)
+    console = _Console(highlight=False)
     console.print(table)
     console.print(
         f"\n{status.metadata_service_uri}  (BookKeeper {status.bookkeeper}, {status.storage} storage)",
@@ -109,6 +109,12 @@ def print_status(status: ClusterStatus) -> None:
     )
     if not status.is_running:
         console.print("It is not running: `bookmender local up` brings it back.")
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Left to ``daemon.cli``, as of all that is printed; rich itself would exit with 1."""
+        raise BrokenPipeError
 
 
 def _row(place: str, name: str, server: ServerStatus) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """The command's errors as a user meets them: one clear line, and an exit code."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import click
 import pytest
 
 from daemon.cli import LazyGroup, cli, main
+from daemon.local.spec import ClusterSpec
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -92,6 +94,35 @@ def test_an_interruption_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch) 
     fails_with(monkeypatch, KeyboardInterrupt())
 
     assert exit_code(monkeypatch, "fail") == 130
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--help"], id="help"),
+        pytest.param(["status", "--help"], id="help of a command"),
+        pytest.param(["local", "status"], id="what a command prints"),
+    ],
+)
+def test_output_that_nobody_reads_ends_it_quietly_as_shells_expect(
+    arguments: list[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "bookmender" / "local"
+    data.mkdir(parents=True)
+    ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002,)).save(data)
+    reads, writes = os.pipe()
+    os.close(reads)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "daemon", *arguments],
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"XDG_DATA_HOME": str(tmp_path)},
+        check=False,
+    )
+    os.close(writes)
+
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
