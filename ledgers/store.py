@@ -1,7 +1,7 @@
 """The metadata store as the rest of the code sees it: a tree of versioned znodes.
 
 ``zookeeper`` is the real one, ``memory.store`` the one for tests and simulation; both pass
-``tests/contract/test_metadata_store.py``. A store lives as long as one session: when that is lost
+``tests/contract/test_metadata_store*.py``. A store lives as long as one session: when that is lost
 every call raises ``SessionLostError`` for good, and whoever owned the store opens a new one.
 """
 
