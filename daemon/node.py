@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -33,7 +34,11 @@ ledgers at work at once are more than."""
 
 def run_node(settings: Settings) -> int:
     """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
-    journal = open_journal(settings)
+    with closing(open_journal(settings)) as journal:
+        return _run(settings, journal)
+
+
+def _run(settings: Settings, journal: MetadataJournal) -> int:
     halves = _halves(settings, journal)
     check_cluster(settings, journal)  # a signal ends it at once: it holds nothing
     stop = threading.Event()
@@ -50,7 +55,6 @@ def run_node(settings: Settings) -> int:
     _start(halves)
     stop.wait()
     is_stopped = _stop(halves)
-    journal.close()
     log.info("node.stopped", is_clean=is_stopped)
     return 0 if is_stopped else 1
 

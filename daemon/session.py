@@ -17,6 +17,7 @@ import structlog
 from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
+from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import SessionLostError
 from ledgers.instance_id import read_instance_id
@@ -62,11 +63,7 @@ async def open_session(
 
     Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
     """
-    store = await ZooKeeperStore.open(
-        settings.uri.hosts,
-        session_timeout_s=settings.zookeeper.session_timeout_s,
-        connect_timeout_s=settings.zookeeper.connect_timeout_s,
-    )
+    store = await open_store(settings)
     try:
         store.requests_per_s = settings.zookeeper.requests_per_s
         session = await _join(store, settings, half, journal)

@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
+from daemon.zookeeper import open_store
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
-from ledgers.zookeeper.store import ZooKeeperStore
 from replication.queue.payloads import underreplication_path
 
 T = TypeVar("T")
@@ -36,18 +36,13 @@ class Visit:
 @asynccontextmanager
 async def visit(settings: Settings) -> AsyncIterator[Visit]:
     """Raises SettingsError (no such cluster), UnavailableError (no ZooKeeper there)."""
-    uri = settings.uri
-    store = await ZooKeeperStore.open(
-        uri.hosts,
-        session_timeout_s=settings.zookeeper.session_timeout_s,
-        connect_timeout_s=settings.zookeeper.connect_timeout_s,
-    )
+    store = await open_store(settings)
     try:
         yield Visit(
             settings=settings,
             store=store,
-            manager=await LedgerManager.open(store, uri),
-            registration=Registration(store, uri.root),
+            manager=await LedgerManager.open(store, settings.uri),
+            registration=Registration(store, settings.uri.root),
         )
     finally:
         await store.close()

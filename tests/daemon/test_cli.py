@@ -176,19 +176,26 @@ def test_a_wrong_setting_is_said_with_its_file(
     )
 
 
-@pytest.mark.parametrize("command", [["status"], ["queue", "list"], ["ledger", "show", "1"]])
-def test_without_a_zookeeper_it_could_not_tell(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+@pytest.mark.parametrize(
+    "command", [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"]]
+)
+def test_without_a_zookeeper_it_could_not_tell_and_says_whom_it_asked_and_why(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    command: list[str],
 ) -> None:
-    # Port 1 is nobody's: the connection is refused at once.
-    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk://127.0.0.1:1/ledgers")
+    # Ports 1 and 2 are nobody's: the connection is refused at once.
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk://127.0.0.1:1;127.0.0.1:2/ledgers")
+    monkeypatch.setenv("BOOKMENDER_NODE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S", "0.5")
 
     assert exit_code(monkeypatch, *command) == 3
 
-    captured = capsys.readouterr()
-    assert captured.err.startswith("bookmender: ")
-    assert captured.err.count("\n") == 1
+    assert capsys.readouterr().err == (
+        "bookmender: no ZooKeeper server answers: do the servers run, and is metadata_service_uri "
+        "right? (hosts=127.0.0.1:1,127.0.0.1:2, waited_s=0.5)\n"
+    )
 
 
 def test_every_command_that_is_listed_can_be_loaded_and_explains_itself() -> None:

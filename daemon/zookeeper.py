@@ -1,0 +1,20 @@
+"""The settings' way to ZooKeeper: the same for a node and for a command."""
+
+from daemon.settings import Settings
+from ledgers.errors import UnavailableError
+from ledgers.zookeeper.store import ZooKeeperStore
+
+
+async def open_store(settings: Settings) -> ZooKeeperStore:
+    """A new session. Raises UnavailableError that names the servers asked and the setting with them."""
+    try:
+        return await ZooKeeperStore.open(
+            settings.uri.hosts,
+            session_timeout_s=settings.zookeeper.session_timeout_s,
+            connect_timeout_s=settings.zookeeper.connect_timeout_s,
+        )
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"{error.args[0]}: do the servers run, and is metadata_service_uri right?",
+            **error.context,
+        ) from error
