@@ -2,9 +2,6 @@
 
 import asyncio
 import tracemalloc
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -13,57 +10,12 @@ from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId
-from replication.copying.copy_index import (
-    LACKING_MAX,
-    RESUME_PAUSE_S,
-    CopyJob,
-    CopyOutcome,
-    copy_index,
-)
-from replication.copying.sources import STRETCH_ENTRIES, Progress, assign
-from tests.replication.cluster import (
-    DIGEST,
-    ENTRY_BYTES,
-    Cluster,
-    entry_bytes,
-    in_virtual_time,
-)
-from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES, fragment
+from replication.copying.copy_index import LACKING_MAX, RESUME_PAUSE_S, CopyOutcome, copy_index
+from tests.replication.cluster import DIGEST, ENTRY_BYTES, entry_bytes, in_virtual_time
+from tests.replication.copies import ALL, cluster_with_ledger, copy, job, whole_ledger
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.replication.nodes import LEDGER
 from tests.virtual_time import run
-
-ALL = frozenset(BOOKIES)
-
-
-def job(
-    *,
-    index: int = 2,
-    target: BookieId = B4,
-    available: frozenset[BookieId] = ALL - {B3},
-    former: tuple[BookieId, ...] = (),
-    entry_ids: tuple[int, ...] | None = None,
-    write_quorum: int = 2,
-) -> CopyJob:
-    """Entries 0 to 9 on B1, B2 and B3, of which B3 is to be replaced by B4 unless told otherwise."""
-    whole = fragment(write_quorum=write_quorum)
-    return CopyJob(
-        fragment=whole,
-        index=index,
-        target=target,
-        entry_ids=whole.entries_of(index) if entry_ids is None else entry_ids,
-        available=available,
-        former=former,
-    )
-
-
-async def copy(cluster: Cluster, what: CopyJob) -> CopyOutcome:
-    return await copy_index(what, bookies=cluster.bookies, digest=DIGEST)
-
-
-async def cluster_with_ledger(*, write_quorum: int = 2) -> Cluster:
-    cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum)
-    return cluster
 
 
 @pytest.mark.compat(
@@ -92,152 +44,6 @@ async def test_no_entry_is_read_more_than_once_while_its_replicas_are_good() -> 
     await copy(cluster, job(write_quorum=3))
 
     assert sorted([*cluster.bookies.asked(B1), *cluster.bookies.asked(B2)]) == list(range(10))
-
-
-def nothing_known(bookie: BookieId) -> Standing:
-    return Standing()
-
-
-def whole_ledger(
-    ensemble: tuple[BookieId, ...] = BOOKIES[:3],
-    *,
-    entry_count: int,
-    write_quorum: int = 3,
-    index: int = 0,
-    ledger_id: int = LEDGER,
-) -> CopyJob:
-    """All that one index stores, from the others of its ensemble to B7."""
-    whole = replace(
-        fragment(ensemble, last=entry_count - 1, write_quorum=write_quorum), ledger_id=ledger_id
-    )
-    return CopyJob(
-        fragment=whole,
-        index=index,
-        target=B7,
-        entry_ids=whole.entries_of(index),
-        available=ALL - {ensemble[index]},
-    )
-
-
-def asked(
-    what: CopyJob, standing: Callable[[BookieId], Standing] = nothing_known
-) -> dict[BookieId, list[int]]:
-    reads = assign(what.entry_ids, Progress(), what, standing)
-    return {bookie: list(entry_ids) for bookie, entry_ids in reads.entry_ids.items()}
-
-
-@pytest.mark.parametrize(
-    ("ensemble", "write_quorum"),
-    [
-        pytest.param(BOOKIES[:3], 3, id="E 3, W 3"),
-        pytest.param(BOOKIES[:3], 2, id="E 3, W 2"),
-        pytest.param(BOOKIES[:5], 3, id="E 5, W 3"),
-        pytest.param(BOOKIES[:4], 3, id="E 4, W 3"),
-        pytest.param(BOOKIES[:2], 2, id="E 2, W 2"),
-    ],
-)
-def test_reading_is_spread_over_the_replicas(
-    ensemble: tuple[BookieId, ...], write_quorum: int
-) -> None:
-    for index in range(len(ensemble)):
-        what = whole_ledger(ensemble, entry_count=6_000, write_quorum=write_quorum, index=index)
-
-        reads = asked(what)
-
-        # No replica is asked more than if each entry were divided among those that hold it.
-        shares: Counter[BookieId] = Counter()
-        for entry_id in what.entry_ids:
-            sources = [
-                b
-                for i, b in enumerate(ensemble)
-                if i != index and entry_id in what.fragment.entries_of(i)
-            ]
-            shares.update(dict.fromkeys(sources, 120 // len(sources)))
-        most = max(shares.values()) / 120
-        assert sorted(e for ids in reads.values() for e in ids) == list(what.entry_ids)
-        assert all(ids == sorted(ids) for ids in reads.values())
-        assert max(map(len, reads.values())) <= most + STRETCH_ENTRIES
-        for bookie, entry_ids in reads.items():
-            assert set(entry_ids) <= set(what.fragment.entries_of(ensemble.index(bookie)))
-
-
-def test_entries_in_a_row_come_from_one_source_so_that_batches_can_bring_them() -> None:
-    reads = asked(whole_ledger(entry_count=4 * STRETCH_ENTRIES))
-
-    assert {bookie: len(ids) for bookie, ids in reads.items()} == dict.fromkeys(
-        BOOKIES[1:3], 2 * STRETCH_ENTRIES
-    )
-    assert all(
-        ids[:STRETCH_ENTRIES] == list(range(ids[0], ids[0] + STRETCH_ENTRIES))
-        for ids in reads.values()
-    )
-
-
-def test_small_ledgers_are_read_from_one_source_each_and_from_all_together() -> None:
-    sources: Counter[BookieId] = Counter()
-    for ledger_id in range(100):
-        sources.update(asked(whole_ledger(entry_count=10, ledger_id=ledger_id)).keys())
-
-    assert sources == dict.fromkeys(BOOKIES[1:3], 50)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "least", "most"),
-    [
-        pytest.param(Standing(is_ailing=True), Standing(), 0, 0, id="one failed lately"),
-        pytest.param(
-            Standing(is_ailing=True),
-            Standing(waiting_bytes=10**9, reply_s=3.0),
-            0,
-            0,
-            id="one failed, the other is slow and has much to do",
-        ),
-        pytest.param(Standing(reply_s=0.1), Standing(reply_s=0.01), 300, 600, id="one is slow"),
-        pytest.param(
-            Standing(waiting_bytes=10**6), Standing(), 1_000, 1_700, id="one has much to do"
-        ),
-        pytest.param(
-            Standing(is_ailing=True), Standing(is_ailing=True), 1_900, 2_100, id="both failed"
-        ),
-        pytest.param(
-            Standing(reply_s=0.0002), Standing(reply_s=0.0009), 1_900, 2_100, id="both are quick"
-        ),
-    ],
-)
-def test_sources_are_chosen_by_health_and_load(
-    first: Standing, second: Standing, least: int, most: int
-) -> None:
-    standings = {B2: first, B3: second}
-
-    reads = asked(whole_ledger(entry_count=4_000), standings.__getitem__)
-
-    assert least <= len(reads.get(B2, [])) <= most
-
-
-def test_a_sole_replica_is_given_its_time_and_of_several_the_first_is_not() -> None:
-    alone = whole_ledger(BOOKIES[:2], entry_count=10, write_quorum=2)
-    of_two = whole_ledger(entry_count=10)
-
-    assert not assign(alone.entry_ids, Progress(), alone, nothing_known).have_alternatives
-    assert assign(of_two.entry_ids, Progress(), of_two, nothing_known).have_alternatives
-
-
-def test_who_was_silent_is_asked_once_more_when_nobody_else_is_left() -> None:
-    what, progress = whole_ledger(entry_count=3), Progress()
-    order = []
-    entry_ids: list[int] = [0, 1, 2]
-    for _ in range(3):
-        reads = assign(entry_ids, progress, what, nothing_known)
-        order += [(bookie, reads.have_alternatives) for bookie in reads.entry_ids]
-        failures = {b: dict.fromkeys(ids, Answer.UNKNOWN) for b, ids in reads.entry_ids.items()}
-        entry_ids = progress.note(failures)
-
-    last = assign(entry_ids, progress, what, nothing_known)
-
-    assert order == [(order[0][0], True), (order[1][0], False), (order[0][0], False)]
-    assert order[0][0] != order[1][0]
-    assert not last.entry_ids
-    assert progress.unknown == [0, 1, 2]
 
 
 @pytest.mark.parametrize("answer", [Answer.ABSENT, Answer.MISMATCH, Answer.UNKNOWN])

@@ -4,21 +4,15 @@ import pytest
 
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from replication.copying.copy_index import CopyJob, CopyOutcome, copy_index
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
-from tests.replication.ledger_values import B1, B2, B3, BOOKIES, fragment
+from replication.copying.copy_index import CopyJob
+from tests.replication.cluster import Cluster, in_virtual_time, named_by
+from tests.replication.copies import cluster_with_ledger, copy
+from tests.replication.ledger_values import B2, B3, BOOKIES, fragment
 from tests.replication.nodes import LEDGER
 
 
-async def cluster_with_ledger() -> Cluster:
-    """Entries 0 to 9 on B1, B2 and B3: 0, 1, 3, 4, 6, 7 and 9 of them on B2."""
-    cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3))
-    return cluster
-
-
 async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
-    """What gives B2 back entries that it loses hereby."""
+    """What gives B2 back entries that it loses hereby: of 0, 1, 3, 4, 6, 7 and 9, which are its own."""
     for entry_id in entry_ids:
         cluster.bookie(B2).lose(LEDGER, entry_id)
     return CopyJob(
@@ -28,10 +22,6 @@ async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
         entry_ids=entry_ids,
         available=frozenset(BOOKIES),
     )
-
-
-async def copy(cluster: Cluster, job: CopyJob) -> CopyOutcome:
-    return await copy_index(job, bookies=cluster.bookies, digest=DIGEST)
 
 
 @in_virtual_time
