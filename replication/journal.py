@@ -2,8 +2,8 @@
 
 JSON lines, so that a command can put a ledger's metadata back as it was (``restoring``). One file a process, so that
 several daemons on a host never write into each other's lines; when it has grown to its bound it is
-set aside, and the oldest files of all processes are deleted beyond a count. A process whose file was
-deleted begins another one.
+set aside, and the oldest files of all processes are deleted beyond a bound for all of them together.
+A process whose file was deleted begins another one; one that wrote nothing leaves none behind.
 """
 
 import os
@@ -44,19 +44,25 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
-FILES_MAX = 8
+BYTES_MAX = 8 * FILE_BYTES_MAX
+"""Of all processes of this host. Not a number of files: a process that starts again and again has many."""
 
 
 class MetadataJournal:
     """Appends to ``directory/metadata-<process>.jsonl``. Safe to call from several threads."""
 
     def __init__(
-        self, directory: Path, *, process: str, file_bytes_max: int = FILE_BYTES_MAX
+        self,
+        directory: Path,
+        *,
+        process: str,
+        file_bytes_max: int = FILE_BYTES_MAX,
+        bytes_max: int = BYTES_MAX,
     ) -> None:
         """Raises OSError when the directory cannot be written to."""
         self._directory = directory
         self._path = directory / f"metadata-{process}.jsonl"
-        self._file_bytes_max = file_bytes_max
+        self._file_bytes_max, self._bytes_max = file_bytes_max, bytes_max
         self._lock = threading.Lock()  # guards the file
         directory.mkdir(parents=True, exist_ok=True)
         self._file = self._path.open("ab")
@@ -90,7 +96,10 @@ class MetadataJournal:
 
     def close(self) -> None:
         with self._lock:
+            is_empty = self._file.tell() == 0
             self._file.close()
+            if is_empty:
+                self._path.unlink(missing_ok=True)
 
     def _rotate(self) -> None:
         self._file.close()
@@ -99,17 +108,23 @@ class MetadataJournal:
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:
+        """Those that do not fit beside the newer ones and a full file of our own."""
         files = [f for f in self._directory.glob("metadata-*.jsonl") if f != self._path]
-        files.sort(key=_modified)
-        for file in files[: -(FILES_MAX - 1) or None]:
-            file.unlink(missing_ok=True)
+        room = self._bytes_max - self._file_bytes_max
+        for file, (_, size) in sorted(
+            ((f, _modified_and_size(f)) for f in files), key=lambda each: each[1], reverse=True
+        ):
+            room -= size
+            if room < 0:
+                file.unlink(missing_ok=True)
 
 
-def _modified(file: Path) -> float:
+def _modified_and_size(file: Path) -> tuple[float, int]:
     try:
-        return file.stat().st_mtime
+        stat = file.stat()
     except FileNotFoundError:  # another process was quicker to delete it
-        return 0.0
+        return 0.0, 0
+    return stat.st_mtime, stat.st_size
 
 
 def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:

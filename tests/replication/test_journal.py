@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from replication.journal import FILES_MAX, JournalRecord, MetadataJournal, read_journal
+from replication.journal import JournalRecord, MetadataJournal, read_journal
 
 
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
@@ -66,18 +66,32 @@ def test_a_full_file_is_set_aside_and_no_line_is_lost(tmp_path: Path) -> None:
 
 
 def test_the_oldest_files_of_all_processes_go_beyond_the_bound(tmp_path: Path) -> None:
-    for number in range(FILES_MAX + 3):
+    for number in range(6):
         file = tmp_path / f"metadata-old-{number}.jsonl"
-        file.write_text("")
+        file.write_bytes(bytes(100))
         os.utime(file, (number, number))
 
-    MetadataJournal(tmp_path, process="host-1").close()
+    journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=200, bytes_max=500)
 
-    left = {file.name for file in tmp_path.iterdir()}
-    assert len(left) == FILES_MAX
-    assert "metadata-host-1.jsonl" in left
-    assert "metadata-old-3.jsonl" not in left
-    assert f"metadata-old-{FILES_MAX + 2}.jsonl" in left
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "metadata-host-1.jsonl",
+        "metadata-old-3.jsonl",
+        "metadata-old-4.jsonl",
+        "metadata-old-5.jsonl",
+    }
+    journal.close()
+
+
+def test_rule_s2_starts_in_vain_drive_no_record_out(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-0")
+    journal.record(7, b"before", b"after")
+    journal.close()
+
+    for pid in range(1, 50):
+        MetadataJournal(tmp_path, process=f"host-{pid}").close()
+
+    assert lines(tmp_path) == [(7, b"before", b"after")]
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Path) -> None:
