@@ -4,17 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.errors import (
-    SessionLostError,
-    UnknownOutcomeError,
-)
-from ledgers.store import (
-    ANY_VERSION,
-    Check,
-    Create,
-    MetadataStore,
-    SessionState,
-)
+from ledgers.errors import SessionLostError, UnknownOutcomeError
+from ledgers.store import ANY_VERSION, Check, Create, MetadataStore, SessionState
 from tests.contract.metadata_stores import World, on_loop
 
 

@@ -5,16 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from ledgers.errors import (
-    SessionLostError,
-)
-from ledgers.store import (
-    Check,
-    Create,
-    Event,
-    EventKind,
-    MultiFailed,
-)
+from ledgers.errors import SessionLostError
+from ledgers.store import Check, Create, Event, EventKind, MultiFailed
 from tests.contract.metadata_stores import World, on_loop
 
 

@@ -4,10 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.errors import (
-    NodeExistsError,
-    NotEnoughBookiesError,
-)
+from ledgers.errors import NodeExistsError, NotEnoughBookiesError
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import DigestType, LedgerMetadata, Segment

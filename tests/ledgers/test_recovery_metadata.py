@@ -4,11 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ledgers.errors import (
-    ConflictError,
-    LockLostError,
-    NoSuchLedgerError,
-)
+from ledgers.errors import ConflictError, LockLostError, NoSuchLedgerError
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import LedgerState, Segment
