@@ -1,16 +1,19 @@
 """One repair at a time, and what may happen in the middle of it: for the tests of repairs."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ledgers.bookies import Transfer
-from ledgers.metadata import BookieId
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
+from ledgers.metadata import BookieId, LedgerState
 from replication.cluster.order_book import drain_place, maintenance_place
 from replication.cluster.orders import DrainOrder, MaintenanceWindow
 from replication.outcome import Outcome
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR, Node
+
+THREE = (B1, B2, B3)
 
 VERSION_1: dict[str, Any] = {
     "metadata_version": 1,
@@ -62,6 +65,39 @@ async def lost_b2(*bookies: BookieId) -> Cluster:
     await cluster.kill(B2)
     await cluster.mark(B2)
     return cluster
+
+
+async def open_ledger(
+    *ensembles: Sequence[BookieId],
+    last: int = 9,
+    starts: Sequence[int] = (0,),
+    state: LedgerState = LedgerState.OPEN,
+) -> Cluster:
+    """A marked ledger with W 3 and A 2, not closed."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        *(ensembles or (THREE,)),
+        starts=starts,
+        last=last,
+        write_quorum=3,
+        ack_quorum=2,
+        state=state,
+    )
+    await cluster.mark()
+    return cluster
+
+
+def watch_fencing(cluster: Cluster) -> list[BookieId]:
+    """Bookies that are being asked to fence, as they are."""
+    fenced: list[BookieId] = []
+
+    def note(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        if op is Op.READ_FENCING:
+            fenced.append(bookie)
+        return NO_FAULT
+
+    cluster.bookies.faults = note
+    return fenced
 
 
 def once_while_copying(cluster: Cluster, action: Callable[[Transfer], Awaitable[None]]) -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.metadata import BookieId, LedgerState
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import LedgerState
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -18,22 +18,9 @@ from tests.replication.repairs import (
     once_copied,
     repair,
     repair_with,
+    watch_fencing,
 )
 from tests.replication.watched import settle
-
-
-def watch_fencing(cluster: Cluster) -> list[BookieId]:
-    """Bookies that are being asked to fence, as they are."""
-    fenced: list[BookieId] = []
-
-    def note(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
-        if op is Op.READ_FENCING:
-            fenced.append(bookie)
-        return NO_FAULT
-
-    cluster.bookies.faults = note
-    return fenced
-
 
 # --- Draining -------------------------------------------------------------------------------------
 
