@@ -33,8 +33,8 @@ class NodeSettings:
     """The bookie beside which this node runs, preferred as a target among equals. Empty: the one
     registered for this host, if there is just one, else none."""
     state_dir: str = ""
-    """Where the journal of metadata writes is kept. Empty: systemd's state directory, else
-    ``~/.local/state/bookmender``."""
+    """Where the journal of metadata writes is kept, an absolute path. Empty: systemd's state directory,
+    else ``~/.local/state/bookmender``."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("repair", "observe"):
@@ -44,6 +44,10 @@ class NodeSettings:
         except CorruptionError as error:
             allowed = "the id of a bookie, as in 10.0.0.1:3181"
             raise SettingsError.not_allowed("node.bookie_id", self.bookie_id, allowed) from error
+        if self.state_dir and not Path(self.state_dir).is_absolute():
+            # Below wherever it was started, ``ledger restore`` would look for records in vain.
+            allowed = "an absolute path, as in /var/lib/bookmender"
+            raise SettingsError.not_allowed("node.state_dir", self.state_dir, allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from daemon.demo.scenario import Plan, Run, run
 @click.option("--bookkeeper", help="Version of the bookies.  [default: the local cluster's]")
 @click.option(
     "--data",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
     help="Keep the clusters' data and logs here.  [default: a folder that is deleted]",
 )
 def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: Path | None) -> None:

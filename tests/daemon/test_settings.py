@@ -215,6 +215,14 @@ def test_a_password_is_never_quoted(tmp_path: Path) -> None:
             "[zookeeper]\nconnect_timeout_s = 0",
             "zookeeper.connect_timeout_s is 0.0; allowed: 0.5 to 600",
         ),
+        (
+            "[node]\nstate_dir = 'state'",
+            "node.state_dir is 'state'; allowed: an absolute path, as in /var/lib/bookmender",
+        ),
+        (
+            "[node]\nstate_dir = '~/state'",
+            "node.state_dir is '~/state'; allowed: an absolute path, as in /var/lib/bookmender",
+        ),
         ("[log]\nlevel = 'loud'", "log.level is 'loud'; allowed: debug, info, warning, error"),
         ("[log]\nformat = 'xml'", "log.format is 'xml'; allowed: auto, text, json"),
     ],
