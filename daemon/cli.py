@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import click
 
+from daemon.operating.progress import printable
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
@@ -96,7 +97,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except BookmenderError as error:
-        click.echo(f"bookmender: {error}", err=True)
+        click.echo(printable(f"bookmender: {error}"), err=True)  # it may quote a znode
         sys.exit(_exit_code(error))
     except OSError as error:  # a full disk, most likely: our own files are handled where they are
         click.echo(f"bookmender: {error.strerror or error}", err=True)

@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
-from daemon.restore_command import restore
+from daemon.restore_command import earlier_metadata_hint, restore
 from daemon.visit import Visit, run_visit
+from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.registration import BookieView
 
@@ -29,7 +30,7 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     """
 
     async def look(cluster: Visit) -> tuple[VersionedMetadata, BookieView]:
-        return await cluster.manager.read(ledger_id), await cluster.registration.read()
+        return await _read(cluster, ledger_id), await cluster.registration.read()
 
     found, view = run_visit(config, look)
     record = _record(found, view)
@@ -37,6 +38,13 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
 
 
 ledger.add_command(restore)
+
+
+async def _read(cluster: Visit, ledger_id: int) -> VersionedMetadata:
+    try:
+        return await cluster.manager.read(ledger_id)
+    except CorruptionError as error:
+        raise CorruptionError(f"{error}; {earlier_metadata_hint(ledger_id)}") from error
 
 
 def _record(found: VersionedMetadata, view: BookieView) -> dict[str, Any]:

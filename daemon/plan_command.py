@@ -12,11 +12,12 @@ from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument
 from daemon.operating.progress import printable
 from daemon.planning import Previews, plan_for
+from daemon.restore_command import earlier_metadata_hint
 from daemon.visit import Visit, run_visit
 from ledgers.metadata import BookieId
 from replication.planning.plan import Repair
 from replication.planning.preview import Preview
-from replication.reasons import Blocked
+from replication.reasons import Blocked, Reason
 
 LIMIT_DEFAULT = 20
 UNREADABLE_SHOWN_MAX = 20
@@ -164,8 +165,15 @@ def _lines(found: Preview) -> list[str]:
     return [
         head,
         *(f"  {_copy_text(repair)}" for repair in found.repairs),
-        *(printable(f"  in the way: {b.reason.value}: {b.detail}") for b in found.plan.blocked),
+        *(f"  in the way: {_blocked_text(found.ledger_id, b)}" for b in found.plan.blocked),
     ]
+
+
+def _blocked_text(ledger_id: int, blocked: Blocked) -> str:
+    text = printable(f"{blocked.reason.value}: {blocked.detail}")
+    if blocked.reason is Reason.CORRUPT_METADATA:
+        text += f"; {earlier_metadata_hint(ledger_id)}"
+    return text
 
 
 def _copy_text(repair: Repair) -> str:

@@ -79,6 +79,13 @@ def restore(
     click.echo(_change(done, said, output))
 
 
+def earlier_metadata_hint(ledger_id: int) -> str:
+    """For whoever meets metadata that cannot be read."""
+    return (
+        f"bookmender ledger restore {ledger_id} lists what it was before, if written on this host"
+    )
+
+
 def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
     directory = state_dir(settings) / "journal"
     try:

@@ -66,6 +66,16 @@ def test_a_ledger_that_is_gone_and_one_that_only_waits_say_so() -> None:
     assert lines[-1].startswith("1 ledgers, "), "the one that is gone is none"
 
 
+def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
+    corrupt = Blocked(reason=Reason.CORRUPT_METADATA, detail="its metadata cannot be read")
+
+    assert to_text(previews(Plan(blocked=(corrupt,)))).splitlines()[:2] == [
+        "ledger 7: nothing can be copied now",
+        "  in the way: corrupt-metadata: its metadata cannot be read; bookmender ledger restore 7 "
+        "lists what it was before, if written on this host",
+    ]
+
+
 def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
     record = to_json(previews(Plan(repairs=(MOVE,), blocked=(WAIT,))))
 
