@@ -30,10 +30,14 @@ CONTENTS = (
 )
 
 
+class TakenError(SettingsError):
+    """Somebody else owns the folder."""
+
+
 def take(data: Path) -> IO[str]:
     """Make the folder if need be and own it, until what is returned is closed or this process ends.
 
-    Raises SettingsError when somebody else owns it. A lock needs no cleaning up after a crash.
+    Raises TakenError when somebody else owns it. A lock needs no cleaning up after a crash.
     """
     make(data)
     lock = (data / LOCK_NAME).open("a")
@@ -41,7 +45,7 @@ def take(data: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        raise SettingsError(f"a cluster is running already on {data}") from error
+        raise TakenError(f"a cluster is running already on {data}") from error
     return lock
 
 

@@ -94,16 +94,34 @@ def _signals_unwind() -> Iterator[None]:
 
 
 def _start(wish: Wish, listener: Listener) -> LocalCluster:
-    return LocalCluster.start(
-        Path(wish.data),
-        bookies=wish.bookies,
-        bookkeeper=wish.bookkeeper,
-        storage=wish.storage,
-        zookeeper_port=wish.zookeeper_port,
-        session_timeout_s=wish.session_timeout_s,
-        on_event=listener.on_event,
-        on_fetch=listener.on_fetch,
-    )
+    data = Path(wish.data)
+    try:
+        return LocalCluster.start(
+            data,
+            bookies=wish.bookies,
+            bookkeeper=wish.bookkeeper,
+            storage=wish.storage,
+            zookeeper_port=wish.zookeeper_port,
+            session_timeout_s=wish.session_timeout_s,
+            on_event=listener.on_event,
+            on_fetch=listener.on_fetch,
+        )
+    except folder.TakenError as error:
+        if not _runs_without_zookeeper(data):
+            raise
+        raise SettingsError(
+            f"the cluster on {data} runs without its ZooKeeper, which ended or does not answer; "
+            "`bookmender local down`, then `bookmender local up`, brings it back with its data"
+        ) from error
+
+
+def _runs_without_zookeeper(data: Path) -> bool:
+    """Asks the supervisor that is there; False where there is none that answers."""
+    try:
+        found = control.ask(data, Question(verb=Verb.STATUS)).status
+    except BookmenderError:
+        return False
+    return found is not None and found.zookeeper.state == "down"
 
 
 def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:

@@ -3,16 +3,20 @@
 import importlib.util
 import json
 import socket
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.local import folder
+from daemon.local import folder, jars
 from daemon.local.commands import local
-from daemon.local.control import SOCKET_NAME
+from daemon.local.control import SOCKET_NAME, Answer, listen, receive, send
+from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
+from daemon.local.status import at_rest
 from ledgers.errors import SettingsError
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
@@ -143,6 +147,48 @@ def test_up_in_the_background_says_what_its_supervisor_refused(
 
     assert isinstance(error, SettingsError)
     assert "install Java 17" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("zookeeper", "said"),
+    [("down", "local down`, then `bookmender local up`"), ("up", "is running already")],
+)
+def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
+    data: Path, monkeypatch: pytest.MonkeyPatch, zookeeper: str, said: str
+) -> None:
+    monkeypatch.setattr(Java, "find", lambda: None)
+    monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
+    lock = folder.take(data)
+    status = at_rest(SPEC, data=str(data))
+    status = replace(status, is_running=True, zookeeper=replace(status.zookeeper, state=zookeeper))
+
+    def supervise(door: socket.socket) -> None:
+        connection, _ = door.accept()
+        with connection:
+            receive(connection)
+            send(connection, Answer(status=status))
+
+    with lock, listen(data) as door:
+        supervisor = threading.Thread(target=supervise, args=(door,))
+        supervisor.start()
+        error = run("up", "--foreground").exception
+        supervisor.join(timeout=10)
+
+    assert isinstance(error, SettingsError)
+    assert said in str(error)
+
+
+def test_up_on_a_folder_that_a_program_of_ones_own_holds_says_that_it_is_taken(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Java, "find", lambda: None)
+    monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
+
+    with folder.take(data):
+        error = run("up", "--foreground").exception
+
+    assert isinstance(error, SettingsError)
+    assert "is running already" in str(error)
 
 
 @pytest.mark.parametrize("command", sorted(local.commands))
