@@ -31,6 +31,7 @@ class Leader:
     store: MemoryStore
     membership: Membership
     leadership: Leadership
+    batcher: Batcher
     marker: Marker
     views: ViewSource
     auditor: Auditor
@@ -59,6 +60,7 @@ async def leading(
             store=store,
             membership=membership,
             leadership=leadership,
+            batcher=batcher,
             marker=marker,
             views=views,
             auditor=Auditor(

@@ -1,0 +1,161 @@
+"""What a periodic check found wrong with a ledger: ``<ur>/bookmender/findings/<ledger id>``, versioned JSON.
+
+A mark itself cannot say why it was made: its payload is Java's. For a lost bookie the reason follows from
+``causes``; what a check found stands here, one znode a ledger, until the mark is gone.
+"""
+
+import asyncio
+import json
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from ledgers.clock import Clock
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
+from ledgers.metadata import BookieId
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
+from replication.cluster.own_state import (
+    ledger_id_of_name,
+    own_path,
+    read_json,
+    text,
+    texts,
+    time_ms,
+)
+from replication.queue.batching import Batcher
+from replication.queue.listing import READS_AT_ONCE
+from replication.queue.mark_tree import MarkTree
+
+SWEEP_S = 60.0
+"""Between two looks at which marks are gone; a finding younger than this may have its mark to come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """``check``: the check's name. ``bookies``: whose copies are at fault; none for a placement.
+
+    ``detail`` is a sentence for an operator. ``found_ms``: wall-clock.
+    """
+
+    check: str
+    bookies: tuple[BookieId, ...]
+    detail: str
+    found_ms: int
+
+    def to_json(self) -> bytes:
+        return json.dumps({"version": 1, **asdict(self)}).encode()
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Raises CorruptionError."""
+        return cls(
+            check=text(record, "check"),
+            bookies=tuple(map(BookieId, texts(record, "bookies"))),
+            detail=text(record, "detail"),
+            found_ms=time_ms(record, "found_ms"),
+        )
+
+
+class Findings:
+    """The leader's: written through ``batcher``, whose guards prove the leadership (rule S9)."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
+        self._store, self._batcher, self._ur = store, batcher, ur
+        self._clock = clock
+        self._has_directory = False
+
+    async def write(
+        self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
+    ) -> None:
+        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place."""
+        await self._make_directory()
+        finding = Finding(
+            check=check,
+            bookies=tuple(sorted(bookies)),
+            detail=detail,
+            found_ms=self._clock.wall_ms(),
+        )
+        path, data = findings_path(self._ur, ledger_id), finding.to_json()
+        try:
+            await self._commit(Create(path=path, data=data))
+        except NodeExistsError:
+            with suppress(
+                NoNodeError
+            ):  # swept away just now: the mark is, too, and a new one comes
+                await self._commit(SetData(path=path, data=data, version=ANY_VERSION))
+
+    async def run(self) -> None:
+        """Sweep now and then, until cancelled."""
+        while True:
+            await self._clock.sleep(SWEEP_S)
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Remove the findings whose marks are gone: their ledgers were repaired, or found whole."""
+        ledger_ids = await _noted(self._store, self._ur)
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            await asyncio.gather(*map(self._sweep_one, ledger_ids[start : start + READS_AT_ONCE]))
+
+    async def _sweep_one(self, ledger_id: int) -> None:
+        path = findings_path(self._ur, ledger_id)
+        stat = await self._store.exists(path)
+        if stat is None or self._clock.wall_ms() - stat.mtime_ms < SWEEP_S * 1000:
+            return
+        if await self._is_marked(ledger_id):
+            return
+        with suppress(NoNodeError):
+            await self._commit(Delete(path=path))
+
+    async def _is_marked(self, ledger_id: int) -> bool:
+        trees = (MarkTree(self._store, self._ur), MarkTree(self._store, own_path(self._ur)))
+        return any([await tree.holds(ledger_id) for tree in trees])
+
+    async def _make_directory(self) -> None:
+        if self._has_directory:
+            return
+        with suppress(NodeExistsError):
+            await self._commit(Create(path=findings_path(self._ur)))
+        self._has_directory = True
+
+    async def _commit(self, operation: Create | SetData | Delete) -> None:
+        try:
+            await self._batcher.commit([operation])
+        except MultiFailed as failure:
+            raise failure.cause from failure
+
+
+async def read_findings(
+    store: MetadataStore, ur: str, ledger_ids: Sequence[int]
+) -> dict[int, Finding]:
+    """Those of the ledgers that have one which can be read."""
+    noted = await _noted(store, ur)
+    wanted = sorted(set(noted).intersection(ledger_ids))
+
+    async def read(ledger_id: int) -> Finding | None:
+        record = await read_json(store, findings_path(ur, ledger_id))
+        try:
+            return None if record is None else Finding.from_record(record)
+        except CorruptionError:
+            return None
+
+    found: dict[int, Finding] = {}
+    for start in range(0, len(wanted), READS_AT_ONCE):
+        part = wanted[start : start + READS_AT_ONCE]
+        findings = await asyncio.gather(*map(read, part))
+        found |= {i: each for i, each in zip(part, findings, strict=True) if each is not None}
+    return found
+
+
+def findings_path(ur: str, ledger_id: int | None = None) -> str:
+    parent = f"{own_path(ur)}/findings"
+    return parent if ledger_id is None else f"{parent}/{ledger_id}"
+
+
+async def _noted(store: MetadataStore, ur: str) -> list[int]:
+    """Ledgers that have a finding, ascending."""
+    try:
+        names = await store.children(findings_path(ur))
+    except NoNodeError:
+        return []
+    return sorted(i for i in map(ledger_id_of_name, names) if i is not None)

@@ -1,0 +1,109 @@
+"""What a check found, told until the mark is gone."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from auditor.findings import SWEEP_S, Finding, Findings, findings_path, read_findings
+from ledgers.store import Delete
+from replication.queue import payloads
+from tests.auditor.auditing import leading
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, UR
+
+
+@asynccontextmanager
+async def finding(cluster: Cluster) -> AsyncIterator[Findings]:
+    """A leader's findings, swept now and then."""
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, UR, cluster.clock)
+        sweeping = asyncio.create_task(findings.run())
+        yield findings
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_what_was_found_can_be_read_by_everybody() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B2, B1}, "entry 3 is corrupt")
+
+    assert await read_findings(cluster.store, UR, [6, 7]) == {
+        7: Finding(
+            check="all-ledgers",
+            bookies=(B1, B2),
+            detail="entry 3 is corrupt",
+            found_ms=cluster.clock.wall_ms(),
+        )
+    }
+
+
+@in_virtual_time
+async def test_a_later_finding_takes_the_place_of_an_earlier_one() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        await findings.write(7, "placement", (), "second")
+
+    found = await read_findings(cluster.store, UR, [7])
+    assert (found[7].check, found[7].detail) == ("placement", "second")
+
+
+@in_virtual_time
+async def test_a_finding_stays_while_its_ledger_is_marked_and_goes_with_the_mark() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(LEDGER, "all-ledgers", {B1}, "missing")
+        await cluster.mark(B1)
+        await asyncio.sleep(3 * SWEEP_S)
+        assert LEDGER in await read_findings(cluster.store, UR, [LEDGER])
+
+        await cluster.store.delete(payloads.mark_path(UR, LEDGER))
+        await asyncio.sleep(2 * SWEEP_S)
+
+    assert await cluster.store.exists(findings_path(UR, LEDGER)) is None
+
+
+@in_virtual_time
+async def test_a_finding_whose_mark_is_still_to_come_is_not_swept_away() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.sleep(SWEEP_S - 1)
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+        await asyncio.sleep(2)
+
+    assert 7 in await read_findings(cluster.store, UR, [7])
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1, "check": 5}'])
+@in_virtual_time
+async def test_a_finding_that_nobody_can_read_says_nothing(data: bytes) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(findings_path(UR, 7), data, with_parents=True)
+
+    assert await read_findings(cluster.store, UR, [7]) == {}
+
+
+@in_virtual_time
+async def test_a_finding_that_was_swept_away_meanwhile_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        commit = findings._batcher.commit
+
+        async def swept_first(operations):  # type: ignore[no-untyped-def]
+            try:
+                return await commit(operations)
+            finally:
+                gone = [Delete(path=findings_path(UR, 7))]
+                if await cluster.store.exists(findings_path(UR, 7)):
+                    cluster.tree.apply(cluster.store.session_id, gone)
+
+        monkeypatch.setattr(findings._batcher, "commit", swept_first)
+        await findings.write(7, "all-ledgers", {B1}, "second")
