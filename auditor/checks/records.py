@@ -1,0 +1,178 @@
+"""How far each check is, and what it found when it last ran: ``<ur>/bookmender/checks/<name>``.
+
+A leader goes on from here where the one before it stopped. The time at which Java's auditor, too, looks
+stands in a znode of its own (``last_run_ms``).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from ledgers.errors import CorruptionError, NoNodeError
+from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
+from replication.cluster.own_state import (
+    as_text,
+    as_whole,
+    own_path,
+    part,
+    read_json,
+    text,
+    time_ms,
+    whole,
+)
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from replication.queue.payloads import Audit
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRun:
+    """One run, under way or over. Times are wall-clock milliseconds.
+
+    ``cursor``: ledgers below it were looked at. ``ledgers_left``: when it was last told.
+    ``active_ms``: what the run took, pauses and changes of leader left out.
+    """
+
+    started_ms: int
+    finished_ms: int | None = None
+    cursor: int = 0
+    ledger_count: int = 0
+    ledgers_left: int = 0
+    active_ms: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """What came of it, by kind."""
+    pause: str = ""
+    """Why it does not go on now; empty while it does."""
+
+    @property
+    def ledgers_per_s(self) -> float | None:
+        """None while nobody can tell."""
+        if self.ledger_count == 0 or self.active_ms == 0:
+            return None
+        return self.ledger_count * 1000 / self.active_ms
+
+    @property
+    def remaining_s(self) -> float | None:
+        """By the speed so far; None while nobody can tell."""
+        speed = self.ledgers_per_s
+        return None if speed is None else self.ledgers_left / speed
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Self:
+        """Raises CorruptionError."""
+        counts = part(record, "counts")
+        is_over = record.get("finished_ms") is not None
+        return cls(
+            started_ms=time_ms(record, "started_ms"),
+            finished_ms=time_ms(record, "finished_ms") if is_over else None,
+            cursor=whole(record, "cursor"),
+            ledger_count=whole(record, "ledger_count"),
+            ledgers_left=whole(record, "ledgers_left"),
+            active_ms=whole(record, "active_ms"),
+            counts={as_text(k, "count"): as_whole(v, "count") for k, v in counts.items()},
+            pause=text(record, "pause"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRecord:
+    """``running``: the run that is not over, be anybody at it or not. ``last``: the last one that is."""
+
+    running: CheckRun | None = None
+    last: CheckRun | None = None
+    last_ms: int | None = None
+    """Of a check that Java does not know: as its znode would say (``schedule``)."""
+
+    def finished(self, now_ms: int) -> "CheckRecord":
+        assert self.running is not None, self
+        last = replace(self.running, finished_ms=now_ms, ledgers_left=0, pause="")
+        return CheckRecord(last=last, last_ms=now_ms)
+
+    def to_json(self) -> bytes:
+        return json.dumps({"version": VERSION, **asdict(self)}).encode()
+
+    @classmethod
+    def parse(cls, record: Mapping[str, Any]) -> Self:
+        """Raises CorruptionError."""
+        if record.get("version") != VERSION:
+            raise CorruptionError("a check's record of a kind that this release does not know")
+        given = {key: record.get(key) is not None for key in ("running", "last", "last_ms")}
+        return cls(
+            running=CheckRun.parse(part(record, "running")) if given["running"] else None,
+            last=CheckRun.parse(part(record, "last")) if given["last"] else None,
+            last_ms=time_ms(record, "last_ms") if given["last_ms"] else None,
+        )
+
+
+def check_path(ur: str, name: str) -> str:
+    return f"{checks_path(ur)}/{name}"
+
+
+def checks_path(ur: str) -> str:
+    return f"{own_path(ur)}/checks"
+
+
+async def read_check(store: MetadataStore, ur: str, name: str) -> CheckRecord:
+    """An empty one where none can be read: then it begins anew."""
+    record = await read_json(store, check_path(ur, name))
+    try:
+        return CheckRecord() if record is None else CheckRecord.parse(record)
+    except CorruptionError:
+        return CheckRecord()
+
+
+async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | None) -> int | None:
+    """When the check was last completed, by anybody; None: never, or nobody can tell."""
+    if audit is None:
+        return (await read_check(store, ur, name)).last_ms
+    try:
+        data, _ = await store.get(payloads.audit_time_path(ur, audit))
+        return payloads.parse_audit_time(data)
+    except (NoNodeError, CorruptionError):
+        return None
+
+
+class CheckRecords:
+    """Written through ``batcher``, whose guards prove the leadership (rule S9)."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
+        self._store, self._batcher, self._ur = store, batcher, ur
+
+    async def read(self, name: str) -> CheckRecord:
+        return await read_check(self._store, self._ur, name)
+
+    async def last_run_ms(self, name: str, audit: Audit | None) -> int | None:
+        return await last_run_ms(self._store, self._ur, name, audit)
+
+    async def write(self, name: str, record: CheckRecord) -> None:
+        await self._commit({check_path(self._ur, name): record.to_json()})
+
+    async def write_finished(self, name: str, record: CheckRecord, audit: Audit | None) -> None:
+        """And the time that Java looks at, in the same transaction."""
+        assert record.last_ms is not None, record
+        written = {check_path(self._ur, name): record.to_json()}
+        if audit is not None:
+            time_data = payloads.audit_time_to_bytes(record.last_ms)
+            written[payloads.audit_time_path(self._ur, audit)] = time_data
+        await self._commit(written)
+
+    async def _commit(self, written: Mapping[str, bytes]) -> None:
+        """Each created, or put in place of what an earlier leader left."""
+        parent = checks_path(self._ur)
+        operations: list[Create | SetData] = []
+        if await self._store.exists(parent) is None:
+            operations.append(Create(path=parent))
+        for path, data in written.items():
+            is_there = await self._store.exists(path) is not None
+            operations.append(
+                SetData(path=path, data=data, version=ANY_VERSION)
+                if is_there
+                else Create(path=path, data=data)
+            )
+        try:
+            await self._batcher.commit(operations)
+        except MultiFailed as failure:
+            raise failure.cause from failure
