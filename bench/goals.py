@@ -79,34 +79,31 @@ def writers_p99(figures: Figures, load: str) -> Summary | None:
     return figure.summary(runs) if runs else None
 
 
+def _sooner(
+    loads: Sequence[str],
+    reference: Contender,
+    *,
+    must: float,
+    aim: float | None = None,
+    contender: Contender = OURS_OPEN,
+    of_pass: Pass = Pass.ALONE,
+    where: str = "",
+) -> Goal:
+    return Goal(
+        title=f"{where}times sooner than {reference.title}",
+        loads=loads,
+        value=times_sooner(contender, reference, of_pass),
+        must=must,
+        aim=aim,
+        at_least=True,
+        digits=1,
+    )
+
+
 GOALS = (
-    Goal(
-        title="times sooner than Java",
-        loads=["a"],
-        value=times_sooner(OURS_OPEN, JAVA),
-        must=15,
-        aim=30,
-        at_least=True,
-        digits=1,
-    ),
-    Goal(
-        title="times sooner than Java",
-        loads=LARGE,
-        value=times_sooner(OURS_OPEN, JAVA),
-        must=10,
-        aim=18,
-        at_least=True,
-        digits=1,
-    ),
-    Goal(
-        title="times sooner than Java tuned",
-        loads=LARGE,
-        value=times_sooner(OURS_OPEN, JAVA_TUNED),
-        must=6,
-        aim=12,
-        at_least=True,
-        digits=1,
-    ),
+    _sooner(["a"], JAVA, must=15, aim=30),
+    _sooner(LARGE, JAVA, must=10, aim=18),
+    _sooner(LARGE, JAVA_TUNED, must=6, aim=12),
     Goal(
         title=MB_PER_S.title,
         loads=["d"],
@@ -149,13 +146,13 @@ GOALS = (
         at_least=False,
     ),
     Goal(title=RSS_MB.title, loads=ALL, value=own(RSS_MB), must=120, aim=80, at_least=False),
-    Goal(
-        title="default budgets, beside a writer: times sooner than Java",
-        loads=ALL,
-        value=times_sooner(OURS, JAVA, Pass.BESIDE_WRITER),
+    _sooner(
+        ALL,
+        JAVA,
         must=3,
-        at_least=True,
-        digits=1,
+        contender=OURS,
+        of_pass=Pass.BESIDE_WRITER,
+        where="default budgets, beside a writer: ",
     ),
     Goal(
         title="default budgets: writer's p99, times the quiet one",

@@ -47,7 +47,6 @@ class NodesResult:
     """What came of it. ``per_node``: ledgers taken by each."""
 
     lost_races: int
-    requests: int
     per_node: tuple[int, ...]
 
 
@@ -73,7 +72,6 @@ def run_nodes(task: NodesTask, parent: Connection) -> None:
 
 async def _run_nodes(task: NodesTask, parent: Connection) -> None:
     async with AsyncExitStack() as stack:
-        stores: list[ZooKeeperStore] = []
         repairs: list[_Timed] = []
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         running: list[asyncio.Task[None]] = []
@@ -82,7 +80,6 @@ async def _run_nodes(task: NodesTask, parent: Connection) -> None:
             stack.push_async_callback(store.close)
             batcher, worker, repair = await _node(task, store, number)
             running += [tasks.create_task(batcher.run()), tasks.create_task(worker.run())]
-            stores.append(store)
             repairs.append(repair)
         parent.send("ready")
         await asyncio.to_thread(parent.recv)
@@ -92,7 +89,6 @@ async def _run_nodes(task: NodesTask, parent: Connection) -> None:
         parent.send(
             NodesResult(
                 lost_races=int(TAKES.labels(outcome="lost")._value.get()),
-                requests=sum(store.request_count for store in stores),
                 per_node=tuple(repair.count for repair in repairs),
             )
         )
