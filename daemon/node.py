@@ -34,6 +34,11 @@ ledgers at work at once are more than."""
 
 def run_node(settings: Settings) -> int:
     """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
+    if settings.node.mode != "repair":  # better no node than one that repairs when told not to
+        raise SettingsError(
+            f"node.mode is {settings.node.mode!r}, which this release cannot do yet",
+            setting="node.mode",
+        )
     with closing(open_journal(settings)) as journal:
         return _run(settings, journal)
 
