@@ -28,7 +28,7 @@ from ledgers.store import Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
-from replication.planning.open_ledger import OpenLedgers, WriterSighting
+from replication.planning.open_ledger import OpenLedgers, WriterSighting, held_back
 from replication.planning.plan import Plan, plan_repair
 from replication.planning.results import Results
 from replication.planning.survey import OpenEnd, Survey, Surveyor
@@ -184,6 +184,8 @@ class Repairer:
         self, take: Take, found: OpenEnd, sighting: WriterSighting | None
     ) -> Outcome | None:
         """An open fragment is to be rid of a bookie: leave it to its writer, or recover the ledger."""
+        if held := held_back(self._views.current.orders):
+            return waiting(held)
         grace = await self._open_ledgers.judge(found, sighting)
         if grace is not None:
             return waiting(Blocked(reason=grace.reason, detail=grace.detail), grace)
@@ -193,6 +195,8 @@ class Repairer:
         self, take: Take, versioned: VersionedMetadata, view: ClusterView
     ) -> Outcome | None:
         """Recover and close the ledger, for the next round to repair it."""
+        if held := held_back(self._views.current.orders):
+            return waiting(held)
         try:
             await self._open_ledgers.recover(versioned, view, guards=self._queue.guards(take))
         except (ConflictError, SessionLostError, LockLostError):

@@ -6,7 +6,8 @@ it gets the open-ledger grace. Then the absent bookie is asked directly (rule S1
 have dropped its znode while the writer goes on writing to it. If its last entry moved during the
 grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed.
 A bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
-is there, and its writer may well write to it until he is stopped.
+is there, and its writer may well write to it until he is stopped. While a safety hold stands nothing is
+fenced at all.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,10 @@ from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate
 from ledgers.store import Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.cluster.orders import Orders
 from replication.planning.survey import OpenEnd
 from replication.planning.targets import Receivers
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
 
 log = structlog.get_logger()
 
@@ -80,6 +82,19 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     if has_moved and before.grace_count < GRACES_MAX:
         return replace(now, grace_count=before.grace_count + 1)
     return None
+
+
+def held_back(orders: Orders) -> Blocked | None:
+    """What keeps every ledger from being fenced: a hold. None where nothing does."""
+    hold = orders.hold
+    if hold is None or not orders.is_held:
+        return None
+    why = f" ({hold.reason})" if hold.reason else ""
+    return Blocked(
+        reason=Reason.HOLD,
+        detail=f"it is not closed, and nothing is fenced while a hold stands{why}",
+        until_ms=hold.until_ms,
+    )
 
 
 class OpenLedgers:

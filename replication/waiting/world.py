@@ -26,7 +26,7 @@ class World:
     bookies: str
     """Fingerprint of who is there, and in which life."""
     orders: str
-    """Fingerprint of which bookies drain, or are under maintenance, and until when."""
+    """Fingerprint of which bookies drain, or are under maintenance, and until when; and of a hold."""
 
     @classmethod
     def of(cls, view: ClusterView) -> Self:
@@ -36,7 +36,7 @@ class World:
         return cls(
             newest_czxid=max(lives.values(), default=0),
             bookies=_fingerprint(sorted(lives.items())),
-            orders=_fingerprint([sorted(draining), sorted(maintenance)]),
+            orders=_fingerprint([sorted(draining), sorted(maintenance), *_hold(view)]),
         )
 
     def has_improved_since(self, then: "World", reason: Reason | None) -> bool:
@@ -62,6 +62,12 @@ class World:
             bookies=text(record, "bookies"),
             orders=text(record, "orders"),
         )
+
+
+def _hold(view: ClusterView) -> list[int]:
+    """When the hold that stands began; without one nothing, as in the releases that knew of none."""
+    hold = view.orders.hold
+    return [] if hold is None or not view.orders.is_held else [hold.since_ms]
 
 
 def _fingerprint(value: object) -> str:

@@ -1,0 +1,125 @@
+"""While a safety hold stands: nothing is fenced, and all that needs no fencing goes on."""
+
+import asyncio
+
+import pytest
+
+from ledgers.metadata import LedgerState
+from replication.cluster.order_book import OrderBook, hold_place
+from replication.cluster.orders import HoldOrder
+from replication.outcome import OutcomeKind
+from replication.reasons import Reason
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B4
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import THREE, lost_b2, open_ledger, repair, watch_fencing
+
+
+async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = "") -> int | None:
+    """Order one; its end in wall-clock milliseconds."""
+    now_ms = cluster.clock.wall_ms()
+    until_ms = None if for_s is None else now_ms + int(for_s * 1000)
+    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
+    await book.give(place, order, over=await book.standing(place))
+    return until_ms
+
+
+async def end_hold(cluster: Cluster) -> None:
+    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    standing = await book.standing(place)
+    assert standing is not None
+    await book.withdraw(place, over=standing)
+
+
+@pytest.mark.parametrize("for_s", [60.0, None], ids=["with an end", "until somebody ends it"])
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@in_virtual_time
+async def test_an_open_ledger_that_misses_a_bookie_waits_for_the_end_of_the_hold(
+    state: LedgerState, for_s: float | None
+) -> None:
+    cluster = await open_ledger(state=state)
+    fenced = watch_fencing(cluster)
+    until_ms = await hold(cluster, for_s=for_s, reason="3 of 5 went")
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.HOLD)
+    assert outcome.retry_at_ms == until_ms
+    assert outcome.sighting is None, "no grace is begun"
+    assert "3 of 5 went" in outcome.detail
+    assert fenced == []
+
+
+@in_virtual_time
+async def test_a_hold_that_begins_during_the_grace_keeps_the_ledger_from_being_fenced() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        assert first.reason is Reason.OPEN_LEDGER_GRACE
+        await hold(cluster)
+        await asyncio.sleep(1)
+        outcome = await node.repairer.repair(take, first.sighting)
+
+    assert outcome.reason is Reason.HOLD
+    assert fenced == []
+
+
+@in_virtual_time
+async def test_a_recovery_that_was_left_half_done_is_not_taken_up_meanwhile() -> None:
+    cluster = await open_ledger(state=LedgerState.IN_RECOVERY)
+    for entry_id in range(10):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+    fenced = watch_fencing(cluster)
+    await hold(cluster)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.HOLD
+    assert fenced == []
+
+
+@in_virtual_time
+async def test_closed_ledgers_and_closed_fragments_are_repaired_as_ever() -> None:
+    closed = await lost_b2()
+    await hold(closed)
+
+    assert (await repair(closed)).kind is OutcomeKind.DONE
+    await closed.assert_whole()
+
+    half_open = await open_ledger((B1, B2, B4), THREE, starts=(0, 5))
+    await hold(half_open)
+    await half_open.kill(B2)
+
+    assert (await repair(half_open)).reason is Reason.HOLD
+    first, last = await half_open.ensembles()
+    assert B2 not in first
+    assert last == THREE
+
+
+@pytest.mark.parametrize("is_ended_by_hand", [True, False])
+@in_virtual_time
+async def test_the_moment_the_hold_ends_open_ledgers_are_looked_at_again(
+    is_ended_by_hand: bool,
+) -> None:
+    cluster = await open_ledger()
+    await hold(cluster, for_s=600)
+    await cluster.kill(B2)
+    patient = ReplicationSettings(retry_min_s=500, retry_max_s=5_000, open_ledger_grace_s=1)
+
+    async with cluster.node(settings=patient) as node, working(node):
+        await asyncio.sleep(300 if is_ended_by_hand else 599)
+        assert (await cluster.metadata()).state is LedgerState.OPEN
+        if is_ended_by_hand:
+            await end_hold(cluster)
+        await asyncio.sleep(20)
+
+    assert (await cluster.metadata()).is_closed
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
