@@ -7,21 +7,17 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 
+from auditor.checks.kinds import CheckKind
 from auditor.checks.records import CheckRun
-from replication.queue.payloads import Audit
 
 
 class Check(ABC):
-    """One kind of check. ``name``: as people and our znodes call it."""
+    """One check, as the leader runs it."""
 
-    name: str
-    interval_s: float
-    """From the end of a run to the beginning of the next. 0: never, unless somebody asks for it."""
-    audit: Audit | None = None
-    """Whose znode keeps the time of the last run, as Java's auditor does; None: our record alone."""
+    kind: CheckKind
     part_size: int = 100
-    """Ledgers that are looked at together. Progress is noted, and a pause begins, between parts at the
-    latest; ``look_at`` sees itself to what it asks for at a time."""
+    """Ledgers that are looked at together: after each part its progress is noted. What is asked for at a
+    time ``look_at`` sees to itself."""
 
     async def begin(self, run: CheckRun) -> None:  # noqa: B027  # most have nothing to do
         """A run begins, or goes on where an earlier leader left it (``run.cursor`` is beyond 0)."""
@@ -30,9 +26,9 @@ class Check(ABC):
     async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
         """Look at these ledgers, ascending; what came of it, counted by kind.
 
-        They were there when the index was last told; one may be gone or unreadable. May be cancelled, and
-        is then called again with the same ledgers, perhaps by another leader: only what it returns is
-        counted. Raises UnavailableError: it will be tried again.
+        They were there when the index was last told; one may be gone or unreadable. It may be cancelled at
+        any time, and is then called again with the same ledgers, perhaps by another leader: only what it
+        returns is counted. Raises UnavailableError: it is tried again.
         """
 
     async def finish(self, run: CheckRun) -> None:  # noqa: B027  # likewise
