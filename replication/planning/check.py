@@ -238,7 +238,7 @@ async def check(
     (rule S10). The rest as in ``questions``.
     """
     asked = questions(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
-    refusals = await _ask(fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes)
+    refusals = await put_questions(fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes)
     findings = judge(fragments, refusals, available=available)
     suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
     suspects -= frozenset(distrusted)
@@ -246,13 +246,13 @@ async def check(
         return findings
     # Something is missing: only reading the whole index tells what else is.
     asked = questions(fragments, available=suspects, distrusted=suspects)
-    refusals |= await _ask(
+    refusals |= await put_questions(
         fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
     )
     return judge(fragments, refusals, available=available)
 
 
-async def _ask(
+async def put_questions(
     fragments: Sequence[Fragment],
     asked: Mapping[BookieId, Sequence[Sequence[int]]],
     *,
@@ -260,7 +260,11 @@ async def _ask(
     digest: EntryDigest,
     entry_bytes: int,
 ) -> dict[BookieId, Refused]:
-    """All bookies at once: in a single transfer, unless there is very much to ask."""
+    """What each bookie did not give of what it was asked for: of every bookie that was asked.
+
+    All bookies at once: in a single transfer, unless there is very much to ask. ``fragments``: of one
+    ledger, not empty.
+    """
     refusals = dict.fromkeys(asked, GAVE_ALL)
     slices = (transfer_slices(runs, sharing=len(asked)) for runs in asked.values())
     for parts in zip_longest(*slices, fillvalue=()):

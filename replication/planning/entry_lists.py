@@ -30,20 +30,29 @@ class EntryLists:
         self, fragments: Sequence[Fragment], asked: Collection[BookieId]
     ) -> frozenset[BookieId]:
         """Those of the bookies asked whose list lacks entries that they should have."""
+        whole = await self.whole(fragments, asked)
+        return frozenset(bookie for bookie, is_whole in whole.items() if not is_whole)
+
+    async def whole(
+        self, fragments: Sequence[Fragment], asked: Collection[BookieId]
+    ) -> dict[BookieId, bool]:
+        """Whether each list holds all that its bookie should have; of those bookies asked that gave one."""
         now_s = self._clock.now_s()
         members = sorted({bookie for f in fragments for bookie in f.ensemble} & set(asked))
         ready = [b for b in members if self._resting_until_s.get(b, now_s) <= now_s]
         lacks = await asyncio.gather(*(self._lacks(fragments, bookie) for bookie in ready))
-        return frozenset(b for b, is_lacking in zip(ready, lacks, strict=True) if is_lacking)
+        told = zip(ready, lacks, strict=True)
+        return {b: not is_lacking for b, is_lacking in told if is_lacking is not None}
 
-    async def _lacks(self, fragments: Sequence[Fragment], bookie: BookieId) -> bool:
+    async def _lacks(self, fragments: Sequence[Fragment], bookie: BookieId) -> bool | None:
+        """None: it gave no list."""
         try:
             listed = await self._bookies.list_entries(bookie, fragments[0].ledger_id)
         except NoSuchEntryError:
             return lacks(fragments, bookie, ())
         except BookmenderError:
             self._resting_until_s[bookie] = self._clock.now_s() + SILENT_REST_S
-            return False
+            return None
         return lacks(fragments, bookie, listed)
 
 
