@@ -42,7 +42,8 @@ class BulkTransfers:
     unestablished. ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry
     is asked of its source until the target acknowledged it. ``memory_entries_max``,
     ``memory_bytes_max``: likewise, of all together. ``reads_batches``: whether runs of entries
-    are read in batches, of bookies that know them. ``yields``: see the property.
+    are read in batches, of bookies that know them. ``yields``: see the property. ``paces_reads``: whether
+    the pace is also that of reading alone.
     """
 
     def __init__(
@@ -57,9 +58,11 @@ class BulkTransfers:
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         reads_batches: bool = True,
         yields: bool = True,
+        paces_reads: bool = False,
     ) -> None:
         self._budgets = budgets
         self._reads_batches = reads_batches
+        self._paces_reads = paces_reads
         self._common = Common(
             resolve=resolve,
             timeout_s=timeout_s,
@@ -126,9 +129,9 @@ class BulkTransfers:
             await lane.close()
 
     def _gates(self, transfer: Transfer) -> tuple[Gate, ...]:
-        """Scarcest first. The pace is of copying: checks are let pass."""
+        """Scarcest first. A worker's pace is of copying: the reads of its checks are let pass."""
         if transfer.target is None:
-            return (self.memory,)
+            return (self.pace, self.memory) if self._paces_reads else (self.memory,)
         return (self.pace, self._target(transfer.target).gate, self.memory)
 
     def _start(self, job: Job) -> None:
