@@ -64,6 +64,10 @@ class RejectedError(BookmenderError):
     """The peer understood and said no; it will say the same again."""
 
 
+class UnsupportedError(RejectedError):
+    """The peer is of a release that does not know the request."""
+
+
 class NoSuchEntryError(RejectedError):
     """The bookie explicitly does not have it (ENOENTRY, ENOLEDGER): the only answer that is a "no"."""
 

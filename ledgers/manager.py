@@ -22,7 +22,7 @@ from ledgers.metadata import LedgerMetadata
 from ledgers.store import Create, MetadataStore, MultiFailed, Operation, SetData, Stat
 from ledgers.zookeeper.id_generator import new_ledger_id
 from ledgers.zookeeper.parents import create_with_parents
-from ledgers.zookeeper.walk import walk_ledger_ids
+from ledgers.zookeeper.walk import OnStray, ledger_trees, walk_ledger_ids
 
 Journal = Callable[[int, bytes, bytes], None]
 """Receives ledger id, bytes before, bytes after; an error from it keeps the write from happening."""
@@ -178,3 +178,15 @@ class LedgerManager:
     def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         """All ledgers, a leaf directory at a time; fails rather than comes back short (rule S8)."""
         return walk_ledger_ids(self._store, self._root, self.layout)
+
+    def ledger_ids_of(self, tree: str, *, on_stray: OnStray) -> AsyncIterator[Sequence[int]]:
+        """Likewise those of one of ``trees``, ascending from one directory to the next."""
+        return walk_ledger_ids(self._store, self._root, self.layout, tree=tree, on_stray=on_stray)
+
+    async def trees(self) -> list[str]:
+        """The topmost znodes below which all ledgers lie, and, but for a flat layout, nothing else."""
+        return await ledger_trees(self._store, self._root, self.layout)
+
+    @property
+    def root(self) -> str:
+        return self._root

@@ -2,15 +2,44 @@
 
 A ledger that was created, changed or deleted is read again; after a reconnection, which may have swallowed
 events, all of them are. One unreadable ledger stops nothing.
+
+The ledgers root holds marks, locks and lists of bookies as well, and of these a repair changes many. So
+there is a watch for each directory of ledgers right below it (a *tree*), and one for the root's own children.
+What is scanned is a tree: where the walk breaks off, that tree is scanned again, and the index stays in
+use as it was.
 """
 
 import asyncio
 from collections.abc import Collection
+from contextlib import aclosing, suppress
+
+import structlog
+from prometheus_client import Gauge
 
 from auditor.index.ledger_index import LedgerIndex
+from auditor.index.progress import ScanProgress
+from auditor.index.reader import READS_AT_ONCE, IndexReader
+from auditor.index.tree_scan import TreeScan
 from ledgers.clock import Clock
+from ledgers.errors import SessionLostError, UnavailableError, UnsupportedError
+from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.store import MetadataStore
+from ledgers.store import Event, EventKind, MetadataStore
+
+log = structlog.get_logger()
+LEDGERS = Gauge("bookmender_index_ledgers", "Ledgers that this node's index knows.")
+UNREADABLE = Gauge(
+    "bookmender_index_unreadable_ledgers", "Ledgers whose metadata this node cannot read."
+)
+
+RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
+"""Between two tries to read what could not be read; doubled from one to the next."""
+EVENTS_MAX = 100_000
+"""Unread events of a tree, past which all of it is read again: that is dearer."""
+TOUCHED_MAX = 100_000
+"""Ledgers remembered for ``take_touched``."""
+NAMED_MAX = 20
+"""Ledgers or znodes named in the log by one scan; the count tells of the rest."""
 
 
 class IndexKeeper:
@@ -24,30 +53,51 @@ class IndexKeeper:
         clock: Clock,
         rescan_interval_s: float,
     ) -> None:
+        """``rescan_interval_s``: between two scans where the server does not tell what changed."""
         self._store = store
         self._manager = manager
         self._clock = clock
         self._rescan_interval_s = rescan_interval_s
         self.index = LedgerIndex()
         self.completed_count = 0
-        """Scans that were completed: 0 means that the index is still being built."""
+        """Grows when all of the index is to be looked at: scans are completed, or more was touched
+        than is remembered. 0 means that the index is still being built."""
         self.change_count = 0
         """Grows with every change of the index, and every completed scan."""
+        self.progress: ScanProgress | None = None
+        """Of the scan that is under way."""
+        self._reader = IndexReader(store, manager, self.index)
+        self._trees: set[str] = set()
+        self._unwatched: set[str] = set()
+        """Trees whose watch does not stand yet: nothing there is to be read before it does."""
+        self._due: set[str] = set()
+        """Trees to be scanned."""
+        self._is_listed = False
+        """Whether the root's children were read."""
+        self._is_told = True
+        """Whether the server tells of changes in a tree."""
+        self._stale: set[int] = set()
+        """Ledgers to be read again."""
         self._touched: set[int] = set()
         self._changed = asyncio.Condition()
+        self._has_due, self._has_stale = asyncio.Event(), asyncio.Event()
 
     @property
     def is_complete(self) -> bool:
         """Whether every ledger is known, as far as anything was told: no scan is under way or due."""
-        raise NotImplementedError
+        return self.completed_count > 0 and not self._is_unfinished
 
     async def run(self) -> None:
         """Raises SessionLostError when that is over."""
-        raise NotImplementedError
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_root(tasks))
+            tasks.create_task(self._scan_what_is_due())
+            tasks.create_task(self._read_what_is_stale())
 
     def rescan(self) -> None:
         """All metadata is to be read again. Returns at once; ``completed_count`` tells."""
-        raise NotImplementedError
+        self._due |= self._trees - self._unwatched
+        self._has_due.set()
 
     async def wait_change(self, seen: int) -> None:
         """Return when ``change_count`` is beyond ``seen``."""
@@ -55,6 +105,198 @@ class IndexKeeper:
             await self._changed.wait_for(lambda: self.change_count > seen)
 
     def take_touched(self) -> Collection[int]:
-        """The ledgers put or removed since this was called last: the caller's to look at, once."""
+        """The ledgers put or removed since this was called last: the caller's to look at, once.
+
+        Not those of the scan that builds the index.
+        """
         touched, self._touched = self._touched, set()
         return touched
+
+    @property
+    def _is_unfinished(self) -> bool:
+        return bool(self._due or self._unwatched or self.progress) or not self._is_listed
+
+    # --- What is told ------------------------------------------------------------------------------
+
+    async def _follow_root(self, tasks: asyncio.TaskGroup) -> None:
+        """Follow each tree there is, and each that is new. A watch outlives its tree."""
+        if self._manager.layout is Layout.FLAT:  # the root itself: it cannot be watched in two ways
+            self._add_tree(self._manager.root, tasks)
+            self._is_listed = True
+            return
+        async with aclosing(self._store.watch(self._manager.root)) as events:
+            async for event in events:
+                for tree in set(await self._list_trees()) - self._trees:
+                    self._add_tree(tree, tasks)
+                if event.kind is EventKind.RESET and not self._is_told:
+                    self.rescan()
+                if not self._is_listed:
+                    self._is_listed = True
+                    self._has_due.set()  # there may be no tree at all
+
+    def _add_tree(self, tree: str, tasks: asyncio.TaskGroup) -> None:
+        self._trees.add(tree)
+        self._unwatched.add(tree)
+        tasks.create_task(self._follow_tree(tree))
+
+    async def _list_trees(self) -> list[str]:
+        retry_s = RETRY_MIN_S
+        while True:
+            try:
+                return await self._manager.trees()
+            except SessionLostError:
+                raise
+            except UnavailableError as error:
+                log.warning("index.root_unreadable", error=str(error), retry_s=retry_s)
+                await self._clock.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    async def _follow_tree(self, tree: str) -> None:
+        with suppress(UnsupportedError):
+            async with aclosing(
+                self._store.watch(tree, is_recursive=True, events_max=EVENTS_MAX)
+            ) as events:
+                async for event in events:
+                    self._handle(event, tree)
+        if self._is_told:
+            self._is_told = False
+            log.warning(
+                "index.untold",
+                error="ZooKeeper before 3.6 does not tell which ledgers change",
+                rescan_interval_s=self._rescan_interval_s,
+            )
+        self._scan_soon(tree)
+
+    def _handle(self, event: Event, tree: str) -> None:
+        if event.kind is EventKind.RESET:
+            self._scan_soon(tree)
+        elif (
+            ledger_id := self._manager.layout.ledger_id(self._manager.root, event.path)
+        ) is not None:
+            self._stale.add(ledger_id)
+            self._has_stale.set()
+
+    def _scan_soon(self, tree: str) -> None:
+        self._unwatched.discard(tree)
+        self._due.add(tree)
+        self._has_due.set()
+
+    # --- Scans -------------------------------------------------------------------------------------
+
+    async def _scan_what_is_due(self) -> None:
+        retry_s = RETRY_MIN_S
+        while True:
+            await self._wait_due()
+            try:
+                await self._scan_trees()
+            except SessionLostError:
+                raise
+            except UnavailableError as error:
+                log.warning("index.scan_failed", error=str(error), retry_s=retry_s)
+                await self._clock.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+            else:
+                retry_s = RETRY_MIN_S
+
+    async def _wait_due(self) -> None:
+        try:
+            async with asyncio.timeout(None if self._is_told else self._rescan_interval_s):
+                await self._has_due.wait()
+        except TimeoutError:
+            self.rescan()
+
+    async def _scan_trees(self) -> None:
+        """All that are due, one after the other. One that fails stays due."""
+        self._has_due.clear()
+        if self._unwatched or not self._is_listed:
+            return  # whichever of them is first would be counted as all of them
+        self.progress = progress = ScanProgress(
+            expected_count=len(self.index), started_s=self._clock.now_s()
+        )
+        strays: list[str] = []
+        try:
+            while self._due:
+                tree = self._due.pop()
+                try:
+                    await self._scan_tree(tree, progress, strays)
+                except BaseException:
+                    self._scan_soon(tree)
+                    raise
+        finally:
+            self.progress = None
+        self._report(progress, strays)
+        self.completed_count += 1
+        await self._tell([])
+
+    async def _scan_tree(self, tree: str, progress: ScanProgress, strays: list[str]) -> None:
+        scan = TreeScan(
+            self._store,
+            self._manager,
+            self._reader,
+            self.index,
+            tree=tree,
+            on_stray=strays.append,
+        )
+        async for read_count, changed in scan.run():
+            await self._tell(changed)
+            if progress.add(read_count, now_s=self._clock.now_s()):
+                log.info("index.progress", **progress.fields(self._clock.now_s()))
+
+    def _report(self, progress: ScanProgress, strays: list[str]) -> None:
+        unreadable = sorted(self.index.unreadable)
+        log.info(
+            "index.built",
+            unreadable_count=len(unreadable),
+            stray_count=len(strays),
+            **progress.fields(self._clock.now_s()),
+        )
+        if unreadable:
+            log.error(
+                "index.unreadable_ledgers",
+                count=len(unreadable),
+                ledger_ids=unreadable[:NAMED_MAX],
+                next_step="bookmender ledger show ID says what is wrong with one",
+            )
+        if strays:
+            log.warning("index.stray_znodes", count=len(strays), paths=strays[:NAMED_MAX])
+
+    # --- Single ledgers ----------------------------------------------------------------------------
+
+    async def _read_what_is_stale(self) -> None:
+        retry_s = RETRY_MIN_S
+        while True:
+            await self._has_stale.wait()
+            try:
+                await self._read_stale()
+            except SessionLostError:
+                raise
+            except UnavailableError as error:
+                log.warning("index.ledgers_unread", error=str(error), retry_s=retry_s)
+                await self._clock.sleep(retry_s)
+                retry_s = min(2 * retry_s, RETRY_MAX_S)
+            else:
+                retry_s = RETRY_MIN_S
+
+    async def _read_stale(self) -> None:
+        """One part. What happens to them meanwhile makes them stale again."""
+        part = [self._stale.pop() for _ in range(min(READS_AT_ONCE, len(self._stale)))]
+        try:
+            await self._tell(await self._reader.read(part))
+        except BaseException:
+            self._stale.update(part)
+            raise
+        if not self._stale:
+            self._has_stale.clear()
+
+    async def _tell(self, changed: Collection[int]) -> None:
+        """Of changes, and of completed scans."""
+        if self.completed_count:
+            self._touched.update(changed)
+        if len(self._touched) > TOUCHED_MAX:
+            self._touched.clear()
+            self.completed_count += 1
+        LEDGERS.set(len(self.index))
+        UNREADABLE.set(self.index.unreadable_count)
+        self.change_count += 1
+        async with self._changed:
+            self._changed.notify_all()

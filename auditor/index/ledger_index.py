@@ -59,25 +59,28 @@ class LedgerIndex:
     def __contains__(self, ledger_id: int) -> bool:
         return ledger_id in self._ledgers or ledger_id in self._unreadable
 
-    def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> None:
-        """As it was read: ``stat`` is of the same read."""
+    def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
+        """As it was read: ``stat`` is of the same read. Whether that is news."""
         if self._mzxid(ledger_id) >= stat.mzxid:
-            return
+            return False
         self.remove(ledger_id)
         ledger = IndexedLedger.of(ledger_id, metadata, stat)
         self._ledgers[ledger_id] = ledger
         for bookie in ledger.bookies:
             self._by_bookie.setdefault(bookie, set()).add(ledger_id)
+        return True
 
-    def put_unreadable(self, ledger_id: int, stat: Stat) -> None:
-        """It is there, and nobody can say what it names."""
+    def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:
+        """It is there, and nobody can say what it names. Whether that is news."""
         if self._mzxid(ledger_id) >= stat.mzxid:
-            return
+            return False
         self.remove(ledger_id)
         self._unreadable[ledger_id] = stat.mzxid
+        return True
 
-    def remove(self, ledger_id: int) -> None:
-        """It is gone. One that is not known is success."""
+    def remove(self, ledger_id: int) -> bool:
+        """It is gone. Whether that is news."""
+        was_known = ledger_id in self
         self._unreadable.pop(ledger_id, None)
         known = self._ledgers.pop(ledger_id, None)
         for bookie in () if known is None else known.bookies:
@@ -85,6 +88,7 @@ class LedgerIndex:
             named_by.discard(ledger_id)
             if not named_by:
                 del self._by_bookie[bookie]
+        return was_known
 
     def get(self, ledger_id: int) -> IndexedLedger | None:
         """None when there is no such ledger, or it is unreadable."""
@@ -93,6 +97,10 @@ class LedgerIndex:
     @property
     def unreadable(self) -> frozenset[int]:
         return frozenset(self._unreadable)
+
+    @property
+    def unreadable_count(self) -> int:
+        return len(self._unreadable)
 
     @property
     def bookies(self) -> frozenset[BookieId]:
@@ -106,6 +114,10 @@ class LedgerIndex:
     def ledger_ids(self, first: int = 0, *, count_max: int) -> list[int]:
         """At most so many known ids from ``first`` on, ascending, the unreadable ones included."""
         return sorted(i for i in (*self._ledgers, *self._unreadable) if i >= first)[:count_max]
+
+    def ids_in(self, first: int, stop: int) -> list[int]:
+        """Known ids from ``first`` to before ``stop``, ascending, the unreadable ones included."""
+        return sorted(i for i in (*self._ledgers, *self._unreadable) if first <= i < stop)
 
     def open_ledgers(self) -> Iterator[int]:
         """Ledgers that are not closed, in no order."""

@@ -56,6 +56,16 @@ class Layout(enum.Enum):
             parent.fullmatch(path, len(root) + 1) for parent in _PARENTS[self]
         )
 
+    def ids_below(self, root: str, tree: str) -> range:
+        """The ids whose znodes lie below ``tree``: the root, or a directory right below it."""
+        if tree == root:
+            return range(self.ledger_id_stop)
+        name = tree[len(root) + 1 :]
+        size = 10**8 if len(name) == 2 else 10**16  # as many digits as follow: see _split
+        is_mixed = self is Layout.HIERARCHICAL and len(name) == 3
+        first = max(int(name) * size, SHORT_ID_STOP if is_mixed else 0)
+        return range(first, min((int(name) + 1) * size, self.ledger_id_stop))
+
     @property
     def ledger_id_stop(self) -> int:
         """The first ledger id that it cannot hold."""

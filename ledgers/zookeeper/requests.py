@@ -22,6 +22,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
     UnknownOutcomeError,
+    UnsupportedError,
 )
 from ledgers.store import Check, Create, Delete, MultiFailed, Operation, SetData, Stat
 
@@ -133,7 +134,7 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
     (kazoo.QuotaExceededError, RejectedError, "ZooKeeper's quota of this path is used up"),
     (kazoo.BadArgumentsError, RejectedError, "ZooKeeper refuses the arguments"),
     (kazoo.MarshallingError, RejectedError, "ZooKeeper cannot read the request"),
-    (kazoo.UnimplementedError, RejectedError, "this ZooKeeper server does not know the request"),
+    (kazoo.UnimplementedError, UnsupportedError, "this ZooKeeper server does not know the request"),
     (kazoo.SessionExpiredError, SessionLostError, "the ZooKeeper session is lost"),
     (kazoo.ConnectionLoss, UnavailableError, "the connection broke again and again"),
     (kazoo.OperationTimeoutError, UnavailableError, "ZooKeeper did not finish in time"),

@@ -6,7 +6,7 @@ the walk has become empty: whoever deletes its last ledger deletes it too.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from ledgers.errors import NoNodeError, UnavailableError
 from ledgers.formats.layout import Layout
@@ -15,22 +15,63 @@ from ledgers.store import MetadataStore
 LISTINGS_AT_ONCE = 32
 
 
+RESERVED = frozenset(
+    ("available", "cookies", "underreplication", "LAYOUT", "INSTANCEID", "idgen", "idgen-long")
+)
+"""What else BookKeeper keeps below the ledgers root."""
+COUNTER_PREFIX = "ID-"
+"""Of the znodes that a flat layout's ledger ids are drawn from."""
+
+OnStray = Callable[[str], None]
+"""Told the path of a znode that is neither a ledger nor a directory of ledgers."""
+
+
 async def walk_ledger_ids(
-    store: MetadataStore, root: str, layout: Layout
+    store: MetadataStore,
+    root: str,
+    layout: Layout,
+    *,
+    tree: str | None = None,
+    on_stray: OnStray = lambda path: None,
 ) -> AsyncIterator[Sequence[int]]:
-    """Ids of one directory at a time, ascending within it. Raises UnavailableError."""
-    await store.sync(root)
-    directories = deque([root])
+    """Ids of one directory at a time, ascending from one to the next. Raises UnavailableError.
+
+    ``tree``: only those below this directory of the root's (``ledger_trees``).
+    """
+    await store.sync(tree or root)
+    directories = deque([tree or root])
     while directories:
         count = min(LISTINGS_AT_ONCE, len(directories))
         batch = [directories.popleft() for _ in range(count)]
         listings = await asyncio.gather(*(_children(store, root, path) for path in batch))
         for path, names in zip(batch, listings, strict=True):
-            below = [f"{path}/{name}" for name in names]
-            directories.extend(child for child in sorted(below) if layout.is_parent(root, child))
-            ledger_ids = [i for child in below if (i := layout.ledger_id(root, child)) is not None]
+            ledger_ids = []
+            for child in sorted(f"{path}/{name}" for name in names):
+                if (ledger_id := layout.ledger_id(root, child)) is not None:
+                    ledger_ids.append(ledger_id)
+                elif layout.is_parent(root, child):
+                    directories.append(child)
+                elif path != root or not _is_reserved(child[len(root) + 1 :]):
+                    on_stray(child)
             if ledger_ids:
                 yield sorted(ledger_ids)
+
+
+async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[str]:
+    """The directories right below the root that hold all ledgers; of a flat layout, the root.
+
+    What does not lie below them is none of the ledgers' business: their marks, locks and lists of
+    bookies change all the time. Raises UnavailableError.
+    """
+    if layout is Layout.FLAT:
+        return [root]
+    await store.sync(root)
+    children = [f"{root}/{name}" for name in await _children(store, root, root)]
+    return sorted(child for child in children if layout.is_parent(root, child))
+
+
+def _is_reserved(name: str) -> bool:
+    return name in RESERVED or name.startswith(COUNTER_PREFIX)
 
 
 async def _children(store: MetadataStore, root: str, path: str) -> list[str]:

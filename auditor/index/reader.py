@@ -1,0 +1,63 @@
+"""Reading ledgers' metadata into the index, many at a time.
+
+One that is gone leaves the index; one that cannot be read is in it as unreadable. Parts are applied in
+the order in which their reads were sent: an older read never undoes what a newer one found.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+from auditor.index.ledger_index import LedgerIndex
+from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError
+from ledgers.formats.metadata_codec import parse_metadata
+from ledgers.manager import LedgerManager
+from ledgers.store import MetadataStore, Stat
+
+READS_AT_ONCE = 500
+"""In one part; it blocks the loop for some milliseconds when it has come."""
+
+
+class IndexReader:
+    """Feeds ``index``. One loop's."""
+
+    def __init__(self, store: MetadataStore, manager: LedgerManager, index: LedgerIndex) -> None:
+        self._store, self._manager, self._index = store, manager, index
+        self._applied: Awaitable[None] | None = None
+        """Of the part that was sent last."""
+
+    async def read(self, ledger_ids: Sequence[int]) -> list[int]:
+        """Those of them that the index did not know, or knew otherwise. Raises UnavailableError."""
+        assert len(ledger_ids) <= READS_AT_ONCE, len(ledger_ids)
+        before, applied = self._applied, asyncio.get_running_loop().create_future()
+        self._applied = applied
+        try:
+            found = await asyncio.gather(*map(self._find, ledger_ids))
+            if before is not None:
+                await before
+            return [
+                ledger_id
+                for ledger_id, result in zip(ledger_ids, found, strict=True)
+                if self._apply(ledger_id, result)
+            ]
+        finally:
+            applied.set_result(None)
+
+    async def _find(self, ledger_id: int) -> tuple[bytes, Stat] | None:
+        """Bytes and stat; no bytes where only the stat may be read; None when it is gone."""
+        path = self._manager.path(ledger_id)
+        try:
+            return await self._store.get(path)
+        except NoNodeError:
+            return None
+        except UnauthorizedError:
+            stat = await self._store.exists(path)  # which ACLs do not forbid
+            return None if stat is None else (b"", stat)
+
+    def _apply(self, ledger_id: int, found: tuple[bytes, Stat] | None) -> bool:
+        if found is None:
+            return self._index.remove(ledger_id)
+        data, stat = found
+        try:
+            return self._index.put(ledger_id, parse_metadata(data), stat)
+        except CorruptionError:
+            return self._index.put_unreadable(ledger_id, stat)

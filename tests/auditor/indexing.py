@@ -1,0 +1,118 @@
+"""An index that is kept, on ledgers that are znodes in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from auditor.index.keeper import IndexKeeper
+from auditor.index.ledger_index import IndexedLedger
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.memory.store import MemoryStore, MemoryTree
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT, UR
+from tests.virtual_time import LoopClock
+
+SOON_S = 0.5
+"""Within so long the index follows what happens."""
+RESCAN_S = 3_600.0
+
+
+def closed(*bookies: BookieId, length: int = 10) -> LedgerMetadata:
+    return LedgerMetadata(
+        ensemble_size=len(bookies),
+        write_quorum=2,
+        ack_quorum=1,
+        state=LedgerState.CLOSED,
+        last_entry_id=0,
+        length=length,
+        segments=(Segment(first_entry_id=0, ensemble=bookies),),
+    )
+
+
+class Ledgers:
+    """The znodes of a cluster, as their writers change them. Made within a running loop."""
+
+    def __init__(
+        self, layout: Layout = Layout.HIERARCHICAL, tree: MemoryTree | None = None
+    ) -> None:
+        self.clock = LoopClock()
+        self.tree = tree or MemoryTree(clock=self.clock)
+        self.store = MemoryStore(self.tree)
+        self.manager = LedgerManager(self.store, ROOT, layout)
+
+    async def start(self) -> None:
+        await self.store.create(f"{UR}/locks", with_parents=True)
+        await self.store.create(f"{ROOT}/LAYOUT")
+
+    async def write(self, ledger_id: int, *bookies: BookieId) -> None:
+        """Create it, or move it to these bookies."""
+        metadata = closed(*(bookies or (B1, B2, B3)))
+        if await self.store.exists(self.manager.path(ledger_id)) is None:
+            await self.manager.create(ledger_id, metadata)
+        else:
+            read_as = await self.manager.read(ledger_id)
+            await self.manager.write(ledger_id, metadata, read_as=read_as)
+
+    async def delete(self, ledger_id: int) -> None:
+        await self.manager.delete(ledger_id, version=-1)
+
+    async def damage(self, ledger_id: int, data: bytes = b"rubbish") -> None:
+        await self.store.set(self.manager.path(ledger_id), data, version=-1)
+
+
+async def with_ledgers(count: int, layout: Layout = Layout.HIERARCHICAL) -> Ledgers:
+    """Ledgers 0, 1, … on the first three bookies."""
+    ledgers = Ledgers(layout)
+    await ledgers.start()
+    for ledger_id in range(count):
+        await ledgers.write(ledger_id)
+    return ledgers
+
+
+@asynccontextmanager
+async def keeping(ledgers: Ledgers, *, is_built: bool = True) -> AsyncIterator[IndexKeeper]:
+    """Somebody's index, with a session of its own; complete unless ``is_built`` is False."""
+    store = MemoryStore(ledgers.tree)
+    keeper = IndexKeeper(
+        store=store,
+        manager=LedgerManager(store, ROOT, ledgers.manager.layout),
+        clock=ledgers.clock,
+        rescan_interval_s=RESCAN_S,
+    )
+    task = asyncio.create_task(keeper.run())
+    try:
+        while is_built and not keeper.is_complete:
+            await keeper.wait_change(keeper.change_count)
+        yield keeper
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+
+
+def store_of(keeper: IndexKeeper) -> MemoryStore:
+    assert isinstance(keeper._store, MemoryStore)
+    return keeper._store
+
+
+async def read_all(ledgers: Ledgers) -> dict[int, IndexedLedger]:
+    """Every ledger that can be read, from scratch."""
+    found = {}
+    async for ledger_ids in ledgers.manager.ledger_ids():
+        for ledger_id in ledger_ids:
+            read = await ledgers.manager.read(ledger_id)
+            found[ledger_id] = IndexedLedger.of(ledger_id, read.metadata, read.stat)
+    return found
+
+
+def contents(keeper: IndexKeeper) -> dict[int, IndexedLedger | None]:
+    """All that the index knows; None for an unreadable one."""
+    return {i: keeper.index.get(i) for i in keeper.index.ledger_ids(count_max=10**6)}
+
+
+async def soon(keeper: IndexKeeper) -> Sequence[int]:
+    """Known ledgers, once all that was told has been read."""
+    await asyncio.sleep(SOON_S)
+    return keeper.index.ledger_ids(count_max=10**6)

@@ -1,0 +1,292 @@
+"""The index is built by one walk and kept true by what the watch tells."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.index import keeper as keeper_module
+from auditor.index import tree_scan
+from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.formats.layout import Layout
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.store import Operation
+from replication.queue import payloads
+from tests.auditor.indexing import (
+    SOON_S,
+    contents,
+    keeping,
+    read_all,
+    soon,
+    store_of,
+    with_ledgers,
+)
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import ROOT, UR
+
+LONG = 2**40
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@in_virtual_time
+async def test_all_ledgers_are_known_once_it_is_built(layout: Layout) -> None:
+    ledgers = await with_ledgers(25, layout)
+    if layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
+        await ledgers.write(LONG, B1, B4)
+
+    async with keeping(ledgers) as keeper:
+        assert contents(keeper) == await read_all(ledgers)
+        assert keeper.completed_count == 1
+        assert keeper.take_touched() == set()
+
+
+@in_virtual_time
+async def test_a_cluster_without_ledgers_is_known_as_such() -> None:
+    async with keeping(await with_ledgers(0)) as keeper:
+        assert len(keeper.index) == 0
+        assert keeper.completed_count == 1
+
+
+@pytest.mark.parametrize("layout", list(Layout))
+@in_virtual_time
+async def test_what_happens_to_a_ledger_is_known_at_once(layout: Layout) -> None:
+    ledgers = await with_ledgers(3, layout)
+    async with keeping(ledgers) as keeper:
+        await ledgers.write(1, B1, B4)
+        await ledgers.write(7)
+        await ledgers.delete(2)
+        await asyncio.sleep(SOON_S)
+
+        assert contents(keeper) == await read_all(ledgers)
+        assert keeper.index.naming(B4) == [1]
+        assert keeper.take_touched() == {1, 2, 7}
+        assert keeper.take_touched() == set()
+        assert keeper.completed_count == 1
+
+
+@in_virtual_time
+async def test_a_ledger_in_a_directory_that_is_new_at_the_root_is_known_too() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as keeper:
+        await ledgers.write(LONG)
+        assert await soon(keeper) == [0, 1, 2, LONG]
+
+        await ledgers.delete(LONG)
+        assert await soon(keeper) == [0, 1, 2]
+        await ledgers.write(LONG + 1)
+        assert await soon(keeper) == [0, 1, 2, LONG + 1]
+
+
+@in_virtual_time
+async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as keeper:
+        await asyncio.sleep(SOON_S)
+        before = store_of(keeper).request_count
+        await ledgers.store.create(payloads.mark_path(UR, 1), with_parents=True)
+        await ledgers.store.create(payloads.lock_path(UR, 1), with_parents=True)
+        await asyncio.sleep(SOON_S)
+
+        assert store_of(keeper).request_count == before
+
+
+@pytest.mark.parametrize("data", [b"rubbish", b""], ids=["rubbish", "half-written"])
+@in_virtual_time
+async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on(data: bytes) -> None:
+    ledgers = await with_ledgers(10)
+    for ledger_id in (3, 8):
+        await ledgers.damage(ledger_id, data)
+
+    with capture_logs() as logs:
+        async with keeping(ledgers) as keeper:
+            assert keeper.index.unreadable == {3, 8}
+            assert keeper.index.naming(B1) == [0, 1, 2, 4, 5, 6, 7, 9]
+            assert len(keeper.index) == 10
+            await ledgers.damage(4, data)
+            await soon(keeper)
+            assert keeper.index.unreadable == {3, 4, 8}
+
+    (told,) = [line for line in logs if line["event"] == "index.unreadable_ledgers"]
+    assert (told["count"], told["ledger_ids"]) == (2, [3, 8])
+
+
+@in_virtual_time
+async def test_znodes_that_are_no_ledgers_are_reported_and_nothing_more() -> None:
+    ledgers = await with_ledgers(2)
+    await ledgers.store.create(f"{ROOT}/00/0000/garbage")
+    await ledgers.store.create(f"{ROOT}/00/stray")
+
+    with capture_logs() as logs:
+        async with keeping(ledgers) as keeper:
+            assert await soon(keeper) == [0, 1]
+
+    (told,) = [line for line in logs if line["event"] == "index.stray_znodes"]
+    assert told["paths"] == [f"{ROOT}/00/stray", f"{ROOT}/00/0000/garbage"]
+
+
+@in_virtual_time
+async def test_what_a_suspended_session_missed_is_found_when_it_is_resumed() -> None:
+    ledgers = await with_ledgers(5)
+    async with keeping(ledgers) as keeper:
+        ledgers.tree.suspend(store_of(keeper))
+        await ledgers.write(1, B1, B4)
+        await ledgers.write(9)
+        await ledgers.delete(2)
+        await asyncio.sleep(SOON_S)
+        assert keeper.index.naming(B4) == []
+
+        ledgers.tree.resume(store_of(keeper))
+        await asyncio.sleep(SOON_S)
+
+        assert contents(keeper) == await read_all(ledgers)
+        assert keeper.take_touched() == {1, 2, 9}
+        assert keeper.completed_count == 2
+
+
+@in_virtual_time
+async def test_a_directory_that_went_unseen_leaves_no_ledger_behind() -> None:
+    ledgers = await with_ledgers(2)
+    await ledgers.write(LONG)
+    async with keeping(ledgers) as keeper:
+        ledgers.tree.suspend(store_of(keeper))
+        await ledgers.delete(LONG)
+        ledgers.tree.resume(store_of(keeper))
+
+        assert await soon(keeper) == [0, 1]
+
+
+@in_virtual_time
+async def test_a_rescan_that_is_asked_for_reads_everything_again() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as keeper:
+        keeper.rescan()
+        assert not keeper.is_complete
+        await asyncio.sleep(SOON_S)
+
+        assert keeper.is_complete
+        assert keeper.completed_count == 2
+        assert keeper.take_touched() == set()
+
+
+@in_virtual_time
+async def test_rule_s8_a_walk_that_breaks_off_takes_nothing_out_and_is_tried_again() -> None:
+    ledgers = await with_ledgers(5)
+    async with keeping(ledgers) as keeper:
+        listing, failures = keeper._manager.ledger_ids_of, iter([True, True])
+
+        async def break_off(*args, **options):  # type: ignore[no-untyped-def]
+            async for ledger_ids in listing(*args, **options):
+                if next(failures, False):
+                    raise UnavailableError("broken off")
+                yield ledger_ids
+
+        keeper._manager.ledger_ids_of = break_off  # type: ignore[method-assign]
+        keeper.rescan()
+        await asyncio.sleep(keeper_module.RETRY_MIN_S - 0.1)
+        assert not keeper.is_complete
+        assert len(keeper.index) == 5
+        assert keeper.completed_count == 1
+
+        await asyncio.sleep(3 * keeper_module.RETRY_MIN_S)
+        assert keeper.is_complete
+        assert keeper.completed_count == 2
+        assert len(keeper.index) == 5
+
+
+@in_virtual_time
+async def test_rule_s8_a_ledger_that_is_not_listed_is_gone_only_if_a_second_read_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_scan, "READS_AT_ONCE", 2)
+    ledgers = await with_ledgers(9)
+    async with keeping(ledgers) as keeper:
+        listing = keeper._manager.ledger_ids_of
+
+        async def forget_some(*args, **options):  # type: ignore[no-untyped-def]
+            async for ledger_ids in listing(*args, **options):
+                yield [i for i in ledger_ids if i not in (0, 3, 4, 8)]
+
+        keeper._manager.ledger_ids_of = forget_some  # type: ignore[method-assign]
+        keeper.rescan()
+        assert await soon(keeper) == list(range(9))
+        assert keeper.is_complete
+
+
+@in_virtual_time
+async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_scan, "READS_AT_ONCE", 3)
+    ledgers = await with_ledgers(20)
+    async with keeping(ledgers, is_built=False) as keeper:
+        for ledger_id in range(0, 20, 2):
+            await ledgers.write(ledger_id, B2, B4)
+            await ledgers.delete(ledger_id + 1)
+            await ledgers.write(ledger_id + 100, B3, B4)
+        await asyncio.sleep(SOON_S)
+
+        assert contents(keeper) == await read_all(ledgers)
+        assert keeper.is_complete
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as keeper:
+
+        def lose_reads(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+            is_ours = store is store_of(keeper) and not operations
+            return Fault.LOST_REPLY if is_ours else None
+
+        ledgers.tree.faults = lose_reads
+        await ledgers.write(1, B1, B4)
+        await asyncio.sleep(keeper_module.RETRY_MIN_S / 2)
+        assert keeper.index.naming(B4) == []
+
+        ledgers.tree.faults = None
+        await asyncio.sleep(keeper_module.RETRY_MIN_S)
+        assert keeper.index.naming(B4) == [1]
+        assert keeper.take_touched() == {1}
+
+
+@in_virtual_time
+async def test_when_more_was_touched_than_is_remembered_all_is_to_be_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keeper_module, "TOUCHED_MAX", 5)
+    ledgers = await with_ledgers(1)
+    async with keeping(ledgers) as keeper:
+        for ledger_id in range(6):
+            await ledgers.write(ledger_id)
+        await asyncio.sleep(SOON_S)
+
+        assert keeper.completed_count == 2
+        assert len(keeper.take_touched()) <= 5
+
+
+@in_virtual_time
+async def test_who_waits_for_a_change_hears_of_it() -> None:
+    ledgers = await with_ledgers(1)
+    async with keeping(ledgers) as keeper:
+        seen = keeper.change_count
+        waiting = asyncio.create_task(keeper.wait_change(seen))
+        await asyncio.sleep(SOON_S)
+        assert not waiting.done()
+
+        await ledgers.write(0, B1, B4)
+        await waiting
+        assert keeper.change_count > seen
+
+
+@in_virtual_time
+async def test_keeping_the_index_ends_with_the_session() -> None:
+    ledgers = await with_ledgers(1)
+    async with keeping(ledgers) as keeper:
+        running = asyncio.create_task(keeper.run())
+        ledgers.tree.expire(store_of(keeper))
+
+        with pytest.raises(ExceptionGroup) as ended:
+            await running
+        assert ended.group_contains(SessionLostError)
