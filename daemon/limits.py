@@ -6,6 +6,7 @@
 import asyncio
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets, reads_in_flight_max
@@ -40,8 +41,12 @@ def limits_in_force(order: LimitsOrder, settings: Settings) -> Limits:
         requests_per_s=settings.zookeeper.requests_per_s,
         yields_to_writers=ours.yields_to_writers,
     )
-    ordered = {key: value for key, value in asdict(order).items() if value is not None}
-    return replace(own, **ordered)
+    return replace(own, **given(order))
+
+
+def given(order: LimitsOrder) -> dict[str, Any]:
+    """What it says, by key."""
+    return {key: value for key, value in asdict(order).items() if value is not None}
 
 
 async def keep_to_requests_per_s(

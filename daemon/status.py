@@ -7,13 +7,14 @@ from typing import Any
 
 from auditor.election import current_leader
 from auditor.records import AuditRecord, last_audit
-from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
+from daemon.operating.hold import hold_record, read_hold
 from daemon.operating.progress import printable
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from replication.cluster.membership import NodeInfo, live_nodes
+from replication.cluster.orders import HoldOrder
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.listing import (
@@ -31,6 +32,7 @@ LOCKS_READ_MAX = 1_000
 UNREADABLE_VOTE = "unknown (its vote cannot be read)"
 
 VERDICTS = {
+    "held": "a safety hold stands: nothing is marked for lost bookies, nothing fenced",
     "whole": "no ledger is marked, no bookie is lost",
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
@@ -67,6 +69,8 @@ class Status:
     """Ledgers in our own queue alone: of draining bookies, and of repairs by hand. They may well be whole."""
     ordered: tuple[BookieRow, ...] = ()
     """The bookies that drain, or are under maintenance."""
+    hold: HoldOrder | None = None
+    """The one that stands now."""
     foreign_locks: tuple[LockedLedger, ...] = ()
     """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
     most ``LOCKS_READ_MAX``."""
@@ -74,6 +78,8 @@ class Status:
     @property
     def verdict(self) -> str:
         """One word; ``VERDICTS`` says what each means."""
+        if self.hold is not None:
+            return "held"
         if self.marked_count:
             if self.is_disabled:
                 return "disabled"
@@ -87,6 +93,7 @@ class Status:
     def to_json(self) -> dict[str, Any]:
         return {
             "verdict": self.verdict,
+            "hold": None if self.hold is None else hold_record(self.hold),
             "leader": self.leader,
             "leader_node": node_record(self.leader_node) if self.leader_node else None,
             "nodes": [node_record(node) for node in self.nodes],
@@ -157,8 +164,6 @@ def lock_record(lock: LockedLedger) -> dict[str, Any]:
 async def gather_status(cluster: Visit) -> Status:
     """Raises UnavailableError when something could not be read whole."""
     store, ur = cluster.store, cluster.ur
-    view = await registered_bookies(cluster)
-    cookies = await cluster.registration.cookies()
     nodes = await live_nodes(store, ur)
     leader = await current_leader(store, ur)
     marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
@@ -174,12 +179,12 @@ async def gather_status(cluster: Visit) -> Status:
             (n.info for n in nodes if leader and n.session_id == leader.session_id), None
         ),
         nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
-        writable=tuple(sorted(view.writable)),
-        read_only=tuple(sorted(view.read_only)),
+        writable=tuple(row.bookie for row in bookies if row.state is BookieState.WRITABLE),
+        read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
         lost=tuple(
             row.bookie
             for row in bookies
-            if row.bookie in cookies and row.state is BookieState.AWAY and row.maintenance is None
+            if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
         ),
         is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
         marked_count=len(marked),
@@ -193,6 +198,7 @@ async def gather_status(cluster: Visit) -> Status:
         ordered=tuple(
             row for row in bookies if row.drain is not None or row.maintenance is not None
         ),
+        hold=(await read_hold(cluster, clock=SystemClock())).hold,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
     )
 

@@ -39,6 +39,7 @@ class BookieRow:
 
     bookie: BookieId
     state: BookieState
+    has_cookie: bool
     drain: DrainOrder | None = None
     progress: DrainProgress | None = None
     """None too before the leader's first scan for this order."""
@@ -128,6 +129,7 @@ async def gather_bookies(
         BookieRow(
             bookie=bookie,
             state=bookie_state(view, bookie),
+            has_cookie=bookie in cookies,
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),

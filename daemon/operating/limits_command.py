@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
-from daemon.limits import limits_in_force
+from daemon.limits import given, limits_in_force
 from daemon.operating.progress import tell
 from daemon.settings import Settings
 from daemon.visit import Visit, run_visit
@@ -143,8 +143,7 @@ async def change_limits(cluster: Visit, wanted: LimitsOrder, *, reset: bool) -> 
 
 def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
     """``before``, but for what is wanted otherwise."""
-    changes = {key: value for key, value in asdict(wanted).items() if value is not None}
-    return replace(before, **changes)
+    return replace(before, **given(wanted))
 
 
 def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
@@ -159,8 +158,8 @@ def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
 
 def effective_limits(order: LimitsOrder, settings: Settings) -> list[EffectiveLimit]:
     """What holds for a node with these settings, and by whose word."""
-    ordered = asdict(order)
+    ordered = given(order)
     return [
-        EffectiveLimit(key=key, value=value, is_ordered=ordered[key] is not None)
+        EffectiveLimit(key=key, value=value, is_ordered=key in ordered)
         for key, value in asdict(limits_in_force(order, settings)).items()
     ]

@@ -138,5 +138,4 @@ async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[in
 async def _notes(session: Session, ledger_ids: Collection[int]) -> list[WaitingNote]:
     notes = WaitingNotes(session.store, session.ur)
     noted = (await notes.ledger_ids()).intersection(ledger_ids)
-    found = await asyncio.gather(*map(notes.read, sorted(noted)))
-    return [note for note in found if note is not None]
+    return await notes.read_all(sorted(noted))

@@ -191,7 +191,11 @@ def test_a_drain_says_how_far_it_is(
     }
 
     row = BookieRow(
-        bookie=B1, state=BookieState.READ_ONLY, drain=DrainOrder(since_ms=1), progress=told.get(B1)
+        bookie=B1,
+        state=BookieState.READ_ONLY,
+        has_cookie=True,
+        drain=DrainOrder(since_ms=1),
+        progress=told.get(B1),
     )
 
     assert row.to_text(now_ms=0) == f"{B1}: read-only, {text}"
@@ -466,6 +470,7 @@ async def test_with_no_bookie_there_at_all_the_list_still_tells_of_them() -> Non
 def test_free_room_is_shown_where_the_bookie_told_it() -> None:
     row = BookieRow(
         bookie=B1,
+        has_cookie=True,
         state=BookieState.WRITABLE,
         room=Room(free_bytes=2**30, total_bytes=4 * 2**30),
         maintenance=MaintenanceWindow(since_ms=0, until_ms=60_000),
