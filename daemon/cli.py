@@ -34,6 +34,7 @@ class LazyGroup(click.Group):
         "bookie": "daemon.operating.bookie_command:bookie",
         "repair": "daemon.operating.repair_command:repair",
         "limits": "daemon.operating.limits_command:limits",
+        "hold": "daemon.operating.hold_command:hold",
         "disable": "daemon.operating.switch_command:disable",
         "enable": "daemon.operating.switch_command:enable",
         "local": "daemon.local.commands:local",
@@ -97,7 +98,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except BookmenderError as error:
-        click.echo(printable(f"bookmender: {error}"), err=True)  # it may quote a znode
+        lines = f"bookmender: {error}".split("\n")  # one, but for the end of a server's log
+        click.echo("\n".join(map(printable, lines)), err=True)  # it may quote a znode
         sys.exit(_exit_code(error))
     except OSError as error:  # a full disk, most likely: our own files are handled where they are
         click.echo(f"bookmender: {error.strerror or error}", err=True)
