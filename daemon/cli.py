@@ -98,7 +98,8 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except BookmenderError as error:
-        lines = f"bookmender: {error}".split("\n")  # one, but for the end of a server's log
+        # One line, but for the end of a server's log.
+        lines = f"bookmender: {error}".expandtabs(4).split("\n")
         click.echo("\n".join(map(printable, lines)), err=True)  # it may quote a znode
         sys.exit(_exit_code(error))
     except OSError as error:  # a full disk, most likely: our own files are handled where they are

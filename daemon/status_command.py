@@ -10,6 +10,7 @@ import click
 
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
+from daemon.operating.hold import hold_text
 from daemon.operating.progress import printable
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
@@ -49,7 +50,8 @@ status.help = "\n".join(
 
 def render(found: Status, *, now_ms: int) -> str:
     """The same for people, a fact a line."""
-    lines = [
+    lines = [] if found.hold is None else [f"HOLD      {hold_text(found.hold, now_ms=now_ms)}"]
+    lines += [
         f"verdict   {found.verdict}"
         + (" (auto-recovery is disabled)" if found.is_disabled else ""),
         f"leader    {_leader(found)}",

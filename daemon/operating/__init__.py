@@ -1,6 +1,6 @@
 """The commands by which operators change a cluster, and what they wait for.
 
 ``bookie_command`` with ``bookies`` (what is shown of each), ``bookie_ids`` (which one is meant), ``drains``
-and ``decommission``; ``limits_command``; ``repair_command`` with ``repair_by_hand``; ``switch_command``;
-``progress`` how far a long one is.
+and ``decommission``; ``limits_command``; ``hold_command`` with ``hold``; ``repair_command`` with
+``repair_by_hand``; ``switch_command``; ``progress`` how far a long one is.
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import structlog
+from prometheus_client import Gauge
 
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
@@ -22,6 +23,10 @@ from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import Orders
 
 log = structlog.get_logger()
+HOLD = Gauge(
+    "bookmender_hold",
+    "1 while a safety hold stands: nothing is marked for lost bookies, nothing fenced; else 0.",
+)
 
 RETRY_S = 1.0
 WINDOW_LOOK_S = 60.0
@@ -151,6 +156,7 @@ class ViewSource:
         """Make this the current view, and tell of it if it differs."""
         orders = self._orders.at(self._clock.wall_ms())
         view = ClusterView(bookies=bookies, cookies=cookies, orders=orders)
+        HOLD.set(orders.is_held)
         for bookie, registered in bookies.available.items():
             if registered.address is not None:
                 self._addresses[bookie] = registered.address

@@ -1,0 +1,117 @@
+"""The safety hold as operators see and order it: nothing is marked for lost bookies, nothing fenced."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from daemon.operating.bookie_ids import registered_bookies
+from daemon.operating.progress import duration_text, printable
+from daemon.visit import Visit
+from ledgers.clock import Clock
+from ledgers.metadata import BookieId
+from replication.cluster.order_book import OrderBook, hold_place
+from replication.cluster.orders import HoldOrder, Orders
+
+BOOKIES_SHOWN_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldState:
+    """``hold``: the one that stands now; None when nothing is held. ``away``: set up, not registered, and
+    neither under maintenance nor draining."""
+
+    hold: HoldOrder | None
+    away: tuple[BookieId, ...]
+    bookie_count: int
+    """Of those that are there and those that are away."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "is_held": self.hold is not None,
+            "hold": None if self.hold is None else hold_record(self.hold),
+            "away": list(self.away),
+            "bookie_count": self.bookie_count,
+        }
+
+    def to_text(self, *, now_ms: int) -> str:
+        first = "nothing is held" if self.hold is None else hold_text(self.hold, now_ms=now_ms)
+        return f"{first}\n{self.away_text}"
+
+    @property
+    def away_text(self) -> str:
+        more = ", …" if len(self.away) > BOOKIES_SHOWN_MAX else ""
+        named = f": {', '.join(self.away[:BOOKIES_SHOWN_MAX])}{more}" if self.away else ""
+        return f"{len(self.away)} of {self.bookie_count} bookies are away{named}"
+
+
+def hold_record(hold: HoldOrder) -> dict[str, Any]:
+    return {
+        "since_ms": hold.since_ms,
+        "until_ms": hold.until_ms,
+        "bookies": list(hold.bookies),
+        "reason": hold.reason,
+        "is_by_operator": hold.is_by_operator,
+    }
+
+
+def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
+    since = duration_text((now_ms - hold.since_ms) / 1000)
+    by = "an operator" if hold.is_by_operator else "the leader"
+    left = (
+        "until it is ended"
+        if hold.until_ms is None
+        else f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
+    )
+    why = f" ({printable(hold.reason)})" if hold.reason else ""
+    return (
+        f"held for {since} by {by}{why}, {left}: nothing is marked for lost bookies, nothing fenced"
+    )
+
+
+async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
+    """As it is now. Raises UnavailableError."""
+    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    available = (await registered_bookies(cluster)).available
+    cookies = await cluster.registration.cookies()
+    away = cookies.keys() - available.keys() - orders.maintenance.keys() - orders.draining.keys()
+    return HoldState(
+        hold=orders.hold if orders.is_held else None,
+        away=tuple(sorted(away)),
+        bookie_count=len(away) + len(available),
+    )
+
+
+async def begin_hold(
+    cluster: Visit, *, duration_s: int | None, reason: str, clock: Clock
+) -> HoldOrder:
+    """From now on, in place of one that stands, the leader's too. Raises ConflictError.
+
+    It names no bookie: at its own end it says nothing of those that are still away then.
+    """
+    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    now_ms = clock.wall_ms()
+    hold = HoldOrder(
+        since_ms=now_ms,
+        until_ms=None if duration_s is None else now_ms + duration_s * 1000,
+        reason=reason,
+        is_by_operator=True,
+    )
+    await book.give(place, hold, over=await book.standing(place))
+    return hold
+
+
+async def end_hold(cluster: Visit, away: Collection[BookieId], *, clock: Clock) -> bool:
+    """These bookies are lost: it binds for them. False when nothing was held. Raises ConflictError."""
+    book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
+    standing = await book.standing(place)
+    if standing is None or standing.order is None:
+        return False
+    if not Orders(hold=standing.order).at(clock.wall_ms()).is_held:
+        return False
+    if away:
+        bookies = tuple(sorted({*standing.order.bookies, *away}))
+        released = replace(standing.order, bookies=bookies, is_released=True)
+        await book.give(place, released, over=standing)
+    else:
+        await book.withdraw(place, over=standing)
+    return True

@@ -1,0 +1,102 @@
+"""``bookmender hold``."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from daemon.cli import EXIT_FAILED, config_option, output_option
+from daemon.operating.hold import HoldState, begin_hold, end_hold, read_hold
+from daemon.operating.maintenance_command import Duration, WindowReason
+from daemon.visit import Visit, run_visit
+from ledgers.clock import SystemClock
+
+
+class _ShowingGroup(click.Group):
+    """Without the name of one of its commands it means ``show``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_ShowingGroup)
+def hold() -> None:
+    """The safety hold: nothing is marked for lost bookies, and nothing fenced, by any node.
+
+    \b
+      bookmender hold                               whether one stands, and why
+      bookmender hold begin --for 2h --reason "…"   before work on the network
+      bookmender hold end --yes                     the bookies that are away are lost
+
+    The leader begins one by itself when so many bookies go at once that it is hardly they who failed
+    (section [hold] of the settings), and ends it when they are back, or after hold.lasts_s. What was
+    marked before is repaired meanwhile, but for ledgers that would have to be fenced.
+    """
+
+
+@hold.command()
+@config_option
+@output_option
+def show(config: Path | None, output: str) -> None:
+    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not."""
+    state = run_visit(config, lambda cluster: read_hold(cluster, clock=SystemClock()))
+    _print(state, output)
+    sys.exit(0 if state.hold is None else EXIT_FAILED)
+
+
+@hold.command()
+@config_option
+@output_option
+@click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
+@click.option("--reason", type=WindowReason(), default="", help="For people who see the hold.")
+def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
+    """Hold everything from now on, whatever the bookies do. It takes the place of one that stands.
+
+    Without --for until it is ended by hand. Bookies that are still away at its own end are lost then,
+    unless they are so many that the leader holds on their account.
+    """
+
+    async def act(cluster: Visit) -> HoldState:
+        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=SystemClock())
+        return await read_hold(cluster, clock=SystemClock())
+
+    _print(run_visit(config, act), output)
+
+
+@hold.command()
+@config_option
+@output_option
+@click.option(
+    "--yes", is_flag=True, help="Do it though bookies are away. Without it that is shown."
+)
+def end(config: Path | None, output: str, yes: bool) -> None:
+    """End the hold: whoever is away now is lost, once the recovery delay is over.
+
+    Their ledgers are marked and copied elsewhere, and open ones fenced. Nothing holds again on
+    their account until they were back; a further wave of others does. That nothing is held is no error.
+
+    Exits 1 when bookies are away and --yes was not given: nothing was changed then.
+    """
+
+    async def act(cluster: Visit) -> tuple[HoldState, bool]:
+        before = await read_hold(cluster, clock=SystemClock())
+        if before.hold is None or (before.away and not yes):
+            return before, False
+        has_ended = await end_hold(cluster, before.away, clock=SystemClock())
+        return await read_hold(cluster, clock=SystemClock()), has_ended
+
+    state, has_ended = run_visit(config, act)
+    _print(state, output)
+    if state.hold is not None and not has_ended:
+        click.echo("nothing was changed: with --yes the ledgers of those are marked", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+def _print(state: HoldState, output: str) -> None:
+    if output == "json":
+        click.echo(json.dumps(state.to_json(), indent=2))
+    else:
+        click.echo(state.to_text(now_ms=SystemClock().wall_ms()))

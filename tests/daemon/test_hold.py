@@ -1,0 +1,252 @@
+"""The safety hold as operators see it, order it, and end it."""
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from daemon.operating import hold_command
+from daemon.operating.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
+from daemon.visit import Visit
+from ledgers.errors import ConflictError
+from replication.cluster.cluster_view import HOLD
+from replication.cluster.order_book import OrderBook, drain_place, hold_place, maintenance_place
+from replication.cluster.orders import DrainOrder, HoldOrder, MaintenanceWindow
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
+from tests.replication.nodes import UR
+from tests.virtual_time import run
+
+OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 went")
+
+
+async def give(cluster: Cluster, order: HoldOrder) -> None:
+    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    await book.give(place, order, over=await book.standing(place))
+
+
+async def standing(cluster: Cluster) -> HoldOrder | None:
+    found = await OrderBook(cluster.store, UR).standing(hold_place(UR))
+    return None if found is None else found.order
+
+
+# --- What is read and written ----------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_without_a_hold_who_is_away_is_told_but_for_those_that_are_so_on_purpose() -> None:
+    cluster = await Cluster.start()
+    await cluster.kill(B1, B2, B3)
+    book = OrderBook(cluster.store, UR)
+    window = MaintenanceWindow(since_ms=0, until_ms=cluster.clock.wall_ms() + 1)
+    await book.give(maintenance_place(UR, B2), window, over=None)
+    await book.give(drain_place(UR, B3), DrainOrder(since_ms=0), over=None)
+
+    state = await read_hold(visiting(cluster), clock=cluster.clock)
+
+    assert state == HoldState(hold=None, away=(B1,), bookie_count=5)
+
+
+@in_virtual_time
+async def test_an_operators_hold_takes_the_place_of_the_leaders_and_every_node_sees_it() -> None:
+    cluster = await Cluster.start()
+    await give(cluster, OURS)
+
+    async with cluster.node() as node:
+        given = await begin_hold(
+            visiting(cluster), duration_s=60, reason="new switch", clock=cluster.clock
+        )
+        await cluster.clock.sleep(0.1)
+        assert node.views.current.orders.hold == given
+        assert node.views.current.orders.is_held
+        assert HOLD._value.get() == 1
+        await cluster.clock.sleep(61)
+        assert not node.views.current.orders.is_held
+        assert HOLD._value.get() == 0
+
+    assert given.is_by_operator
+    assert given.bookies == (), "at its end it says nothing of who is still away"
+    assert (await read_hold(visiting(cluster), clock=cluster.clock)).hold is None
+
+
+@in_virtual_time
+async def test_ending_one_binds_for_all_that_are_away() -> None:
+    cluster = await Cluster.start()
+    await give(cluster, OURS)
+
+    assert await end_hold(visiting(cluster), [B2, B3], clock=cluster.clock)
+
+    assert await standing(cluster) == replace(OURS, bookies=(B1, B2, B3), is_released=True)
+    assert not await end_hold(visiting(cluster), [B4], clock=cluster.clock), "it is ended already"
+    assert await standing(cluster) == replace(OURS, bookies=(B1, B2, B3), is_released=True)
+
+
+@in_virtual_time
+async def test_ending_one_with_nobody_away_leaves_nothing_behind() -> None:
+    cluster = await Cluster.start()
+    await give(cluster, OURS)
+
+    assert await end_hold(visiting(cluster), [], clock=cluster.clock)
+
+    assert await standing(cluster) is None
+    assert not await end_hold(visiting(cluster), [], clock=cluster.clock)
+
+
+@in_virtual_time
+async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> None:
+    cluster = await Cluster.start()
+    await give(cluster, OURS)
+    visit = visiting(cluster)
+    get = visit.store.get
+
+    async def slow(path: str) -> Any:
+        found = await get(path)
+        if path == hold_place(UR).path:
+            await give(cluster, replace(OURS, bookies=(B1, B2, B3)))
+        return found
+
+    visit.store.get = slow  # type: ignore[method-assign]
+
+    with pytest.raises(ConflictError):
+        await end_hold(visit, [B1], clock=cluster.clock)
+
+
+@pytest.mark.parametrize(
+    ("hold", "said"),
+    [
+        pytest.param(OURS, "by the leader (2 of 7 went), until it is ended", id="the leader's"),
+        pytest.param(
+            HoldOrder(since_ms=0, until_ms=3_690_000, is_by_operator=True),
+            "held for 1 min 30 s by an operator, for another 1 h",
+            id="an operator's",
+        ),
+        pytest.param(replace(OURS, reason="\x1b[2J"), r"(\x1b[2J)", id="no terminal obeys it"),
+    ],
+)
+def test_a_hold_is_told_in_one_line(hold: HoldOrder, said: str) -> None:
+    assert said in hold_text(hold, now_ms=90_000)
+
+
+# --- The commands ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, HoldOrder | None]]:
+    """Run the command on a cluster of seven, some of them away, under some order; what stands after."""
+
+    def invoked(
+        *arguments: str, away: int = 0, order: HoldOrder | None = None
+    ) -> tuple[Result, HoldOrder | None]:
+        after: list[HoldOrder | None] = []
+
+        def in_memory(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
+            async def acting() -> Any:
+                cluster = await Cluster.start()
+                await cluster.kill(*BOOKIES[:away])
+                if order is not None:
+                    await give(cluster, order)
+                found = await action(visiting(cluster))
+                after.append(await standing(cluster))
+                return found
+
+            return run(acting())
+
+        monkeypatch.setattr(hold_command, "run_visit", in_memory)
+        return CliRunner().invoke(hold_command.hold, arguments), after[0] if after else None
+
+    return invoked
+
+
+Invoke = Callable[..., tuple[Result, HoldOrder | None]]
+
+
+@pytest.mark.parametrize(
+    ("order", "exit_code"),
+    [
+        pytest.param(None, 0, id="none"),
+        pytest.param(OURS, 1, id="one stands"),
+        pytest.param(replace(OURS, is_released=True), 0, id="one was ended"),
+        pytest.param(replace(OURS, until_ms=2), 0, id="one is over"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [[], ["show"]], ids=["by default", "by name"])
+def test_a_hold_that_stands_is_shown_and_found(
+    invoke: Invoke, arguments: list[str], order: HoldOrder | None, exit_code: int
+) -> None:
+    result, _ = invoke(*arguments, away=2, order=order)
+
+    assert result.exit_code == exit_code
+    assert f"2 of 7 bookies are away: {B1}, {B2}" in result.output
+    assert ("held for" in result.output) == (exit_code == 1)
+
+
+def test_programs_are_told_the_same(invoke: Invoke) -> None:
+    result, _ = invoke("-o", "json", away=2, order=OURS)
+
+    record = json.loads(result.output)
+    assert record["is_held"]
+    assert record["hold"] == {
+        "since_ms": 1,
+        "until_ms": None,
+        "bookies": [B1, B2],
+        "reason": "2 of 7 went",
+        "is_by_operator": False,
+    }
+    assert (record["away"], record["bookie_count"]) == ([B1, B2], 7)
+
+
+def test_one_is_begun_for_a_while_and_for_a_reason(invoke: Invoke) -> None:
+    result, after = invoke("begin", "--for", "2h", "--reason", "new switch")
+
+    assert result.exit_code == 0
+    assert after is not None
+    assert after.until_ms == after.since_ms + 7_200_000
+    assert (after.reason, after.is_by_operator) == ("new switch", True)
+    assert "by an operator (new switch)" in result.output
+
+
+def test_one_is_begun_until_it_is_ended(invoke: Invoke) -> None:
+    result, after = invoke("begin")
+
+    assert result.exit_code == 0
+    assert after is not None
+    assert after.until_ms is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "away", "exit_code", "is_ended"),
+    [
+        pytest.param(["end"], 0, 0, True, id="nobody is away: nothing comes of it"),
+        pytest.param(["end"], 2, 1, False, id="much comes of it: that is shown first"),
+        pytest.param(["end", "--yes"], 2, 0, True, id="it is meant"),
+    ],
+)
+def test_one_is_ended_if_that_is_meant(
+    invoke: Invoke, arguments: list[str], away: int, exit_code: int, is_ended: bool
+) -> None:
+    result, after = invoke(*arguments, away=away, order=OURS)
+
+    assert result.exit_code == exit_code
+    assert ("nothing was changed" in result.output) is not is_ended
+    assert (after is None or after.is_released) is is_ended
+
+
+def test_that_nothing_is_held_is_no_error_to_who_would_end_it(invoke: Invoke) -> None:
+    result, after = invoke("end", "--yes", away=2)
+
+    assert result.exit_code == 0
+    assert "nothing is held" in result.output
+    assert after is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["begin", "--for", "soon"], ["begin", "--reason", "a\nb"], ["stop"], ["-o", "yaml"]],
+)
+def test_what_cannot_be_meant_is_wrong_use(invoke: Invoke, arguments: list[str]) -> None:
+    assert invoke(*arguments)[0].exit_code == 2
