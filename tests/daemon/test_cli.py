@@ -85,11 +85,11 @@ def test_an_error_names_the_ids_that_its_reader_needs(
 def test_what_an_error_quotes_commands_no_terminal_and_keeps_its_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fails_with(monkeypatch, CorruptionError("the log:\nno number", text="\x1b[31m"))
+    fails_with(monkeypatch, CorruptionError("the log:\n\tno number", text="\x1b[31m"))
 
     exit_code(monkeypatch, "fail")
 
-    assert capsys.readouterr().err == "bookmender: the log:\nno number (text=\\x1b[31m)\n"
+    assert capsys.readouterr().err == "bookmender: the log:\n    no number (text=\\x1b[31m)\n"
 
 
 def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
