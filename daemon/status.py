@@ -8,7 +8,7 @@ from typing import Any
 from auditor.election import current_leader
 from auditor.records import AuditRecord, last_audit
 from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
-from daemon.operating.hold import hold_record, read_hold
+from daemon.operating.hold import current_hold, hold_record
 from daemon.operating.progress import printable
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
@@ -198,7 +198,7 @@ async def gather_status(cluster: Visit) -> Status:
         ordered=tuple(
             row for row in bookies if row.drain is not None or row.maintenance is not None
         ),
-        hold=(await read_hold(cluster, clock=SystemClock())).hold,
+        hold=await current_hold(cluster, clock=SystemClock()),
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
     )
 

@@ -68,8 +68,15 @@ def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
     )
 
 
+async def current_hold(cluster: Visit, *, clock: Clock) -> HoldOrder | None:
+    """The one that stands now. Raises UnavailableError."""
+    standing = await OrderBook(cluster.store, cluster.ur).standing(hold_place(cluster.ur))
+    orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
+    return orders.hold if orders.is_held else None
+
+
 async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
-    """As it is now. Raises UnavailableError."""
+    """It, and who is away. Raises UnavailableError."""
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     available = (await registered_bookies(cluster)).available
     cookies = await cluster.registration.cookies()

@@ -18,6 +18,7 @@ from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication.cluster.membership import Half, NodeInfo
+from replication.cluster.orders import HoldOrder
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.listing import LockedLedger, read_marks
@@ -131,6 +132,18 @@ def test_a_whole_cluster_is_told_in_five_lines() -> None:
         "bookies   3 writable, 0 read-only, 0 lost",
         "queue     0 ledgers marked, 0 locked for repair, 0 waiting",
     ]
+
+
+def test_a_hold_is_told_before_anything_else() -> None:
+    hold = HoldOrder(since_ms=0, until_ms=90_000, reason="3 of 5 bookies went within 120 s")
+    status = replace(WHOLE, hold=hold, marked_count=2, is_disabled=True)
+
+    first, second, *_ = render(status, now_ms=60_000).splitlines()
+
+    assert first.startswith("HOLD      held for 1 min 0 s by the leader (3 of 5 bookies went")
+    assert "for another 30 s" in first
+    assert second.startswith("verdict   held")
+    assert status.to_json()["hold"]["reason"] == hold.reason
 
 
 def test_a_cluster_in_trouble_is_told_in_full() -> None:
