@@ -1,7 +1,6 @@
 """Ledgers written, read and recovered on real bookies, with Java's client on the other side."""
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
+from tests.cluster.our_client import sha256_of
 from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
 
@@ -116,10 +116,6 @@ def payloads(count: int = 20) -> list[bytes]:
     return [b"%d" % number * (10_000 if number % 7 == 3 else 1) for number in range(count)]
 
 
-def sha256(parts: Sequence[bytes]) -> str:
-    return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
 async def write(writer: LedgerWriter, parts: Sequence[bytes]) -> None:
     """Pipelined; returns when all are acknowledged."""
     adds = [await writer.send(part) for part in parts]
@@ -155,7 +151,7 @@ def test_a_ledger_of_ours_is_read_by_us_and_by_java(
     assert content.error is None
     assert (content.state, content.last) == ("CLOSED", 19)
     assert content.length == content.bytes == sum(map(len, payloads()))
-    assert content.sha256 == sha256(payloads())
+    assert content.sha256 == sha256_of(payloads())
 
 
 @pytest.mark.compat(
@@ -287,7 +283,7 @@ def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
             content = await asyncio.to_thread(
                 java.read, module_cluster.metadata_service_uri, writer.ledger_id
             )
-            assert content.sha256 == sha256(payloads())
+            assert content.sha256 == sha256_of(payloads())
             module_cluster.start_bookie(killed)
             return closed.metadata
 
@@ -308,7 +304,7 @@ def test_an_abandoned_ledger_is_recovered_although_one_of_its_bookies_is_dead(
         async with client(module_cluster) as ours:
             closed = await asyncio.gather(*(ours.recover(each.ledger) for each in written))
             for each in written:
-                assert sha256(await ours.payloads(each.ledger)) == each.sha256
+                assert sha256_of(await ours.payloads(each.ledger)) == each.sha256
             return closed
 
     closed = run(scenario())

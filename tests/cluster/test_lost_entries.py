@@ -12,9 +12,9 @@ from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.striping import write_set
 from replication.waiting.notes import WaitingNotes
+from tests.cluster.commands import bookmender
 from tests.cluster.our_client import OurClient, our_client, sha256_of
 from tests.cluster.steps import GONE, Bench, bench, nodes, wait_for
-from tests.cluster.test_commands import bookmender
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 

@@ -5,11 +5,9 @@ word: it reads every copy, and compares the contents.
 """
 
 import asyncio
-import hashlib
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
 from replication.queue import payloads
 from replication.queue.listing import locked_ledger_ids
+from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import (
     GONE,
@@ -35,7 +34,6 @@ from tests.cluster.steps import (
     shape,
     wait_for,
 )
-from tests.java.messages import Expected, Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
@@ -48,11 +46,6 @@ AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 CALM_S = 1.5
 """Several rounds of ours and of Java's: long enough for whoever disregards the switch to be seen."""
 ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
-QUICK = {
-    "zkTimeout": "2000",
-    "rwRereplicateBackoffMs": "200",
-    "lockReleaseOfFailedLedgerGracePeriod": "3200",
-}
 SLOW_COPY = {"replicationRateByBytes": "4000"}
 
 
@@ -67,27 +60,6 @@ def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
 @pytest.fixture
 def uri(module_cluster: LocalCluster) -> str:
     return module_cluster.metadata_service_uri
-
-
-def start_java(cluster: LocalCluster, **settings: str) -> Child:
-    """Java's AutoRecovery daemon. Kill it in the end: told to end, it may hang for long."""
-    return cluster.start_autorecovery(f"java-{time.monotonic_ns()}", settings=QUICK | settings)
-
-
-@asynccontextmanager
-async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
-    """Starts Java's daemons; they are killed in the end."""
-    started: list[Child] = []
-
-    def start(**settings: str) -> Child:
-        started.append(start_java(cluster, **settings))
-        return started[-1]
-
-    try:
-        yield start
-    finally:
-        for daemon in started:
-            daemon.kill()
 
 
 # --- What is seen ----------------------------------------------------------------------------------
@@ -130,21 +102,6 @@ async def versions(on: Bench, written: Sequence[Written]) -> dict[int, int]:
 def copies_of(node: Child) -> list[dict[str, Any]]:
     """The repairs that our daemon copied entries for."""
     return [event for event in events(node, "ledger.repaired") if event["entry_count"]]
-
-
-def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
-    expected = [
-        Expected(
-            ledger=ledger.ledger_id,
-            last=ledger.acknowledged - 1,
-            sha256=hashlib.sha256(
-                b"".join(map(ledger.shape.payload, range(ledger.acknowledged)))
-            ).hexdigest(),
-        )
-        for ledger in written
-    ]
-    report = java.judge(uri, [each.ledger for each in expected], expected=expected)
-    assert report.verdict is Verdict.WHOLE, report
 
 
 # --- One marks, the other repairs ------------------------------------------------------------------

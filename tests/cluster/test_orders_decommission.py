@@ -1,7 +1,6 @@
 """Maintenance and decommission as operators order them, on real bookies, with Java's last word."""
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +13,10 @@ from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from ledgers.store import ANY_VERSION
 from replication.queue import payloads
+from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, expire, kill_and_expire
+from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
-from tests.cluster.test_commands import bookmender
-from tests.java.messages import Expected, Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
@@ -45,21 +44,6 @@ async def set_delay(on: Bench, delay_s: int) -> None:
 
 async def versions(on: Bench, written: Sequence[Written]) -> list[int]:
     return [(await on.seen.manager.read(ledger.ledger_id)).version for ledger in written]
-
-
-def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
-    expected = [
-        Expected(
-            ledger=ledger.ledger_id,
-            last=ledger.acknowledged - 1,
-            sha256=hashlib.sha256(
-                b"".join(map(ledger.shape.payload, range(ledger.acknowledged)))
-            ).hexdigest(),
-        )
-        for ledger in written
-    ]
-    report = java.judge(uri, [each.ledger for each in expected], expected=expected)
-    assert report.verdict is Verdict.WHOLE, report
 
 
 def test_within_a_maintenance_window_a_bookies_restart_marks_and_copies_nothing(

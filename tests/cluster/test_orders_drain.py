@@ -12,16 +12,15 @@ from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
 from replication.cluster.own_state import own_path
 from replication.queue.listing import marked_ledger_ids
+from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import (
     READ_ONLY_SURVIVES_RESTART,
     SESSION_TIMEOUT_S,
     make_writable,
     status_file,
 )
+from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, nodes, shape, wait_for
-from tests.cluster.test_commands import bookmender
-from tests.cluster.test_mixed_cluster import javas
-from tests.cluster.test_orders_decommission import assert_whole
 from tests.java.messages import Shape as JavaShape
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool, JavaWriter

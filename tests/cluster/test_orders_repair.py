@@ -18,10 +18,10 @@ from ledgers.store import ANY_VERSION
 from replication.cluster.membership import live_nodes
 from replication.cluster.own_state import own_path
 from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
+from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.commands import bookmender
 from tests.cluster.steps import bench, shape, wait_for
-from tests.cluster.test_commands import bookmender
-from tests.cluster.test_orders_decommission import assert_whole
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]

@@ -1,0 +1,49 @@
+"""Java beside our daemons: its AutoRecovery, and its client's word on what ledgers hold."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from daemon.demo.workload import Written
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child
+from tests.cluster.our_client import sha256_of
+from tests.java.messages import Expected, Verdict
+from tests.java.tool import JavaTool
+
+QUICK = {
+    "zkTimeout": "2000",
+    "rwRereplicateBackoffMs": "200",
+    "lockReleaseOfFailedLedgerGracePeriod": "3200",
+}
+
+
+@asynccontextmanager
+async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
+    """Starts Java's AutoRecovery daemons. They are killed in the end: told to end, one may hang for long."""
+    started: list[Child] = []
+
+    def start(**settings: str) -> Child:
+        name = f"java-{time.monotonic_ns()}"
+        started.append(cluster.start_autorecovery(name, settings=QUICK | settings))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for daemon in started:
+            daemon.kill()
+
+
+def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
+    """Every copy that the metadata names is there, and Java's client reads what was acknowledged."""
+    expected = [
+        Expected(
+            ledger=ledger.ledger_id,
+            last=ledger.acknowledged - 1,
+            sha256=sha256_of(map(ledger.shape.payload, range(ledger.acknowledged))),
+        )
+        for ledger in written
+    ]
+    report = java.judge(uri, [each.ledger for each in expected], expected=expected)
+    assert report.verdict is Verdict.WHOLE, report

@@ -1,0 +1,54 @@
+"""The command ``bookmender``, run as a user would."""
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.steps import WAIT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What a command printed, and how it ended."""
+
+    exit_code: int | None
+    out: str
+    err: str
+
+    @property
+    def record(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def complaint(self) -> str:
+        """The only line that it wrote, to standard error."""
+        assert self.out == ""
+        (line,) = self.err.splitlines()
+        return line
+
+
+async def bookmender(uri: str | None, *arguments: str, state: Path | None = None) -> Said:
+    """Run the command. ``state``: where a daemon may keep its journal."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
+    environment["BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S"] = "1"
+    if uri is not None:
+        environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
+    if state is not None:
+        environment["BOOKMENDER_NODE_STATE_DIR"] = str(state)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "daemon", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment,
+    )
+    try:
+        async with asyncio.timeout(WAIT_S):
+            out, err = await process.communicate()
+    finally:
+        if process.returncode is None:  # a daemon that was not refused
+            process.kill()
+    return Said(exit_code=process.returncode, out=out.decode(), err=err.decode())
