@@ -82,6 +82,11 @@ def module_cluster(
     _running.remove(shared)
 
 
+@pytest.fixture(scope="module")
+def uri(module_cluster: LocalCluster) -> str:
+    return module_cluster.metadata_service_uri
+
+
 def _start(folder: Path, options: dict[str, Any]) -> LocalCluster:
     cluster = LocalCluster.start(folder, **options)
     _running.append(cluster)

@@ -25,6 +25,9 @@ from replication.queue.payloads import Mark
 
 GONE = BookieId("127.0.0.1:9")
 """A bookie that was never there: naming it makes a ledger under-replicated without killing anybody."""
+WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
+AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
+"""Settings of ``start_node``."""
 WAIT_S = 60.0
 POLL_S = 0.05
 STOP_TIMEOUT_S = 5.0

@@ -19,24 +19,17 @@ from ledgers.store import ANY_VERSION
 from replication.queue import payloads
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
-from tests.cluster.steps import bench, nodes, shape, wait_for
+from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
-AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 NO_SUCH_LEDGER = "123456"
 
 
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
     return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
-
-
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
 
 
 # --- A cluster that has lost a bookie --------------------------------------------------------------

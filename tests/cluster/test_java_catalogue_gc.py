@@ -18,7 +18,17 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import NoSuchEntryError, UnavailableError
 from ledgers.metadata import BookieId
 from tests.cluster.faulty_daemon import Point
-from tests.cluster.steps import Bench, bench, errors, events, is_frozen, nodes, shape, wait_for
+from tests.cluster.steps import (
+    WORKER_ONLY,
+    Bench,
+    bench,
+    errors,
+    events,
+    is_frozen,
+    nodes,
+    shape,
+    wait_for,
+)
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
@@ -27,7 +37,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 ON_THREE = (3, 3, 3)
 ENTRY_COUNT = 20
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 LONG_SESSION = {"ZOOKEEPER_SESSION_TIMEOUT_S": "60"}
 """A node that is frozen keeps its locks for as long."""
 
@@ -37,11 +46,6 @@ def cluster_options() -> dict[str, Any]:
     often = {"gcWaitTime": "500", "gcOverreplicatedLedgerWaitTime": "500"}
     # The sorted storage goes on showing a collected ledger until its write cache is flushed.
     return {"bookie_settings": often, "storage": Storage.INTERLEAVED}
-
-
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
 
 
 # --- What bookies hold -----------------------------------------------------------------------------

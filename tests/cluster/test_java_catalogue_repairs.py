@@ -18,7 +18,17 @@ from ledgers.metadata import BookieId, Segment
 from replication.queue.listing import locked_ledger_ids
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
-from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.cluster.steps import (
+    GONE,
+    WORKER_ONLY,
+    Bench,
+    bench,
+    errors,
+    events,
+    nodes,
+    shape,
+    wait_for,
+)
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
@@ -26,14 +36,8 @@ pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 ON_ALL, ON_THREE, ON_ONE = (5, 5, 5), (3, 3, 3), (1, 1, 1)
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 HALF_WAY = 10
 """The entry at which the second segment of a ledger begins that has two."""
-
-
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
 
 
 async def wait_note(on: Bench, ledger: Written, reason: Reason) -> WaitingNote:

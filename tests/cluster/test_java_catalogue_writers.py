@@ -34,11 +34,6 @@ WINDOW = 5
 STOPPED_BY_OTHERS = {"BKLedgerFencedException", "BKLedgerClosedException"}
 
 
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 @contextmanager
 def back_afterwards(cluster: LocalCluster, *bookies: BookieId) -> Iterator[None]:
     """Whatever becomes of the test, these bookies are up when it ends."""

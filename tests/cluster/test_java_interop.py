@@ -22,11 +22,6 @@ LONG_LEDGER_ID = 2**40
 ON_THREE = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=3)
 
 
-@pytest.fixture(scope="module")
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 def payloads(*sizes: int) -> list[bytes]:
     return [random.Random(size).randbytes(size) for size in sizes]
 

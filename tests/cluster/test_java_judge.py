@@ -26,11 +26,6 @@ ENTRIES = 10
 ON_EVERY_BOOKIE = Shape(ensemble_size=5, write_quorum=5, ack_quorum=5, entries=ENTRIES)
 
 
-@pytest.fixture(scope="module")
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 def ids(ledgers: list[Expected]) -> list[int]:
     return [each.ledger for each in ledgers]
 

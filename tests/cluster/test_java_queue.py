@@ -34,11 +34,6 @@ POLL_S = 0.2
 ON_FOUR = Shape(ensemble_size=4, write_quorum=4, ack_quorum=4, count=20)
 
 
-@pytest.fixture(scope="module")
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurNode:
     """The halves of a node of ours that touch what is shared, bound to one session."""

@@ -14,11 +14,20 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from replication.cluster.membership import live_nodes
 from tests.cluster.faulty_daemon import Point
-from tests.cluster.steps import WAIT_S, Bench, bench, errors, events, shape, start_node, wait_for
+from tests.cluster.steps import (
+    WAIT_S,
+    WORKER_ONLY,
+    Bench,
+    bench,
+    errors,
+    events,
+    shape,
+    start_node,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 LARGE_ENTRIES = 2_000
 """More than a repair copies without judging the survivors again: its unmark is a step of its own."""
 

@@ -38,11 +38,6 @@ def cluster_options() -> dict[str, Any]:
     return {"bookies": 4}
 
 
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holed:
     """A closed ledger that misses one bookie everywhere, and one entry altogether."""

@@ -24,8 +24,10 @@ from replication.queue.listing import locked_ledger_ids
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.steps import (
+    AUDITOR_ONLY,
     GONE,
     POLL_S,
+    WORKER_ONLY,
     Bench,
     bench,
     errors,
@@ -41,8 +43,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 US = socket.gethostname()
 """What our votes say where several bookies, or none, share the host."""
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
-AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 CALM_S = 1.5
 """Several rounds of ours and of Java's: long enough for whoever disregards the switch to be seen."""
 ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
@@ -55,11 +55,6 @@ def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     if not jars.jars_folder(version).exists():
         pytest.skip(f"not fetched: bookmender local up --bookkeeper {version} does that")
     return {"session_timeout_s": SESSION_TIMEOUT_S, "bookkeeper": version}
-
-
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
 
 
 # --- What is seen ----------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from tests.cluster.bookies_in_trouble import (
 from tests.cluster.faulty_daemon import Point
 from tests.cluster.steps import (
     GONE,
+    WORKER_ONLY,
     Bench,
     bench,
     errors,
@@ -50,7 +51,6 @@ from tests.cluster.steps import (
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 STOP_MAX_S = 5.0
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 ON_THREE = (3, 3, 2)
 
 
@@ -60,11 +60,6 @@ def cluster_options() -> dict[str, Any]:
         "session_timeout_s": SESSION_TIMEOUT_S,
         "bookie_settings": READ_ONLY_SURVIVES_RESTART,
     }
-
-
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
 
 
 # --- Started ---------------------------------------------------------------------------------------

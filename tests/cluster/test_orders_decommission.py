@@ -32,11 +32,6 @@ def cluster_options() -> dict[str, Any]:
     return {"session_timeout_s": SESSION_TIMEOUT_S}
 
 
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 async def set_delay(on: Bench, delay_s: int) -> None:
     data = payloads.recovery_delay_to_bytes(delay_s)
     await on.seen.store.set(payloads.recovery_delay_path(on.seen.ur), data, version=ANY_VERSION)

@@ -41,11 +41,6 @@ def cluster_options() -> dict[str, Any]:
     }
 
 
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 async def is_drained(uri: str, *bookies: BookieId) -> bool:
     said = await bookmender(uri, "bookie", "drain", "-o", "json")
     drains = json.loads(said.out)["bookies"]

@@ -35,11 +35,6 @@ def cluster_options() -> dict[str, Any]:
     return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
 
 
-@pytest.fixture
-def uri(module_cluster: LocalCluster) -> str:
-    return module_cluster.metadata_service_uri
-
-
 @pytest.mark.compat(
     "BookieRecoveryTest.testAsyncBookieRecoveryToRandomBookies",
     "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookies",

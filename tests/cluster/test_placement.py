@@ -13,13 +13,21 @@ from daemon.local.processes import stop_all
 from ledgers.metadata import BookieId
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNotes
-from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, nodes, shape, wait_for
+from tests.cluster.steps import (
+    STOP_TIMEOUT_S,
+    WORKER_ONLY,
+    Bench,
+    bench,
+    errors,
+    nodes,
+    shape,
+    wait_for,
+)
 from tests.contract.bookie_cases import client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 RACKS_PATH = "/racks-of-a-test"
-WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 ON_TWO = (2, 2, 2)
 LEDGER_COUNT = 20
 """By lot alone, so many go to the right racks once in a million runs."""
