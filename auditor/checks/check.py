@@ -15,7 +15,7 @@ class Check(ABC):
     """One check, as the leader runs it."""
 
     kind: CheckKind
-    part_size: int = 100
+    part_size: int = 500
     """Ledgers that are looked at together: after each part its progress is noted. What is asked for at a
     time ``look_at`` sees to itself."""
 

@@ -86,6 +86,15 @@ class CheckRecord:
     last_ms: int | None = None
     """Of a check that Java does not know: as its znode would say (``schedule``)."""
 
+    def unfinished(self, last_ms: int | None) -> CheckRun | None:
+        """The run to go on with. ``last_ms``: when a run was last completed.
+
+        None too where Java's auditor, leading in between, has completed one since this one began.
+        """
+        if self.running is not None and (last_ms is None or last_ms <= self.running.started_ms):
+            return self.running
+        return None
+
     def finished(self, now_ms: int) -> "CheckRecord":
         assert self.running is not None, self
         last = replace(self.running, finished_ms=now_ms, ledgers_left=0, pause="")

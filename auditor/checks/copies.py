@@ -1,0 +1,235 @@
+"""A ledger's copies, asked for and, where something seems wrong, asked for again. Writes and fences nothing.
+
+What comes of it is certain enough to be acted on: an entry is bad on a bookie only if that said so twice,
+a while apart, and the metadata then still was what it had been asked by. That a bookie said nothing is
+unknown, never bad (rule S5); one that is not registered is not asked. Open fragments are left out: their
+entries may be on their way still.
+"""
+
+import asyncio
+import random
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest
+from ledgers.errors import NoSuchLedgerError
+from ledgers.fragments import Fragment, fragments
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.operations.opening import ledger_digest
+from replication.cluster.cluster_view import ViewSource
+from replication.planning.check import Refused, put_questions, questions
+from replication.planning.entry_lists import EntryLists
+from replication.planning.entry_runs import EntryRuns, merged
+from replication.planning.survey import entry_bytes_guess
+
+SECOND_LOOK_S = 2.0
+"""After the first one: what is a matter of a moment is over by then."""
+LOOKS_MAX = 3
+"""At metadata that keeps changing; what seemed bad is unknown then."""
+LARGE_ENTRIES = 1_000
+"""A ledger of which more is asked takes much memory for as long as it is looked at:"""
+LARGE_AT_ONCE = 8
+"""of such ones only so many are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """What a bookie does not have of a ledger, or has damaged, or cannot read; not all three are empty."""
+
+    absent: EntryRuns
+    mismatched: EntryRuns
+    unreadable: EntryRuns
+
+    @property
+    def entries(self) -> EntryRuns:
+        return merged(merged(self.absent, self.mismatched), self.unreadable)
+
+    @classmethod
+    def of(cls, refused: Refused) -> "Bad | None":
+        """None where it refused nothing for good."""
+        bad = cls(
+            absent=refused.absent,
+            mismatched=refused.mismatched,
+            unreadable=refused.unreadable,
+        )
+        return bad if bad.entries else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copies:
+    """What is known of the copies in a ledger's closed fragments. ``bad``: only what was said twice."""
+
+    metadata: LedgerMetadata
+    fragments: tuple[Fragment, ...]
+    bad: Mapping[BookieId, Bad] = field(default_factory=dict)
+    unknown: frozenset[BookieId] = frozenset()
+    """Bookies that were asked and left something unanswered."""
+    is_key_suspect: bool = False
+    """No entry fits the configured key, and the metadata holds none (rule S7): nothing is known."""
+
+    @property
+    def detail(self) -> str:
+        """A sentence for an operator."""
+        return "; ".join(
+            _told(bookie, verb, entries)
+            for bookie, bad in sorted(self.bad.items())
+            for verb, entries in (
+                ("lacks", bad.absent),
+                ("holds damaged", bad.mismatched),
+                ("cannot read", bad.unreadable),
+            )
+            if entries
+        )
+
+
+def _told(bookie: BookieId, verb: str, entries: EntryRuns) -> str:
+    if len(entries) == 1:
+        return f"{bookie} {verb} entry {entries[0]}"
+    return f"{bookie} {verb} {len(entries)} of the entries {entries[0]} to {entries[-1]}"
+
+
+class CopyReader:
+    """Looks at many ledgers at once. One for all checks of a leader."""
+
+    def __init__(
+        self,
+        *,
+        manager: LedgerManager,
+        bookies: Bookies,
+        views: ViewSource,
+        clock: Clock,
+        rng: random.Random,
+        fallback_digest: EntryDigest,
+        entry_lists: bool = False,
+    ) -> None:
+        """``entry_lists``: see ``ReplicationSettings``."""
+        self._manager = manager
+        self._bookies = bookies
+        self._views = views
+        self._clock = clock
+        self._rng = rng
+        self._fallback_digest = fallback_digest
+        self._lists = EntryLists(bookies, clock) if entry_lists else None
+        self._large = asyncio.Semaphore(LARGE_AT_ONCE)
+
+    async def metadata(self, ledger_id: int) -> VersionedMetadata | None:
+        """None for a ledger that is gone. Raises CorruptionError."""
+        try:
+            return await self._manager.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
+    async def sample(self, versioned: VersionedMetadata, share: float) -> Copies | None:
+        """The ends of each copy, and ``share`` of the entries between them. None: the ledger is gone."""
+        return await self._look(versioned, share=share)
+
+    async def all(self, versioned: VersionedMetadata) -> Copies | None:
+        """Every entry of each copy; with entry lists, the ends alone of one whose list says it is whole."""
+        return await self._look(versioned, share=0.0 if self._lists else 1.0, lists=self._lists)
+
+    async def _look(
+        self, versioned: VersionedMetadata, *, share: float, lists: EntryLists | None = None
+    ) -> Copies | None:
+        for _ in range(LOOKS_MAX):
+            copies = await self._look_twice(versioned, share, lists)
+            if not copies.bad:
+                return copies
+            await self._manager.sync(versioned.ledger_id)
+            current = await self.metadata(versioned.ledger_id)
+            if current is None or current.stat.mzxid == versioned.stat.mzxid:
+                return copies if current else None
+            versioned = current  # a worker, or a writer, changed it: what was asked is out of date
+        return replace(copies, bad={}, unknown=copies.unknown.union(copies.bad))
+
+    async def _look_twice(
+        self, versioned: VersionedMetadata, share: float, lists: EntryLists | None
+    ) -> Copies:
+        found = closed_fragments(versioned)
+        available = self._views.current.available
+        whole = await lists.whole(found, available) if lists and found else {}
+        distrusted = available - {b for b, is_whole in whole.items() if is_whole} if lists else ()
+        asked = questions(
+            found, available=available, distrusted=distrusted, share=share, rng=self._rng
+        )
+        first = await self._ask(versioned, found, asked)
+        unknown = {bookie for bookie, refused in first.items() if refused.unknown}
+        copies = Copies(metadata=versioned.metadata, fragments=found, unknown=frozenset(unknown))
+        suspects = {b: bad.entries for b, refused in first.items() if (bad := Bad.of(refused))}
+        if not suspects:
+            return copies
+        if versioned.metadata.password is None and _gave_nothing(asked, first):
+            return Copies(metadata=versioned.metadata, fragments=found, is_key_suspect=True)
+        await self._clock.sleep(SECOND_LOOK_S)
+        second = await self._ask(versioned, found, {b: (runs,) for b, runs in suspects.items()})
+        unknown |= {bookie for bookie, refused in second.items() if refused.unknown}
+        return Copies(
+            metadata=versioned.metadata,
+            fragments=found,
+            bad={b: bad for b, refused in second.items() if (bad := Bad.of(refused))},
+            unknown=frozenset(unknown),
+        )
+
+    async def _ask(
+        self,
+        versioned: VersionedMetadata,
+        found: Sequence[Fragment],
+        asked: Mapping[BookieId, Sequence[Sequence[int]]],
+    ) -> dict[BookieId, Refused]:
+        if not asked:
+            return {}
+        digest = ledger_digest(versioned.metadata, self._fallback_digest)
+        asked_count = sum(len(run) for runs in asked.values() for run in runs)
+        async with self._large if asked_count > LARGE_ENTRIES else nullcontext():
+            return await put_questions(
+                found,
+                asked,
+                bookies=self._bookies,
+                digest=digest,
+                entry_bytes=entry_bytes_guess(versioned.metadata, digest),
+            )
+
+
+def closed_fragments(versioned: VersionedMetadata) -> tuple[Fragment, ...]:
+    """Those that never change again. Nobody is asked: that a segment was begun says that all before it
+    is acknowledged."""
+    metadata = versioned.metadata
+    settled = metadata.last_segment.first_entry_id - 1
+    found = fragments(versioned.ledger_id, metadata, lac=settled)
+    return tuple(fragment for fragment in found if fragment.is_closed)
+
+
+def most_bad(copies: Copies) -> int:
+    """Of how many bookies the worst entry is bad."""
+    return max((_most_bad(fragment, copies.bad) for fragment in copies.fragments), default=0)
+
+
+def _most_bad(fragment: Fragment, bad: Mapping[BookieId, Bad]) -> int:
+    """Sweeps over the runs: a bookie that came back empty may lack millions of entries."""
+    assert fragment.last_entry_id is not None, fragment
+    edges = [
+        edge
+        for bookie in fragment.ensemble
+        if bookie in bad
+        for run in bad[bookie].entries.between(fragment.first_entry_id, fragment.last_entry_id).runs
+        for edge in ((run.start, 1), (run.stop, -1))
+    ]
+    depth = deepest = 0
+    for _, step in sorted(edges):  # where a run ends and another begins, the end comes first
+        depth += step
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _gave_nothing(
+    asked: Mapping[BookieId, Collection[Sequence[int]]], refusals: Mapping[BookieId, Refused]
+) -> bool:
+    """Whether no entry at all was good, and some were not what their digest says."""
+    return any(refused.mismatched for refused in refusals.values()) and all(
+        sum(map(len, asked[bookie]))
+        == sum(map(len, (refused.absent, refused.mismatched, refused.unreadable, refused.unknown)))
+        for bookie, refused in refusals.items()
+    )

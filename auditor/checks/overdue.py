@@ -1,0 +1,122 @@
+"""Ledgers that have been marked for too long: somebody should look why they are not repaired.
+
+Java's auditor looks in its placement check, at the time in the mark, which it sets anew whenever it adds a
+bookie. Ours goes by the older of that and the znode's own.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from prometheus_client import Gauge
+
+from auditor.checks import meters
+from auditor.checks.kinds import OVERDUE
+from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
+from ledgers.clock import Clock
+from ledgers.errors import CorruptionError, NoNodeError, SessionLostError, UnavailableError
+from ledgers.store import MetadataStore
+from replication.queue import payloads
+from replication.queue.listing import READS_AT_ONCE, marked_ledger_ids
+
+log = structlog.get_logger()
+MARKS = Gauge(
+    "bookmender_overdue_marks",
+    "Ledgers marked for longer than checks.overdue_after_s, as this leader last saw it.",
+)
+
+LOOK_MIN_S, LOOK_MAX_S = 60.0, 3_600.0
+TOLD_MAX = 20
+"""Ledgers named in the log; the count names the rest."""
+
+
+class OverdueMarks:
+    """The leader's. Reads the queue now and then, and writes a record; marks nothing, so it never pauses."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        ur: str,
+        records: CheckRecords,
+        after_s: float,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._ur = ur
+        self._records = records
+        self._after_s = after_s
+        self._clock = clock
+        self._told: list[int] = []
+
+    async def run(self) -> None:
+        """Ends at once where no mark is ever overdue; else as ``CheckRunner.run`` does."""
+        if self._after_s == 0:
+            return
+        try:
+            while True:
+                await self._try_run_once()
+                await self._clock.sleep(look_interval_s(self._after_s))
+        finally:
+            MARKS.set(0)
+
+    async def _try_run_once(self) -> None:
+        try:
+            await self.run_once()
+        except SessionLostError:
+            raise
+        except UnavailableError as error:
+            log.warning("check.failed", check=OVERDUE, error=str(error))
+
+    async def run_once(self) -> list[int]:
+        """The overdue ledgers, ascending."""
+        started_ms = self._clock.wall_ms()
+        ledger_ids = await marked_ledger_ids(self._store, self._ur)
+        overdue: list[int] = []
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            part = ledger_ids[start : start + READS_AT_ONCE]
+            since = await asyncio.gather(*map(self._marked_since_ms, part))
+            limit_ms = started_ms - int(self._after_s * 1000)
+            overdue += [i for i, ms in zip(part, since, strict=True) if ms and ms < limit_ms]
+        await self._tell(overdue, looked_at=ledger_ids, started_ms=started_ms)
+        return overdue
+
+    async def _marked_since_ms(self, ledger_id: int) -> int | None:
+        """None for a ledger that is not marked any more."""
+        try:
+            data, stat = await self._store.get(payloads.mark_path(self._ur, ledger_id))
+            mark = payloads.parse_mark(data)
+        except NoNodeError:
+            return None
+        except CorruptionError:
+            return stat.ctime_ms
+        return min(stat.ctime_ms, mark.ctime_ms or stat.ctime_ms)
+
+    async def _tell(
+        self, overdue: Sequence[int], *, looked_at: Sequence[int], started_ms: int
+    ) -> None:
+        MARKS.set(len(overdue))
+        if overdue and set(overdue) != set(self._told):  # once, not at each look
+            log.error(
+                "marks.overdue",
+                count=len(overdue),
+                ledger_ids=overdue[:TOLD_MAX],
+                after_s=self._after_s,
+                next_step="bookmender queue list says why they wait",
+            )
+        self._told = list(overdue)
+        now_ms = self._clock.wall_ms()
+        run = CheckRun(
+            started_ms=started_ms,
+            finished_ms=now_ms,
+            ledger_count=len(looked_at),
+            active_ms=now_ms - started_ms,
+            counts={"overdue": len(overdue)},
+        )
+        meters.show_finished(OVERDUE, run)
+        await self._records.write(OVERDUE, CheckRecord(last=run))
+
+
+def look_interval_s(after_s: float) -> float:
+    """A tenth of what is overdue, within bounds: the whole queue is read each time."""
+    return min(LOOK_MAX_S, max(LOOK_MIN_S, after_s / 10))
