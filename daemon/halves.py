@@ -121,6 +121,7 @@ async def open_worker(
         placing = await begin_placing(
             settings.placement,
             store=session.store,
+            ur=session.ur,
             views=session.views,
             local=session.local,
             clock=session.clock,

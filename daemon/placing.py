@@ -23,6 +23,7 @@ from ledgers.placement import (
 from ledgers.placement.racks import Racks, clean_rack
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
+from replication.cluster.rack_memory import remembered_racks
 from replication.cluster.racks import (
     RackKeeper,
     RackSource,
@@ -52,15 +53,19 @@ async def begin_placing(
     settings: PlacementSettings,
     *,
     store: MetadataStore,
+    ur: str,
     views: ViewSource,
     local: BookieId | None,
     clock: Clock,
     rng: random.Random,
     resolve: ResolveHost = resolve_host,
 ) -> Placing:
-    """With racks read once, if that can be had soon. ``local``: the bookie preferred among equals."""
-    racks = Racks()
+    """With racks read once, if that can be had soon; and those of bookies that are away from before.
+
+    ``local``: the bookie preferred among equals.
+    """
     source = rack_source(settings, store, clock)
+    racks = Racks() if source is None else Racks(await remembered_racks(store, ur))
     keeper = None
     if source is not None:
         keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve)

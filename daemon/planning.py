@@ -203,6 +203,7 @@ async def open_previewer(
         placing = await begin_placing(
             ours.placement,
             store=cluster.store,
+            ur=cluster.ur,
             views=looking.views,
             local=local,
             clock=looking.clock,

@@ -5,6 +5,7 @@ or its IP address, as BookKeeper's resolvers do.
 """
 
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 
 from ledgers.formats.bookie_info import Address, parse_address
 from ledgers.metadata import BookieId
@@ -41,12 +42,18 @@ def find_rack(names: Iterable[str], table: Mapping[str, str]) -> str | None:
 class Racks:
     """The rack of every bookie that ever was in sight: one that is away is where it was (G19)."""
 
-    def __init__(self) -> None:
-        self._racks: dict[BookieId, str] = {}
+    def __init__(self, remembered: Mapping[BookieId, str] = MappingProxyType({})) -> None:
+        """``remembered``: where they were when somebody last knew."""
+        self._racks = dict(remembered)
 
     def rack(self, bookie: BookieId) -> str:
         """The default rack for a bookie of which nobody ever knew."""
         return self._racks.get(bookie, DEFAULT_RACK)
+
+    @property
+    def known(self) -> Mapping[BookieId, str]:
+        """But for those in the default rack."""
+        return self._racks
 
     def learn(self, found: Mapping[BookieId, str], *, present: Collection[BookieId]) -> bool:
         """``found``: all that is known now. Whoever is present, and not in it, is in no rack any more.

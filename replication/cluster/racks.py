@@ -97,6 +97,9 @@ class RackKeeper:
         self._source, self._racks, self._views = source, racks, views
         self._clock, self._resolve_host = clock, resolve_host
         self._is_broken = False
+        self._changed = asyncio.Condition()
+        self.change_count = 0
+        """Grows with every change of the racks."""
         self._reading = asyncio.Lock()  # an older reading must not come last
 
     async def start(self) -> None:
@@ -111,6 +114,11 @@ class RackKeeper:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_source())
             tasks.create_task(self._follow_bookies())
+
+    async def wait_change(self, seen: int) -> None:
+        """Return when ``change_count`` is beyond ``seen``."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.change_count > seen)
 
     async def refresh(self) -> bool:
         """Read the source now; False when that was in vain."""
@@ -151,6 +159,9 @@ class RackKeeper:
                 bookie_count=len(found),
                 nowhere_count=len(self._views.current.available - found.keys()),
             )
+            async with self._changed:
+                self.change_count += 1
+                self._changed.notify_all()
 
     async def _names(self) -> Mapping[BookieId, tuple[str, ...]]:
         """Of every bookie, those that are away included."""

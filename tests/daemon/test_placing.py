@@ -1,6 +1,7 @@
 """The section [placement] becomes a rule, a weighting and a source of racks."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from daemon.placing import Placing, begin_placing, rack_source, rule_of, weighti
 from daemon.rack_sources import FileRacks, ScriptRacks
 from ledgers.errors import SettingsError
 from ledgers.placement import (
+    DEFAULT_RACK,
     Candidate,
     NoRule,
     RackRule,
@@ -21,11 +23,12 @@ from ledgers.placement import (
 )
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
+from replication.cluster.own_state import racks_path
 from replication.cluster.racks import ZnodeRacks
 from replication.settings import PlacementSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import ROOT
+from tests.replication.nodes import ROOT, UR
 
 
 def settings(**given: object) -> PlacementSettings:
@@ -139,6 +142,7 @@ async def placing(cluster: Cluster, **given: object) -> Placing:
     return await begin_placing(
         settings(**given),
         store=cluster.store,
+        ur=UR,
         views=views,
         local=None,
         clock=cluster.clock,
@@ -165,6 +169,37 @@ async def test_the_first_choice_goes_by_racks_already() -> None:
     )
 
     assert chosen == B4
+
+
+@in_virtual_time
+async def test_what_the_source_does_not_tell_of_a_bookie_that_is_away_the_leader_remembers() -> (
+    None
+):
+    """G19."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.kill(B1)
+    await cluster.store.create("/bookies", f'{{"g": {{"{B2}": {{"rack": "/b"}}}}}}'.encode())
+    record = {"version": 1, "racks": {B1: "/a", B2: "/old", B3: "/c"}}
+    await cluster.store.create(racks_path(UR), json.dumps(record).encode(), with_parents=True)
+
+    begun = await placing(cluster, racks_znode="/bookies")
+
+    assert begun.racks.rack(B1) == "/a"
+    assert begun.racks.rack(B2) == "/b", "the source knows better"
+    assert begun.racks.rack(B3) == DEFAULT_RACK, "it is there, and the source says nothing of it"
+    assert (await placing(cluster)).racks.rack(B1) == DEFAULT_RACK, "nobody goes by racks"
+
+
+@in_virtual_time
+async def test_with_a_source_that_is_broken_at_the_start_they_are_where_they_were() -> None:
+    cluster = await Cluster.start(B1)
+    record = {"version": 1, "racks": {B1: "/a"}}
+    await cluster.store.create(racks_path(UR), json.dumps(record).encode(), with_parents=True)
+
+    with capture_logs():
+        begun = await placing(cluster, racks_znode="/bookies")
+
+    assert begun.racks.rack(B1) == "/a"
 
 
 @pytest.mark.parametrize(

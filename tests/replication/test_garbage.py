@@ -13,16 +13,30 @@ from auditor.records import Records, last_audit, last_drains
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.cluster.membership import live_nodes
-from replication.cluster.order_book import OrderBook, drain_place, limits_place, maintenance_place
-from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
+from replication.cluster.order_book import (
+    OrderBook,
+    drain_place,
+    hold_place,
+    limits_place,
+    maintenance_place,
+)
+from replication.cluster.orders import (
+    DrainOrder,
+    HoldOrder,
+    LimitsOrder,
+    MaintenanceWindow,
+    Orders,
+)
 from replication.cluster.own_state import (
     RECORD_BYTES_MAX,
     nodes_path,
     own_path,
     parse_record,
+    racks_path,
     urgent_path,
     waiting_path,
 )
+from replication.cluster.rack_memory import remembered_racks
 from replication.queue.batching import Batcher
 from replication.queue.urgent import read_urgent, urgent_to_bytes
 from replication.reasons import Reason
@@ -106,6 +120,18 @@ READERS = {
         good=LimitsOrder(bytes_per_s=1, yields_to_writers=True).to_json(),
         read=read_orders,
         nothing=Orders(),
+    ),
+    "a hold": Reader(
+        path=hold_place(UR).path,
+        good=HoldOrder(since_ms=1, until_ms=5, bookies=(B1,), reason="3 of 5 went").to_json(),
+        read=read_orders,
+        nothing=Orders(),
+    ),
+    "the racks": Reader(
+        path=racks_path(UR),
+        good=json.dumps({"version": 1, "racks": {B1: "/a"}}).encode(),
+        read=partial(remembered_racks, ur=UR),
+        nothing={},
     ),
     "a note": Reader(
         path=waiting_path(UR, LEDGER),

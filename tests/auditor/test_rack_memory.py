@@ -1,0 +1,170 @@
+"""The leader remembers, for all nodes, where bookies were that are away."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from auditor.election import Election
+from ledgers.errors import LeadershipLostError
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.placement.racks import Racks
+from ledgers.registration import Registration
+from ledgers.store import Operation
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership
+from replication.cluster.own_state import racks_path
+from replication.cluster.rack_memory import RackMemory, remembered_racks
+from replication.cluster.racks import RackKeeper
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT, UR, node_info
+
+
+class Table:
+    """A source that tells of whoever is registered, as a script does that is asked by address."""
+
+    name = "table"
+
+    def __init__(self) -> None:
+        self.racks: dict[str, str] = {}
+        self.changed = asyncio.Event()
+
+    async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
+        return dict(self.racks)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        while True:
+            yield
+            await self.changed.wait()
+            self.changed.clear()
+
+    def tell(self, racks: Mapping[str, str]) -> None:
+        self.racks = dict(racks)
+        self.changed.set()
+
+
+@asynccontextmanager
+async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemoryStore]:
+    """A leader's memory at work, on a session of its own; what ends it ends the body."""
+    store = MemoryStore(cluster.tree)
+    views = ViewSource(Registration(store, ROOT), cluster.clock)
+    await views.refresh()
+    membership = await Membership.join(store, UR, node_info("leader", Half.AUDITOR))
+    leadership = await Election(store, UR, membership, candidate="leader").win()
+    batcher = Batcher(store, leadership.guards)
+    racks = Racks(await remembered_racks(store, UR))
+    keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=_no_address)
+    memory = RackMemory(
+        store=store,
+        batcher=batcher,
+        ur=UR,
+        racks=racks,
+        keeper=keeper,
+        views=views,
+        clock=cluster.clock,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(work)
+            for work in (views.run(), batcher.run(), keeper.run(), memory.run())
+        ]
+        await asyncio.sleep(1)
+        yield store
+        for task in running:
+            task.cancel()
+    await store.close()
+
+
+async def _no_address(host: str) -> str | None:
+    return None
+
+
+@in_virtual_time
+async def test_racks_are_remembered_and_so_are_those_of_bookies_that_go() -> None:
+    cluster = await Cluster.start(B1, B2)
+    table = Table()
+    table.tell({B1: "/a", B2: "/b"})
+
+    async with remembering(cluster, table):
+        assert await remembered_racks(cluster.store, UR) == {B1: "/a", B2: "/b"}
+        await cluster.kill(B2)
+        await asyncio.sleep(1)
+        table.tell({B1: "/c"})
+        await asyncio.sleep(1)
+
+        assert await remembered_racks(cluster.store, UR) == {B1: "/c", B2: "/b"}
+
+
+@in_virtual_time
+async def test_the_next_leader_goes_on_from_there_and_forgets_who_was_decommissioned() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    table = Table()
+    table.tell({B1: "/a", B2: "/b", B3: "/c"})
+    async with remembering(cluster, table):
+        pass
+    await cluster.kill(B2, B3)
+    await cluster.store.delete(f"{ROOT}/cookies/{B3}")
+    table.tell({B1: "/a"})
+
+    async with remembering(cluster, table):
+        assert await remembered_racks(cluster.store, UR) == {B1: "/a", B2: "/b"}
+
+
+@in_virtual_time
+async def test_what_has_not_changed_is_not_written() -> None:
+    cluster = await Cluster.start(B1, B2)
+    table = Table()
+    table.tell({B1: "/a"})
+    async with remembering(cluster, table):
+        table.tell({B1: "/a"})
+        await asyncio.sleep(1)
+    async with remembering(cluster, table):
+        pass
+
+    assert (await cluster.store.get(racks_path(UR)))[1].version == 0
+
+
+@in_virtual_time
+async def test_a_write_that_fails_is_made_later() -> None:
+    cluster = await Cluster.start(B1)
+    table = Table()
+    failures = 3
+
+    def fail(store: MemoryStore, operations: Collection[Operation]) -> Fault | None:
+        nonlocal failures
+        if failures and any(each.path == racks_path(UR) for each in operations):
+            failures -= 1
+            return Fault.LOST_REQUEST
+        return None
+
+    cluster.tree.faults = fail
+    table.tell({B1: "/a"})
+
+    async with remembering(cluster, table):
+        await asyncio.sleep(60)
+
+        assert await remembered_racks(cluster.store, UR) == {B1: "/a"}
+    assert not failures
+
+
+@in_virtual_time
+async def test_rule_s9_who_leads_no_more_writes_nothing() -> None:
+    cluster = await Cluster.start(B1)
+    table = Table()
+    table.tell({B1: "/a"})
+
+    async def deposed() -> None:
+        async with remembering(cluster, table):
+            votes = await cluster.store.children(payloads.election_path(UR))
+            await cluster.store.delete(f"{payloads.election_path(UR)}/{votes[0]}")
+            table.tell({B1: "/b"})
+            await asyncio.sleep(5)
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await deposed()
+    assert ended.group_contains(LeadershipLostError)
+    assert await remembered_racks(cluster.store, UR) == {B1: "/a"}
