@@ -140,7 +140,7 @@ def test_a_hold_is_told_before_anything_else() -> None:
 
     first, second, *_ = render(status, now_ms=60_000).splitlines()
 
-    assert first.startswith("HOLD      held for 1 min 0 s by the leader (3 of 5 bookies went")
+    assert first.startswith("HOLD      held for 1 min by the leader (3 of 5 bookies went")
     assert "for another 30 s" in first
     assert second.startswith("verdict   held")
     assert status.to_json()["hold"]["reason"] == hold.reason
