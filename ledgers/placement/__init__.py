@@ -7,8 +7,19 @@ equals, ``racks`` knows where the bookies are, and were.
 """
 
 from ledgers.placement.drawing import Weighting
-from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, PlacementPolicy
-from ledgers.placement.ruled import Locate, RandomPlacement, RuledPlacement
+from ledgers.placement.policy import (
+    DEFAULT_RACK,
+    Adherence,
+    Candidate,
+    Move,
+    PlacementPolicy,
+)
+from ledgers.placement.ruled import (
+    Locate,
+    LocateIfKnown,
+    RandomPlacement,
+    RuledPlacement,
+)
 from ledgers.placement.rules import NoRule, RackRule, RegionRule, Rule, ZoneRule
 
 __all__ = [
@@ -16,6 +27,8 @@ __all__ = [
     "Adherence",
     "Candidate",
     "Locate",
+    "LocateIfKnown",
+    "Move",
     "NoRule",
     "PlacementPolicy",
     "RackRule",

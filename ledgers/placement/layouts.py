@@ -60,8 +60,12 @@ class Layouts:
 
     # --- What the rule says --------------------------------------------------------------------
 
-    def is_kept(self, layout: Layout) -> bool:
-        return all(self._keeps(layout, members) for members in self._shape.write_sets().values())
+    def offences(self, layout: Layout) -> int:
+        """What is wrong: write sets that break the rule, and racks that an enforced one does not admit."""
+        broken = sum(not self._keeps(layout, each) for each in self._shape.write_sets().values())
+        if not self._rule.is_enforced:
+            return broken
+        return broken + sum(rack is not None and not self._rule.admits(rack) for rack in layout)
 
     def is_ideal(self, layout: Layout) -> bool:
         return all(

@@ -35,10 +35,20 @@ class Adherence(enum.Enum):
     SOFT = "soft"
     """The least that the rule demands, but not all that it wishes."""
     STRICT = "strict"
+    UNKNOWN = "unknown"
+    """It depends on where some member is, or was, and nobody knows that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Bookie index ``index`` of an ensemble falls to ``target``."""
+
+    index: int
+    target: BookieId
 
 
 class PlacementPolicy(Protocol):
-    """Chooses among writable bookies; both choices raise NotEnoughBookiesError, naming the rule.
+    """Chooses among writable bookies; all choices raise NotEnoughBookiesError, naming the rule.
 
     ``excluded`` may name members of the ensemble and bookies that are no candidates. A member's
     location is known to the policy also while the member is away.
@@ -67,6 +77,20 @@ class PlacementPolicy(Protocol):
         excluded: Collection[BookieId] = (),
     ) -> BookieId:
         """Who takes over bookie index ``index`` of ``ensemble``; none of its members may."""
+        ...
+
+    def choose_moves(
+        self,
+        candidates: Collection[Candidate],
+        *,
+        ensemble: Sequence[BookieId],
+        write_quorum: int,
+        ack_quorum: int,
+        excluded: Collection[BookieId] = (),
+    ) -> tuple[Move, ...]:
+        """Which member of an ensemble that fails the rule gives way to whom, for it to fail less: one, or as
+        many as must move together. Raises NotEnoughBookiesError also where that makes nothing better.
+        """
         ...
 
     def adherence(

@@ -11,13 +11,15 @@ from random import Random
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId
 from ledgers.placement.drawing import Drawing, Weighting
-from ledgers.placement.layouts import Layout, Layouts, Shape, Stock, replaced
-from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate
+from ledgers.placement.layouts import Layouts, Shape, Stock, replaced
+from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, Move
 from ledgers.placement.rules import NoRule, Rule
-from ledgers.placement.verdicts import judge_racks, rank_racks
+from ledgers.placement.verdicts import MOVES_MAX, better_layouts, judge_racks, rank_racks
 
 Locate = Callable[[BookieId], str]
 """Where a bookie is, or was when it was last seen."""
+LocateIfKnown = Callable[[BookieId], str | None]
+"""Likewise; None where nobody knows. A choice takes it for the default rack, a verdict does not."""
 
 _Pools = dict[str, list[Candidate]]
 """By rack."""
@@ -35,7 +37,7 @@ class RuledPlacement:
         rule: Rule,
         rng: Random,
         *,
-        locate: Locate = lambda bookie: DEFAULT_RACK,
+        locate: LocateIfKnown = lambda bookie: DEFAULT_RACK,
         local: BookieId | None = None,
         weighting: Weighting | None = None,
     ) -> None:
@@ -138,16 +140,51 @@ class RuledPlacement:
 
     # --- Ensembles that stand ------------------------------------------------------------------
 
+    def choose_moves(
+        self,
+        candidates: Collection[Candidate],
+        *,
+        ensemble: Sequence[BookieId],
+        write_quorum: int,
+        ack_quorum: int,
+        excluded: Collection[BookieId] = (),
+    ) -> tuple[Move, ...]:
+        allowed = _allowed(candidates, {*excluded, *ensemble})
+        pools = _by_rack(allowed)
+        shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
+        layout = tuple(self._racks(ensemble, candidates))
+        racks = tuple(rack for rack, pool in pools.items() for _ in pool[:MOVES_MAX])
+        better = better_layouts(self._rule, shape, layout, racks)
+        if not better:
+            raise self._nobody("no move to a writable bookie makes it any better", pools)
+        changes = [
+            {i: each[i] for i in range(shape.size) if each[i] != layout[i]} for each in better
+        ]
+        by_bookies = [sum(len(pools[rack]) for rack in each.values()) for each in changes]
+        [chosen] = self._rng.choices(changes, by_bookies)
+        return self._drawn(chosen, pools, self._drawing.weights(allowed))
+
+    def _drawn(
+        self, racks: Mapping[int, str], pools: _Pools, weights: Mapping[BookieId, float]
+    ) -> tuple[Move, ...]:
+        """A bookie for each index that is to be in another rack; no bookie twice."""
+        moves: list[Move] = []
+        for index, rack in racks.items():
+            target = self._drawing.draw(pools[rack], weights)
+            pools[rack].remove(target)
+            moves.append(Move(index=index, target=target.bookie))
+        return tuple(moves)
+
     def adherence(
         self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
     ) -> Adherence:
         shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
         return judge_racks(self._rule, shape, tuple(map(self._locate, ensemble)))
 
-    def _racks(self, ensemble: Sequence[BookieId], candidates: Iterable[Candidate]) -> Layout:
+    def _racks(self, ensemble: Sequence[BookieId], candidates: Iterable[Candidate]) -> list[str]:
         members = set(ensemble)
         told = {each.bookie: each.rack for each in candidates if each.bookie in members}
-        return [told.get(bookie) or self._locate(bookie) for bookie in ensemble]
+        return [told.get(bookie) or self._locate(bookie) or DEFAULT_RACK for bookie in ensemble]
 
 
 class RandomPlacement(RuledPlacement):

@@ -3,12 +3,20 @@
 Pure, and remembered: of thousands of ledgers most are alike, and each is asked about more than once.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, permutations
+from math import comb, perm
 
-from ledgers.placement.layouts import Layouts, Shape, replaced
-from ledgers.placement.policy import Adherence
+from ledgers.placement.layouts import Layout, Layouts, Shape, replaced
+from ledgers.placement.policy import DEFAULT_RACK, Adherence
 from ledgers.placement.rules import Rule
+
+MOVES_MAX = 2
+"""Copies that change places together, where one alone makes nothing better: "/a /a /b /b" with W 2."""
+MOVES_TRIED_MAX = 5_000
+"""Layouts looked at for it. Two moves are needed only where racks are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +62,59 @@ def rank_racks(
 
 
 @lru_cache(maxsize=8_192)
-def judge_racks(rule: Rule, shape: Shape, racks: tuple[str, ...]) -> Adherence:
-    """Of an ensemble in these racks."""
+def better_layouts(
+    rule: Rule, shape: Shape, layout: tuple[str, ...], racks: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """What the fewest moves can make of a layout that fails, all of it equally good: fewest offences, then
+    the most even spread. Nothing where it gets no better.
+
+    ``racks``: of the bookies that may come in, a rack as often as it has some, ``MOVES_MAX`` times at most.
+    """
     layouts = Layouts(rule, shape)
-    is_kept = (
-        rule.fits(size=shape.size, write_quorum=shape.write_quorum)
-        and (not rule.is_enforced or all(map(rule.admits, racks)))
-        and layouts.is_kept(racks)
-    )
-    if not is_kept:
+    least = layouts.offences(layout)
+    admitted = tuple(filter(rule.admits, racks))
+    for count in range(1, MOVES_MAX + 1):
+        tries = comb(shape.size, count) * perm(len(admitted), count)
+        if count > 1 and tries > MOVES_TRIED_MAX:
+            break
+        found: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
+        for indexes in combinations(range(shape.size), count):
+            for chosen in dict.fromkeys(permutations(admitted, count)):
+                moved = _moved(layout, dict(zip(indexes, chosen, strict=True)))
+                if (offences := layouts.offences(moved)) < least:
+                    crowding = tuple(layouts.crowding(moved, index) for index in indexes)
+                    found.setdefault((offences, crowding), []).append(moved)
+        if found:
+            return tuple(found[min(found)])
+    return ()
+
+
+def _moved(layout: tuple[str, ...], moves: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(moves.get(index, rack) for index, rack in enumerate(layout))
+
+
+@lru_cache(maxsize=8_192)
+def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adherence:
+    """Of an ensemble in these racks; None where nobody knows.
+
+    A verdict is given if it is the same wherever those bookies may be. The most that can go against them
+    is that they share the rack of one of the others, or are in none that the rule admits.
+    """
+    best = _judge(rule, shape, racks)
+    if None not in racks or best is Adherence.FAIL:
+        return best
+    guesses = {DEFAULT_RACK, *(rack for rack in racks if rack is not None)}
+    verdicts = {
+        _judge(rule, shape, [guess if rack is None else rack for rack in racks])
+        for guess in guesses
+    }
+    return best if verdicts == {best} else Adherence.UNKNOWN
+
+
+def _judge(rule: Rule, shape: Shape, racks: Layout) -> Adherence:
+    """Where a rack is not known it is taken for the best one."""
+    layouts = Layouts(rule, shape)
+    fits = rule.fits(size=shape.size, write_quorum=shape.write_quorum)
+    if not fits or layouts.offences(racks):
         return Adherence.FAIL
     return Adherence.STRICT if layouts.is_ideal(racks) else Adherence.SOFT
