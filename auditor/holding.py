@@ -2,7 +2,7 @@
 
 A switch, a rack's power or ZooKeeper itself takes many bookies' znodes away together, while their disks are
 as they were. To copy all that they hold would be the wrong answer, and to fence what is being written a
-harmful one. So the leader orders a hold: nothing is marked for lost bookies and nothing fenced, by any node,
+harmful one. So the leader orders a hold (``holds``): nothing is marked for lost bookies and nothing fenced, by any node,
 until enough of them are back, the hold's own end comes, or an operator says that they are lost.
 
 A hold begins when more than a set share of the bookies went within a window of each other, and they are at
@@ -14,36 +14,18 @@ A hold that is over, by its own end or an operator's word, is kept as long as on
 binds for these, so that nothing holds on their account again; a further wave of others does.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-import structlog
-
 from auditor.settings import HoldSettings
-from ledgers.clock import Clock
-from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.placement import DEFAULT_RACK, Locate
-from ledgers.store import Create, Delete, MetadataStore, MultiFailed, Operation, SetData
 from replication.cluster.cluster_view import ClusterView
-from replication.cluster.order_book import OrderBook, StandingOrder, hold_place
 from replication.cluster.orders import HoldOrder, Orders
-from replication.queue.batching import Batcher
 
-log = structlog.get_logger()
-
-CALM_S = 30.0
-"""For so long the bookies that are still away must be too few for a hold before it ends: those that come and
-go would have it end and begin anew."""
 RACK_BOOKIES_MIN = 2
 """A rack of one bookie is no more than that bookie."""
-TRIES_MAX = 5
-BOOKIES_TOLD_MAX = 20
-
-
-# --- The decision ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +38,7 @@ class Muster:
     present: frozenset[BookieId]
     absent_since_s: Mapping[BookieId, float]
     settled: frozenset[BookieId] = frozenset()
-    """Those whose ledgers have been marked: it is too late to hold on their account."""
+    """Those whose ledgers are marked: on their account alone it is too late to hold."""
     rack_of: Locate = lambda _: DEFAULT_RACK
 
     @classmethod
@@ -65,16 +47,23 @@ class Muster:
         view: ClusterView,
         absent_since_s: Mapping[BookieId, float],
         *,
-        settled: Collection[BookieId],
+        lost_since_s: Mapping[BookieId, float],
         rack_of: Locate,
     ) -> "Muster":
         """Without those that are away on purpose: under maintenance, or drained and then gone. Nor does
-        one count that ledgers name and that has no cookie (any more)."""
+        one count that ledgers name and that has no cookie (any more).
+
+        ``lost_since_s``: whose ledgers are marked, by an earlier leader perhaps, which saw them go.
+        """
         counted = view.cookies.keys() - view.orders.maintenance.keys() - view.orders.draining.keys()
         return cls(
             present=view.available,
-            absent_since_s={b: since_s for b, since_s in absent_since_s.items() if b in counted},
-            settled=frozenset(settled),
+            absent_since_s={
+                bookie: min(since_s, lost_since_s.get(bookie, since_s))
+                for bookie, since_s in absent_since_s.items()
+                if bookie in counted
+            },
+            settled=frozenset(lost_since_s),
             rack_of=rack_of,
         )
 
@@ -179,135 +168,3 @@ def _reason(gone: Collection[BookieId], muster: Muster, settings: HoldSettings) 
 
 def _in_order(bookies: Collection[BookieId]) -> tuple[BookieId, ...]:
     return tuple(sorted(bookies))
-
-
-# --- Carried out -----------------------------------------------------------------------------------
-
-
-class Holds:
-    """The leader's. Written through ``batcher``, whose guards prove the leadership (rule S9)."""
-
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        batcher: Batcher,
-        ur: str,
-        settings: HoldSettings,
-        clock: Clock,
-        rack_of: Locate = lambda _: DEFAULT_RACK,
-    ) -> None:
-        self._batcher = batcher
-        self._book, self._place = OrderBook(store, ur), hold_place(ur)
-        self._settings = settings
-        self._clock = clock
-        self._rack_of = rack_of
-        self._calm_since_s: float | None = None
-        """Since when the standing hold is not warranted."""
-        self._told: HoldOrder | None = None
-        """The last order that held, as far as the log was told."""
-
-    async def keep(
-        self,
-        view: ClusterView,
-        absent_since_s: Mapping[BookieId, float],
-        *,
-        settled: Collection[BookieId],
-    ) -> bool:
-        """Begin, extend or end a hold as is due; whether one stands now: then nobody is lost.
-
-        ``absent_since_s``: as ``still_absent`` says. ``settled``: whose ledgers have been marked. Raises
-        UnavailableError: nobody can tell, so that nothing is to be marked either.
-        """
-        muster = Muster.of(view, absent_since_s, settled=settled, rack_of=self._rack_of)
-        for _ in range(TRIES_MAX):
-            standing = await self._book.standing(self._place)
-            order = None if standing is None else standing.order
-            wanted = wanted_hold(
-                muster,
-                order,
-                settings=self._settings,
-                now_s=self._clock.now_s(),
-                now_ms=self._clock.wall_ms(),
-                is_calm=self._is_calm(order, muster),
-            )
-            if wanted == order or await self._write(wanted, over=standing):
-                return self._tell(order, wanted, muster)
-        raise UnavailableError("the hold keeps changing under our hands", path=self._place.path)
-
-    @property
-    def wait_s(self) -> float:
-        """Until ``keep`` is to be called again though nothing was seen to happen.
-
-        A hold's own end needs no such call: the view changes with it.
-        """
-        if self._calm_since_s is None:
-            return math.inf
-        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
-
-    def _is_calm(self, order: HoldOrder | None, muster: Muster) -> bool:
-        is_ours = order is not None and not order.is_by_operator and not order.is_released
-        if order is None or not is_ours or is_warranted(order, muster, self._settings):
-            self._calm_since_s = None
-            return False
-        if self._calm_since_s is None:
-            self._calm_since_s = self._clock.now_s()
-        return self.wait_s <= 0
-
-    async def _write(
-        self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
-    ) -> bool:
-        """False when an operator was quicker."""
-        operation = self._operation(wanted, over=over)
-        if operation is None:  # what stands there is a later release's, and nothing is wanted of it
-            return True
-        try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            if isinstance(failure.cause, ConflictError | NodeExistsError | NoNodeError):
-                return False
-            raise failure.cause from failure
-        return True
-
-    def _operation(
-        self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
-    ) -> Operation | None:
-        path = self._place.path
-        if wanted is None:
-            is_readable = over is not None and over.order is not None
-            return Delete(path=path, version=over.version) if over and is_readable else None
-        if over is None:
-            return Create(path=path, data=wanted.to_json())
-        return SetData(path=path, data=wanted.to_json(), version=over.version)
-
-    def _tell(self, before: HoldOrder | None, now: HoldOrder | None, muster: Muster) -> bool:
-        is_held = now is not None and not now.is_released
-        if (
-            now is not None
-            and is_held
-            and (self._told is None or now.since_ms != self._told.since_ms)
-        ):
-            _tell_of_hold(now, muster, is_new=before is None or before.since_ms != now.since_ms)
-        if self._told is not None and not is_held:
-            log.warning("hold.ended", away=_told_bookies(muster.absent_since_s))
-            self._calm_since_s = None
-        self._told = now if is_held else None
-        return is_held
-
-
-def _tell_of_hold(hold: HoldOrder, muster: Muster, *, is_new: bool) -> None:
-    """An error: a person is to look. One that stood before this node led is told of by each new leader."""
-    log.error(
-        "hold.begun" if is_new else "hold.found",
-        reason=hold.reason,
-        is_by_operator=hold.is_by_operator,
-        away_count=len(muster.absent_since_s),
-        bookie_count=len(muster.present) + len(muster.absent_since_s),
-        away=_told_bookies(muster.absent_since_s),
-        until_ms=hold.until_ms,
-        next_step="nothing is marked or fenced until they are back; bookmender hold end says they are lost",
-    )
-
-
-def _told_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
-    return sorted(bookies)[:BOOKIES_TOLD_MAX]

@@ -302,8 +302,14 @@ def test_who_is_away_on_purpose_or_for_good_does_not_count() -> None:
     )
 
     found = Muster.of(
-        view, dict.fromkeys((A, B, C, D), 1.0), settled=(), rack_of=lambda _: DEFAULT_RACK
+        view,
+        dict.fromkeys((A, B, C, D), 50.0),
+        lost_since_s={C: 10.0, E: 20.0},
+        rack_of=lambda _: DEFAULT_RACK,
     )
 
-    assert found.absent_since_s == {C: 1.0}, "A maintenance, B drained, D decommissioned"
     assert found.present == {E, F}
+    assert found.absent_since_s == {C: 10.0}, "A maintenance, B drained, D decommissioned"
+    assert C in found.settled, (
+        "an earlier leader marked its ledgers, and knew since when it is away"
+    )

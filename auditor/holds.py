@@ -1,0 +1,163 @@
+"""Safety holds carried out: the leader asks ``holding`` what should stand, writes it, and says so loudly."""
+
+import math
+from collections.abc import Collection, Mapping
+
+import structlog
+
+from auditor.holding import Muster, is_warranted, wanted_hold
+from auditor.settings import HoldSettings
+from ledgers.clock import Clock
+from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, UnavailableError
+from ledgers.metadata import BookieId
+from ledgers.placement import DEFAULT_RACK, Locate
+from ledgers.store import Create, Delete, MetadataStore, MultiFailed, Operation, SetData
+from replication.cluster.cluster_view import ClusterView
+from replication.cluster.order_book import OrderBook, StandingOrder, hold_place
+from replication.cluster.orders import HoldOrder
+from replication.queue.batching import Batcher
+
+log = structlog.get_logger()
+
+CALM_S = 30.0
+"""For so long the bookies that are still away must be too few for a hold before it ends: those that come and
+go would have it end and begin anew."""
+TRIES_MAX = 5
+BOOKIES_TOLD_MAX = 20
+
+
+class Holds:
+    """The leader's. Written through ``batcher``, whose guards prove the leadership (rule S9)."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        batcher: Batcher,
+        ur: str,
+        settings: HoldSettings,
+        clock: Clock,
+        rack_of: Locate = lambda _: DEFAULT_RACK,
+    ) -> None:
+        self._batcher = batcher
+        self._book, self._place = OrderBook(store, ur), hold_place(ur)
+        self._settings = settings
+        self._clock = clock
+        self._rack_of = rack_of
+        self._calm_since_s: float | None = None
+        """Since when the standing hold is not warranted."""
+        self._told: HoldOrder | None = None
+        """The last order that held, as far as the log was told."""
+
+    async def keep(
+        self,
+        view: ClusterView,
+        absent_since_s: Mapping[BookieId, float],
+        *,
+        lost_since_s: Mapping[BookieId, float],
+    ) -> bool:
+        """Begin, extend or end a hold as is due; whether one stands now: then nobody is lost.
+
+        ``absent_since_s``: as ``still_absent`` says. ``lost_since_s``: since when those are away whose
+        ledgers are marked. Raises UnavailableError: nobody can tell, so that nothing is to be marked.
+        """
+        muster = Muster.of(view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of)
+        seen = view.orders.hold
+        if self._wanted(seen, muster) == seen:  # nearly always: nothing need be read
+            return self._tell(seen, seen, muster)
+        for _ in range(TRIES_MAX):
+            standing = await self._book.standing(self._place)
+            order = None if standing is None else standing.order
+            wanted = self._wanted(order, muster)
+            if wanted == order or await self._write(wanted, over=standing):
+                return self._tell(order, wanted, muster)
+        raise UnavailableError("the hold keeps changing under our hands", path=self._place.path)
+
+    @property
+    def wait_s(self) -> float:
+        """Until ``keep`` is to be called again though nothing was seen to happen.
+
+        A hold's own end needs no such call: the view changes with it.
+        """
+        if self._calm_since_s is None:
+            return math.inf
+        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
+
+    def _wanted(self, order: HoldOrder | None, muster: Muster) -> HoldOrder | None:
+        return wanted_hold(
+            muster,
+            order,
+            settings=self._settings,
+            now_s=self._clock.now_s(),
+            now_ms=self._clock.wall_ms(),
+            is_calm=self._is_calm(order, muster),
+        )
+
+    def _is_calm(self, order: HoldOrder | None, muster: Muster) -> bool:
+        is_ours = order is not None and not order.is_by_operator and not order.is_released
+        if order is None or not is_ours or is_warranted(order, muster, self._settings):
+            self._calm_since_s = None
+            return False
+        if self._calm_since_s is None:
+            self._calm_since_s = self._clock.now_s()
+        return self.wait_s <= 0
+
+    async def _write(
+        self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
+    ) -> bool:
+        """False when an operator was quicker."""
+        operation = self._operation(wanted, over=over)
+        if operation is None:  # what stands there is a later release's, and nothing is wanted of it
+            return True
+        try:
+            await self._batcher.commit([operation])
+        except MultiFailed as failure:
+            if isinstance(failure.cause, ConflictError | NodeExistsError | NoNodeError):
+                return False
+            raise failure.cause from failure
+        return True
+
+    def _operation(
+        self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
+    ) -> Operation | None:
+        path = self._place.path
+        if wanted is None:
+            is_readable = over is not None and over.order is not None
+            return Delete(path=path, version=over.version) if over and is_readable else None
+        if over is None:
+            return Create(path=path, data=wanted.to_json())
+        return SetData(path=path, data=wanted.to_json(), version=over.version)
+
+    def _tell(self, before: HoldOrder | None, now: HoldOrder | None, muster: Muster) -> bool:
+        """Say what is new; whether ``now`` holds."""
+        held = None if now is None or now.is_released else now
+        if held is not None and not _is_same(held, self._told):
+            _tell_of_hold(held, muster, is_new=not _is_same(held, before))
+        if held is None and self._told is not None:
+            log.warning("hold.ended", away=_told_bookies(muster.absent_since_s))
+            self._calm_since_s = None
+        self._told = held
+        return held is not None
+
+
+def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
+    """Though bookies were added meanwhile."""
+    return other is not None and hold.since_ms == other.since_ms
+
+
+def _tell_of_hold(hold: HoldOrder, muster: Muster, *, is_new: bool) -> None:
+    """An error: a person is to look. One that stood before this node led is told of by each new leader."""
+    log.error(
+        "hold.begun" if is_new else "hold.found",
+        reason=hold.reason,
+        is_by_operator=hold.is_by_operator,
+        away_count=len(muster.absent_since_s),
+        bookie_count=len(muster.present) + len(muster.absent_since_s),
+        away=_told_bookies(muster.absent_since_s),
+        until_ms=hold.until_ms,
+        next_step="nothing is marked or fenced until they are back; bookmender hold end says they are lost",
+    )
+
+
+def _told_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
+    return sorted(bookies)[:BOOKIES_TOLD_MAX]
