@@ -2,13 +2,23 @@
 
 Values only: ``keeper`` feeds it. A write of metadata that is older than what is known changes nothing, so
 that reads may come back in any order.
+
+A ledger weighs about 90 bytes (three bookies, one segment): it is a row of a ``LedgerBlock``, which names
+bookies by number, and its id stands in the ``SortedIds`` of each of its bookies.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from auditor.index.ledger_block import LedgerBlock, Row
+from auditor.index.numbering import Numbering
+from auditor.index.sorted_ids import SortedIds
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
+
+BLOCK_MAX = 1024
+"""Ledgers in one block: putting a new one moves at most so many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,35 +54,57 @@ class IndexedLedger:
         return frozenset().union(*self.ensembles)
 
 
+Shape = tuple[LedgerState, int, int, int]
+"""State, write quorum, ack quorum and ensemble size: few ledgers differ from all others in it."""
+
+
 class LedgerIndex:
     """All ledgers. A ledger whose metadata cannot be read is in ``unreadable``, and in nothing else."""
 
     def __init__(self) -> None:
-        self._ledgers: dict[int, IndexedLedger] = {}
-        self._by_bookie: dict[BookieId, set[int]] = {}
+        self._blocks: list[LedgerBlock] = []
+        """None empty; the ids of each lie between those of its neighbours."""
+        self._firsts: list[int] = []
+        """Of each block the first id, or a lower one that has gone."""
+        self._size = 0
+        self._shapes: Numbering[Shape] = Numbering()
+        self._bookies: Numbering[BookieId] = Numbering()
+        self._naming: list[SortedIds] = []
+        """By the bookie's number."""
+        self._open = SortedIds()
         self._unreadable: dict[int, int] = {}
+        """By ledger id, the mzxid."""
 
     def __len__(self) -> int:
         """Ledgers, the unreadable ones included."""
-        return len(self._ledgers) + len(self._unreadable)
+        return self._size + len(self._unreadable)
 
     def __contains__(self, ledger_id: int) -> bool:
-        return ledger_id in self._ledgers or ledger_id in self._unreadable
+        return self._find(ledger_id) is not None or ledger_id in self._unreadable
 
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
         """As it was read: ``stat`` is of the same read. Whether that is news."""
-        if self._mzxid(ledger_id) >= stat.mzxid:
+        if self._unreadable and self._unreadable.get(ledger_id, -1) >= stat.mzxid:
             return False
-        self.remove(ledger_id)
-        ledger = IndexedLedger.of(ledger_id, metadata, stat)
-        self._ledgers[ledger_id] = ledger
-        for bookie in ledger.bookies:
-            self._by_bookie.setdefault(bookie, set()).add(ledger_id)
+        place = self._find(ledger_id)
+        if place is not None and place[0].mzxid(place[1]) >= stat.mzxid:
+            return False
+        self._unreadable.pop(ledger_id, None)
+        row = self._row_of(metadata, stat)
+        if place is None:
+            self._note(ledger_id, was=None, now=row)
+            self._insert(ledger_id, row)
+        else:
+            block, position = place
+            self._note(ledger_id, was=block.row(position), now=row)
+            block.replace(position, row)
         return True
 
     def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:
         """It is there, and nobody can say what it names. Whether that is news."""
-        if self._mzxid(ledger_id) >= stat.mzxid:
+        place = self._find(ledger_id)
+        known = self._unreadable.get(ledger_id, -1) if place is None else place[0].mzxid(place[1])
+        if known >= stat.mzxid:
             return False
         self.remove(ledger_id)
         self._unreadable[ledger_id] = stat.mzxid
@@ -80,19 +112,41 @@ class LedgerIndex:
 
     def remove(self, ledger_id: int) -> bool:
         """It is gone. Whether that is news."""
-        was_known = ledger_id in self
-        self._unreadable.pop(ledger_id, None)
-        known = self._ledgers.pop(ledger_id, None)
-        for bookie in () if known is None else known.bookies:
-            named_by = self._by_bookie[bookie]
-            named_by.discard(ledger_id)
-            if not named_by:
-                del self._by_bookie[bookie]
-        return was_known
+        if self._unreadable.pop(ledger_id, None) is not None:
+            return True
+        place = self._find(ledger_id)
+        if place is None:
+            return False
+        block, position = place
+        self._note(ledger_id, was=block.row(position), now=None)
+        block.delete(position)
+        self._size -= 1
+        number = bisect_right(self._firsts, ledger_id) - 1
+        if not block:
+            del self._blocks[number], self._firsts[number]
+        return True
 
     def get(self, ledger_id: int) -> IndexedLedger | None:
         """None when there is no such ledger, or it is unreadable."""
-        return self._ledgers.get(ledger_id)
+        place = self._find(ledger_id)
+        if place is None:
+            return None
+        row = place[0].row(place[1])
+        state, write_quorum, ack_quorum, ensemble_size = self._shapes.values[row.words[0]]
+        names = tuple([self._bookies.values[number] for number in row.words[1:]])
+        return IndexedLedger(
+            ledger_id=ledger_id,
+            state=state,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            length=row.length,
+            ensembles=tuple(
+                names[start : start + ensemble_size]
+                for start in range(0, len(names), ensemble_size)
+            ),
+            czxid=row.czxid,
+            mzxid=row.mzxid,
+        )
 
     @property
     def unreadable(self) -> frozenset[int]:
@@ -105,24 +159,107 @@ class LedgerIndex:
     @property
     def bookies(self) -> frozenset[BookieId]:
         """Every bookie that some ledger names."""
-        return frozenset(self._by_bookie)
+        named = zip(self._bookies.values, self._naming, strict=True)
+        return frozenset(bookie for bookie, ledger_ids in named if ledger_ids)
 
     def naming(self, bookie: BookieId) -> list[int]:
         """The ledgers that name it, ascending."""
-        return sorted(self._by_bookie.get(bookie, ()))
+        number = self._bookies.find(bookie)
+        return [] if number is None else self._naming[number].to_list()
+
+    def naming_count(self, bookie: BookieId) -> int:
+        """How many these are."""
+        number = self._bookies.find(bookie)
+        return 0 if number is None else len(self._naming[number])
 
     def ledger_ids(self, first: int = 0, *, count_max: int) -> list[int]:
         """At most so many known ids from ``first`` on, ascending, the unreadable ones included."""
-        return sorted(i for i in (*self._ledgers, *self._unreadable) if i >= first)[:count_max]
+        found: list[int] = []
+        for block in self._blocks_from(first):
+            if len(found) >= count_max:
+                break
+            found += _from(block.ids, first)
+        return sorted((*found, *(i for i in self._unreadable if i >= first)))[:count_max]
 
     def ids_in(self, first: int, stop: int) -> list[int]:
         """Known ids from ``first`` to before ``stop``, ascending, the unreadable ones included."""
-        return sorted(i for i in (*self._ledgers, *self._unreadable) if first <= i < stop)
+        found = [i for i in self._unreadable if first <= i < stop]
+        for block in self._blocks_from(first):
+            if block.ids[0] >= stop:
+                break
+            found += [i for i in _from(block.ids, first) if i < stop]
+        return sorted(found)
 
     def open_ledgers(self) -> Iterator[int]:
         """Ledgers that are not closed, in no order."""
-        return (i for i, x in self._ledgers.items() if x.state is not LedgerState.CLOSED)
+        return iter(self._open)
 
-    def _mzxid(self, ledger_id: int) -> int:
-        known = self._ledgers.get(ledger_id)
-        return self._unreadable.get(ledger_id, -1) if known is None else known.mzxid
+    # --- Rows --------------------------------------------------------------------------------------
+
+    def _row_of(self, metadata: LedgerMetadata, stat: Stat) -> Row:
+        shape = (
+            *(metadata.state, metadata.write_quorum),
+            *(metadata.ack_quorum, metadata.ensemble_size),
+        )
+        words = [self._shapes.number(shape)]
+        for segment in metadata.segments:
+            words += map(self._number, segment.ensemble)
+        return Row(stat.czxid, stat.mzxid, metadata.length, words)
+
+    def _number(self, bookie: BookieId) -> int:
+        number = self._bookies.number(bookie)
+        if number == len(self._naming):
+            self._naming.append(SortedIds())
+        return number
+
+    def _note(self, ledger_id: int, *, was: Row | None, now: Row | None) -> None:
+        """In all that is kept by something else than the ledger's id."""
+        before, after = _bookies(was), _bookies(now)
+        for number in before - after:
+            self._naming[number].remove(ledger_id)
+        for number in after - before:
+            self._naming[number].add(ledger_id)
+        was_open, is_open = self._is_open(was), self._is_open(now)
+        if is_open and not was_open:
+            self._open.add(ledger_id)
+        elif was_open and not is_open:
+            self._open.remove(ledger_id)
+
+    def _is_open(self, row: Row | None) -> bool:
+        return row is not None and self._shapes.values[row.words[0]][0] is not LedgerState.CLOSED
+
+    # --- Blocks ------------------------------------------------------------------------------------
+
+    def _find(self, ledger_id: int) -> tuple[LedgerBlock, int] | None:
+        number = bisect_right(self._firsts, ledger_id) - 1
+        if number < 0:
+            return None
+        position = self._blocks[number].find(ledger_id)
+        return None if position is None else (self._blocks[number], position)
+
+    def _insert(self, ledger_id: int, row: Row) -> None:
+        if not self._blocks:
+            self._blocks.append(LedgerBlock())
+            self._firsts.append(ledger_id)
+        number = max(0, bisect_right(self._firsts, ledger_id) - 1)
+        block = self._blocks[number]
+        block.insert(ledger_id, row)
+        self._firsts[number] = block.ids[0]
+        self._size += 1
+        if len(block) > BLOCK_MAX:
+            halves = block.split()
+            self._blocks[number : number + 1] = halves
+            self._firsts[number : number + 1] = [half.ids[0] for half in halves]
+
+    def _blocks_from(self, first: int) -> Iterator[LedgerBlock]:
+        """All that hold ids from ``first`` on, and perhaps lower ones."""
+        for number in range(max(0, bisect_right(self._firsts, first) - 1), len(self._blocks)):
+            yield self._blocks[number]
+
+
+def _bookies(row: Row | None) -> set[int]:
+    return set() if row is None else set(row.words[1:])
+
+
+def _from(ids: Sequence[int], first: int) -> Collection[int]:
+    return ids if ids[0] >= first else [i for i in ids if i >= first]

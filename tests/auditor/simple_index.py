@@ -1,0 +1,47 @@
+"""The index as it would be if memory were free: what the real one is compared with."""
+
+from auditor.index.ledger_index import IndexedLedger
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.store import Stat
+
+
+class SimpleIndex:
+    def __init__(self) -> None:
+        self.ledgers: dict[int, IndexedLedger] = {}
+        self.unreadable: dict[int, int] = {}
+
+    def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
+        if self._mzxid(ledger_id) >= stat.mzxid:
+            return False
+        self.remove(ledger_id)
+        self.ledgers[ledger_id] = IndexedLedger.of(ledger_id, metadata, stat)
+        return True
+
+    def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:
+        if self._mzxid(ledger_id) >= stat.mzxid:
+            return False
+        self.remove(ledger_id)
+        self.unreadable[ledger_id] = stat.mzxid
+        return True
+
+    def remove(self, ledger_id: int) -> bool:
+        was_unreadable = self.unreadable.pop(ledger_id, None) is not None
+        return self.ledgers.pop(ledger_id, None) is not None or was_unreadable
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted((*self.ledgers, *self.unreadable))
+
+    @property
+    def bookies(self) -> set[BookieId]:
+        return {bookie for ledger in self.ledgers.values() for bookie in ledger.bookies}
+
+    def naming(self, bookie: BookieId) -> list[int]:
+        return sorted(i for i, ledger in self.ledgers.items() if bookie in ledger.bookies)
+
+    def open_ledgers(self) -> set[int]:
+        return {i for i, x in self.ledgers.items() if x.state is not LedgerState.CLOSED}
+
+    def _mzxid(self, ledger_id: int) -> int:
+        known = self.ledgers.get(ledger_id)
+        return self.unreadable.get(ledger_id, -1) if known is None else known.mzxid

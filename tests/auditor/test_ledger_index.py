@@ -1,0 +1,144 @@
+"""The index of ledgers: against a simple one, and what it weighs."""
+
+import random
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from auditor.index import ledger_block, ledger_index, sorted_ids
+from auditor.index.ledger_index import LedgerIndex
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.store import Stat
+from tests.auditor.simple_index import SimpleIndex
+
+NAMES = [BookieId(f"bookie-{number}:3181") for number in range(6)]
+LAST_ID = 2**63 - 1
+IDS = st.integers(0, 15) | st.sampled_from([2**31 - 1, 2**40, LAST_ID])
+
+
+@st.composite
+def metadata(draw: st.DrawFn) -> LedgerMetadata:
+    size = draw(st.integers(1, 4))
+    ensembles = draw(
+        st.lists(
+            st.lists(st.sampled_from(NAMES), min_size=size, max_size=size, unique=True),
+            min_size=0,
+            max_size=3,
+        )
+    )
+    return LedgerMetadata(
+        ensemble_size=size,
+        write_quorum=draw(st.integers(1, size)),
+        ack_quorum=1,
+        state=draw(st.sampled_from(LedgerState)),
+        length=draw(st.sampled_from([0, 1, 2**62])),
+        segments=tuple(
+            Segment(first_entry_id=number, ensemble=tuple(each))
+            for number, each in enumerate(ensembles)
+        ),
+    )
+
+
+AGES = st.integers(0, 12)
+"""How many changes ago a read was made."""
+CHANGES = st.one_of(
+    st.tuples(st.just("put"), AGES, IDS, metadata()),
+    st.tuples(st.just("put_unreadable"), AGES, IDS),
+    st.tuples(st.just("remove"), AGES, IDS),
+)
+
+
+@contextmanager
+def tiny_blocks() -> Iterator[None]:
+    """So that a few ledgers fill many of them."""
+    with (
+        patch.object(ledger_index, "BLOCK_MAX", 4),
+        patch.object(sorted_ids, "BLOCK_MAX", 3),
+        patch.object(ledger_block, "WASTE_MIN", 5),
+    ):
+        yield
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(CHANGES, max_size=80), IDS, st.integers(1, 10))
+def test_it_says_what_a_simple_index_says(
+    changes: list[tuple[Any, ...]], first: int, count_max: int
+) -> None:
+    index, simple = LedgerIndex(), SimpleIndex()
+
+    with tiny_blocks():
+        for number, (name, age, *arguments) in enumerate(changes):
+            if name != "remove":
+                arguments.append(Stat(version=0, czxid=number % 5, mzxid=50 + number - age))
+            is_news = getattr(index, name)(*arguments)
+            assert is_news == getattr(simple, name)(*arguments)
+
+    assert len(index) == len(simple.ids)
+    assert index.unreadable == simple.unreadable.keys()
+    assert index.unreadable_count == len(simple.unreadable)
+    assert index.bookies == simple.bookies
+    assert sorted(index.open_ledgers()) == sorted(simple.open_ledgers())
+    assert index.ledger_ids(count_max=1_000) == simple.ids
+    assert (
+        index.ledger_ids(first, count_max=count_max)
+        == [i for i in simple.ids if i >= first][:count_max]
+    )
+    assert index.ids_in(first, first + 5) == [i for i in simple.ids if first <= i < first + 5]
+    for ledger_id in (*range(16), 2**31 - 1, 2**40, LAST_ID):
+        assert index.get(ledger_id) == simple.ledgers.get(ledger_id)
+        assert (ledger_id in index) == (ledger_id in simple.ids)
+    for bookie in NAMES:
+        assert index.naming(bookie) == simple.naming(bookie)
+        assert index.naming_count(bookie) == len(simple.naming(bookie))
+
+
+def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
+    index = LedgerIndex()
+    newest = Stat(version=2, mzxid=20)
+
+    assert index.put(1, three(NAMES[:3]), newest)
+    assert not index.put(1, three(NAMES[3:]), Stat(version=1, mzxid=10))
+    assert not index.put(1, three(NAMES[3:]), newest)
+    assert not index.put_unreadable(1, newest)
+
+    assert index.naming(NAMES[0]) == [1]
+    assert index.naming(NAMES[3]) == []
+
+
+LEDGERS = 8_000
+
+
+@pytest.mark.parametrize("is_ascending", [True, False], ids=["in order", "in any order"])
+def test_a_typical_ledger_weighs_at_most_150_bytes_though_none_shares_its_ensemble(
+    is_ascending: bool,
+) -> None:
+    rng = random.Random(1)
+    bookies = [BookieId(f"bookie-{number:03}.storage.example:3181") for number in range(400)]
+    ids = range(LEDGERS) if is_ascending else rng.sample(range(LEDGERS), LEDGERS)
+    ensembles = [rng.sample(bookies, 3) for _ in ids]
+    tracemalloc.start()
+    index = LedgerIndex()
+    for ledger_id, ensemble in zip(ids, ensembles, strict=True):
+        index.put(ledger_id, three(ensemble), Stat(version=1, czxid=10**12, mzxid=10**12))
+    used_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert used_bytes / LEDGERS <= 150
+
+
+def three(ensemble: list[BookieId]) -> LedgerMetadata:
+    return LedgerMetadata(
+        ensemble_size=3,
+        write_quorum=3,
+        ack_quorum=2,
+        state=LedgerState.CLOSED,
+        last_entry_id=1,
+        length=10**9,
+        segments=(Segment(first_entry_id=0, ensemble=tuple(ensemble)),),
+    )
