@@ -1,11 +1,11 @@
 """Reading ledgers' metadata into the index, many at a time.
 
-One that is gone leaves the index; one that cannot be read is in it as unreadable. Parts are applied in
-the order in which their reads were sent: an older read never undoes what a newer one found.
+One that is gone leaves the index; one that cannot be read is in it as unreadable. One part at a time: that
+a ledger is gone is never undone by a read that was made before.
 """
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
 from auditor.index.ledger_index import LedgerIndex
 from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError
@@ -22,25 +22,18 @@ class IndexReader:
 
     def __init__(self, store: MetadataStore, manager: LedgerManager, index: LedgerIndex) -> None:
         self._store, self._manager, self._index = store, manager, index
-        self._applied: Awaitable[None] | None = None
-        """Of the part that was sent last."""
+        self._reading = asyncio.Lock()
 
     async def read(self, ledger_ids: Sequence[int]) -> list[int]:
         """Those of them that the index did not know, or knew otherwise. Raises UnavailableError."""
         assert len(ledger_ids) <= READS_AT_ONCE, len(ledger_ids)
-        before, applied = self._applied, asyncio.get_running_loop().create_future()
-        self._applied = applied
-        try:
+        async with self._reading:
             found = await asyncio.gather(*map(self._find, ledger_ids))
-            if before is not None:
-                await before
             return [
                 ledger_id
                 for ledger_id, result in zip(ledger_ids, found, strict=True)
                 if self._apply(ledger_id, result)
             ]
-        finally:
-            applied.set_result(None)
 
     async def _find(self, ledger_id: int) -> tuple[bytes, Stat] | None:
         """Bytes and stat; no bytes where only the stat may be read; None when it is gone."""
