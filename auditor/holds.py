@@ -19,11 +19,72 @@ from replication.queue.batching import Batcher
 
 log = structlog.get_logger()
 
-CALM_S = 30.0
+CALM_S = 15.0
 """For so long the bookies that are still away must be too few for a hold before it ends: those that come and
 go would have it end and begin anew."""
 TRIES_MAX = 5
 BOOKIES_TOLD_MAX = 20
+
+
+class HoldJudge:
+    """Says what hold should stand, as one leader would over time. Writes nothing."""
+
+    def __init__(
+        self,
+        settings: HoldSettings,
+        clock: Clock,
+        *,
+        rack_of: Locate = lambda _: DEFAULT_RACK,
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._rack_of = rack_of
+        self._calm_since_s: float | None = None
+        """Since when the standing hold is not warranted."""
+
+    def muster(
+        self,
+        view: ClusterView,
+        absent_since_s: Mapping[BookieId, float],
+        *,
+        lost_since_s: Mapping[BookieId, float],
+    ) -> Muster:
+        """Arguments as of ``Holds.keep``."""
+        return Muster.of(view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of)
+
+    def wanted(self, order: HoldOrder | None, muster: Muster) -> HoldOrder | None:
+        """In place of ``order``."""
+        return wanted_hold(
+            muster,
+            order,
+            settings=self._settings,
+            now_s=self._clock.now_s(),
+            now_ms=self._clock.wall_ms(),
+            is_calm=self._is_calm(order, muster),
+        )
+
+    @property
+    def wait_s(self) -> float:
+        """Until ``wanted`` may say something else though nothing was seen to happen.
+
+        A hold's own end is not counted: the view changes with it.
+        """
+        if self._calm_since_s is None:
+            return math.inf
+        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
+
+    def begin_anew(self) -> None:
+        """Nothing holds any more."""
+        self._calm_since_s = None
+
+    def _is_calm(self, order: HoldOrder | None, muster: Muster) -> bool:
+        is_ours = order is not None and not order.is_by_operator and not order.is_released
+        if order is None or not is_ours or is_warranted(order, muster, self._settings):
+            self._calm_since_s = None
+            return False
+        if self._calm_since_s is None:
+            self._calm_since_s = self._clock.now_s()
+        return self.wait_s <= 0
 
 
 class Holds:
@@ -41,11 +102,7 @@ class Holds:
     ) -> None:
         self._batcher = batcher
         self._book, self._place = OrderBook(store, ur), hold_place(ur)
-        self._settings = settings
-        self._clock = clock
-        self._rack_of = rack_of
-        self._calm_since_s: float | None = None
-        """Since when the standing hold is not warranted."""
+        self._judge = HoldJudge(settings, clock, rack_of=rack_of)
         self._told: HoldOrder | None = None
         """The last order that held, as far as the log was told."""
 
@@ -61,14 +118,15 @@ class Holds:
         ``absent_since_s``: as ``still_absent`` says. ``lost_since_s``: since when those are away whose
         ledgers are marked. Raises UnavailableError: nobody can tell, so that nothing is to be marked.
         """
-        muster = Muster.of(view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of)
+        muster = self._judge.muster(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
-        if self._wanted(seen, muster) == seen:  # nearly always: nothing need be read
+        is_held = seen is not None and not seen.is_released
+        if not is_held and self._judge.wanted(seen, muster) == seen:  # nearly always: spare the reading
             return self._tell(seen, seen, muster)
         for _ in range(TRIES_MAX):
             standing = await self._book.standing(self._place)
             order = None if standing is None else standing.order
-            wanted = self._wanted(order, muster)
+            wanted = self._judge.wanted(order, muster)
             if wanted == order or await self._write(wanted, over=standing):
                 return self._tell(order, wanted, muster)
         raise UnavailableError("the hold keeps changing under our hands", path=self._place.path)
@@ -79,28 +137,7 @@ class Holds:
 
         A hold's own end needs no such call: the view changes with it.
         """
-        if self._calm_since_s is None:
-            return math.inf
-        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
-
-    def _wanted(self, order: HoldOrder | None, muster: Muster) -> HoldOrder | None:
-        return wanted_hold(
-            muster,
-            order,
-            settings=self._settings,
-            now_s=self._clock.now_s(),
-            now_ms=self._clock.wall_ms(),
-            is_calm=self._is_calm(order, muster),
-        )
-
-    def _is_calm(self, order: HoldOrder | None, muster: Muster) -> bool:
-        is_ours = order is not None and not order.is_by_operator and not order.is_released
-        if order is None or not is_ours or is_warranted(order, muster, self._settings):
-            self._calm_since_s = None
-            return False
-        if self._calm_since_s is None:
-            self._calm_since_s = self._clock.now_s()
-        return self.wait_s <= 0
+        return self._judge.wait_s
 
     async def _write(
         self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
@@ -135,7 +172,7 @@ class Holds:
             _tell_of_hold(held, muster, is_new=not _is_same(held, before))
         if held is None and self._told is not None:
             log.warning("hold.ended", away=_told_bookies(muster.absent_since_s))
-            self._calm_since_s = None
+            self._judge.begin_anew()
         self._told = held
         return held is not None
 
