@@ -13,6 +13,7 @@ class Reason(enum.Enum):
     WRITER_ALIVE = "writer-alive"
     NO_COPY = "no-copy"
     NO_TARGET = "no-target"
+    MISPLACED = "misplaced"
     NO_ANSWER = "no-answer"
     RECOVERY_FAILED = "recovery-failed"
     CORRUPT_METADATA = "corrupt-metadata"
@@ -34,7 +35,13 @@ class Reason(enum.Enum):
 
 
 _NEEDS_HELP = frozenset(
-    {Reason.NO_COPY, Reason.NO_TARGET, Reason.CORRUPT_METADATA, Reason.DIGEST_SUSPECT}
+    {
+        Reason.NO_COPY,
+        Reason.NO_TARGET,
+        Reason.MISPLACED,
+        Reason.CORRUPT_METADATA,
+        Reason.DIGEST_SUSPECT,
+    }
 )
 
 

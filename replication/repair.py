@@ -61,13 +61,16 @@ class Repairer:
         surveyor: Surveyor,
         open_ledgers: OpenLedgers,
         copier: Copier,
+        moves_misplaced: bool = False,
     ) -> None:
+        """``moves_misplaced``: whether a ledger that is marked for its placement alone is moved."""
         self._queue = queue
         self._manager = manager
         self._views = views
         self._surveyor = surveyor
         self._open_ledgers = open_ledgers
         self._copier = copier
+        self._moves_misplaced = moves_misplaced
 
     async def repair(
         self, take: Take, sighting: WriterSighting | None = None, *, slots: Slots | None = None
@@ -123,7 +126,12 @@ class Repairer:
         """Plan, copy, write; None: to be looked at again."""
         if survey.is_abandoned:
             return await self._recover(take, survey.versioned, survey.view)
-        plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))
+        plan = plan_repair(
+            survey,
+            self._copier.targets(take.ledger_id, survey.view, memory),
+            # A mark that names bookies is done with when they are missed no more.
+            moves_misplaced=self._moves_misplaced and not take.queued.replicas,
+        )
         if plan.is_whole:
             if not self._is_unchanged(survey.metadata.bookies, survey.view):
                 return None

@@ -87,7 +87,9 @@ class RuledPlacement:
             if found is not None:
                 return found
         if self._rule.is_enforced:
-            raise self._nobody("no ensemble can be made of the writable bookies", pools)
+            raise self._nobody(
+                "no ensemble can be made of the writable bookies without breaking", pools
+            )
         return layouts.makeshift(stocks, self._rng)
 
     # --- Replacements --------------------------------------------------------------------------
@@ -114,7 +116,7 @@ class RuledPlacement:
         others = replaced(self._racks(ensemble, candidates), index, None)
         ranking = rank_racks(self._rule, shape, tuple(others), index, tuple(pools))
         if ranking.is_broken and self._rule.is_enforced:
-            raise self._nobody("none of the writable bookies may take over", pools)
+            raise self._nobody("none of the writable bookies may take over without breaking", pools)
         best = self._preferred(
             spreading=[each for rack in ranking.spreading for each in pools[rack]],
             keeping=[each for rack in ranking.keeping for each in pools[rack]],
@@ -133,7 +135,7 @@ class RuledPlacement:
 
     def _nobody(self, what: str, pools: _Pools) -> NotEnoughBookiesError:
         return NotEnoughBookiesError(
-            f"{what} without breaking the rule: {self._rule.words}",
+            f"{what} the rule: {self._rule.words}",
             allowed=sum(map(len, pools.values())),
             racks=len(pools),
         )
@@ -156,7 +158,7 @@ class RuledPlacement:
         racks = tuple(rack for rack, pool in pools.items() for _ in pool[:MOVES_MAX])
         better = better_layouts(self._rule, shape, layout, racks)
         if not better:
-            raise self._nobody("no move to a writable bookie makes it any better", pools)
+            raise self._nobody("no writable bookie is where it would better keep", pools)
         changes = [
             {i: each[i] for i in range(shape.size) if each[i] != layout[i]} for each in better
         ]

@@ -1,15 +1,17 @@
 """What is to be copied where: a pure function of a survey and of who may receive.
 
 A plan says for every finding that is not good either a ``Repair`` or a ``Blocked`` reason (rules S1,
-S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it.
+S4, S11, S12, S15, S16). The worker executes it as it stands, and ``bookmender plan`` prints it. A closed
+ledger of which every copy is good may have some in the wrong places: they are moved where that is wanted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
+from ledgers.placement import Adherence, Candidate
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import merged
 from replication.planning.survey import Survey
@@ -59,15 +61,28 @@ WHOLE = Plan()
 SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest type another one?"
 
 
-def plan_repair(survey: Survey, targets: Targets) -> Plan:
-    """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws."""
+def plan_repair(survey: Survey, targets: Targets, *, moves_misplaced: bool = False) -> Plan:
+    """Only closed fragments are repaired (rule S4). Draws nothing but what the placement draws.
+
+    ``moves_misplaced``: copies that the placement policy wants elsewhere are moved, if no copy is missing.
+    """
     if all(finding.verdict is Verdict.GOOD for finding in survey.findings):
-        return WHOLE
+        return _plan_moves(survey, targets) if moves_misplaced else WHOLE
     if _is_key_suspect(survey):
         return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT, detail=SUSPECT_KEY),))
     planning = _Planning(survey, targets)
     for finding in survey.findings:
         planning.see_to(finding)
+    return Plan(repairs=tuple(planning.repairs), blocked=tuple(planning.blocked))
+
+
+def _plan_moves(survey: Survey, targets: Targets) -> Plan:
+    """Of a closed ledger: where one is written it is the writer's business."""
+    if not survey.metadata.is_closed:
+        return WHOLE
+    planning = _Planning(survey, targets)
+    for fragment in dict.fromkeys(finding.fragment for finding in survey.findings):
+        planning.put_in_place(fragment)
     return Plan(repairs=tuple(planning.repairs), blocked=tuple(planning.blocked))
 
 
@@ -99,6 +114,56 @@ class _Planning:
         else:
             self.blocked.append(step)
 
+    def put_in_place(self, fragment: Fragment) -> None:
+        """Move copies until the ensemble keeps the placement policy's rule, or nobody makes it any better.
+
+        Every copy is good, and the bookie that gives way is read from as well.
+        """
+        ensemble = list(fragment.ensemble)
+        for _ in fragment.ensemble:  # each move leaves less that is wrong
+            if not self._fails_the_rule(ensemble):
+                break
+            try:
+                moves = self._targets.placement.choose_moves(
+                    self._candidates(),
+                    ensemble=ensemble,
+                    write_quorum=fragment.write_quorum,
+                    ack_quorum=self._metadata.ack_quorum,
+                    excluded=fragment.ensemble,
+                )
+            except NotEnoughBookiesError as error:
+                self.blocked.append(self._misplaced(fragment, error))
+                break
+            for move in moves:
+                ensemble[move.index] = move.target
+        for index, target in enumerate(ensemble):
+            if target != fragment.ensemble[index]:
+                self._note(self._repair(fragment, index, target, fragment.entries_of(index)))
+
+    def _fails_the_rule(self, ensemble: Sequence[BookieId]) -> bool:
+        adherence = self._targets.placement.adherence(
+            ensemble,
+            write_quorum=self._metadata.write_quorum,
+            ack_quorum=self._metadata.ack_quorum,
+        )
+        return adherence is Adherence.FAIL
+
+    def _misplaced(self, fragment: Fragment, error: NotEnoughBookiesError) -> Blocked:
+        """It waits for other bookies to come, rather than being tried again and again (gap G18)."""
+        where = (
+            f"from entry {fragment.first_entry_id} on every copy is there, but in the wrong place"
+        )
+        if local := self._targets.only_local:
+            return Blocked(
+                reason=Reason.LEFT_TO_OTHERS,
+                detail=f"{where}: this node's bookie {local} is no better one, and replication.target is local",
+            )
+        return Blocked(
+            reason=Reason.MISPLACED,
+            detail=f"{where}: {error}; add a bookie where there is none",
+            until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
+        )
+
     def _step(self, finding: Finding) -> Repair | Blocked:
         if finding.verdict is Verdict.AWAY:
             return self._wait_for(finding)
@@ -108,7 +173,7 @@ class _Planning:
             return Blocked(reason=Reason.OPEN_FRAGMENT, detail=_open_detail(finding))
         may_refill = self._may_refill(finding)
         if may_refill and not finding.damaged:
-            return self._repair(finding, finding.bookie, finding.absent)
+            return self._refill(finding, finding.absent)
         return self._move(finding, may_refill=may_refill)
 
     def _wait_for(self, finding: Finding) -> Blocked:
@@ -148,25 +213,27 @@ class _Planning:
         taken = self._taken(finding)
         copied = self._targets.copied.get((finding.fragment, finding.index))
         if copied is not None and copied not in taken and copied in self._targets.candidates:
-            return self._repair(finding, copied, ())
+            return self._repair(finding.fragment, finding.index, copied, ())
         try:
             target = self._choose(finding, taken)
         except NotEnoughBookiesError as error:
             if may_refill:
-                missing = merged(finding.absent, finding.damaged)
-                return self._repair(finding, finding.bookie, missing)
+                return self._refill(finding, merged(finding.absent, finding.damaged))
             return self._nobody_for(finding, taken, error)
-        return self._repair(finding, target, finding.entries)
+        return self._repair(finding.fragment, finding.index, target, finding.entries)
 
     def _choose(self, finding: Finding, taken: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
-            with_load(self._targets.candidates, self._loads),
+            self._candidates(),
             ensemble=self._ensemble(finding.fragment),
             index=finding.index,
             write_quorum=finding.fragment.write_quorum,
             ack_quorum=self._metadata.ack_quorum,
             excluded=taken,
         )
+
+    def _candidates(self) -> Collection[Candidate]:
+        return with_load(self._targets.candidates, self._loads)
 
     def _ensemble(self, fragment: Fragment) -> list[BookieId]:
         """As it will be, so that two who come into it keep the placement rule together."""
@@ -193,10 +260,15 @@ class _Planning:
             taken.update(self._metadata.last_segment.ensemble)
         return frozenset(taken)
 
-    def _repair(self, finding: Finding, target: BookieId, entry_ids: Sequence[int]) -> Repair:
+    def _refill(self, finding: Finding, entry_ids: Sequence[int]) -> Repair:
+        return self._repair(finding.fragment, finding.index, finding.bookie, entry_ids)
+
+    def _repair(
+        self, fragment: Fragment, index: int, target: BookieId, entry_ids: Sequence[int]
+    ) -> Repair:
         return Repair(
-            fragment=finding.fragment,
-            index=finding.index,
+            fragment=fragment,
+            index=index,
             target=target,
             entry_ids=entry_ids,
             byte_count=len(entry_ids) * self._survey.entry_bytes,

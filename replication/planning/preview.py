@@ -34,9 +34,18 @@ class Preview:
 class Previewer:
     """Takes no lock, writes and fences nothing. One for a command."""
 
-    def __init__(self, surveyor: Surveyor, receivers: Receivers, view: ClusterView) -> None:
-        """``view`` may be what is, or what would be under other orders."""
+    def __init__(
+        self,
+        surveyor: Surveyor,
+        receivers: Receivers,
+        view: ClusterView,
+        *,
+        moves_misplaced: bool = False,
+    ) -> None:
+        """``view`` may be what is, or what would be under other orders. ``moves_misplaced``: as a worker
+        does with ledgers that are marked for their placement."""
         self._surveyor, self._receivers, self._view = surveyor, receivers, view
+        self._moves_misplaced = moves_misplaced
 
     async def preview(self, ledger_id: int) -> Preview:
         """Raises UnavailableError when ZooKeeper does not answer."""
@@ -50,7 +59,11 @@ class Previewer:
             case Survey() as survey if survey.is_abandoned:
                 plan = Plan(blocked=(_ABANDONED,))
             case Survey() as survey:
-                plan = plan_repair(survey, self._receivers.targets(self._view))
+                plan = plan_repair(
+                    survey,
+                    self._receivers.targets(self._view),
+                    moves_misplaced=self._moves_misplaced,
+                )
         return Preview(ledger_id=ledger_id, plan=plan)
 
     async def _plan_open(self, found: OpenEnd) -> Plan:

@@ -110,6 +110,7 @@ def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> No
         (Reason.WRITER_ALIVE, False),
         (Reason.NO_COPY, True),
         (Reason.NO_TARGET, True),
+        (Reason.MISPLACED, True),
         (Reason.NO_ANSWER, False),
         (Reason.RECOVERY_FAILED, False),
         (Reason.CORRUPT_METADATA, True),

@@ -6,7 +6,7 @@ wait, and any number of nodes with a session each. Every write of metadata is he
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Any, ParamSpec
@@ -232,8 +232,10 @@ class Cluster:
         settings: ReplicationSettings | None = None,
         journal: Journal | None = None,
         fallback: EntryDigest = DIGEST,
+        racks: Mapping[BookieId, str] | None = None,
+        moves_misplaced: bool = False,
     ) -> AbstractAsyncContextManager[Node]:
-        """Another node's worker half."""
+        """Another node's worker half. ``racks``: it goes by them, and by no rule where there are none."""
         return running_node(
             name,
             tree=self.tree,
@@ -244,6 +246,8 @@ class Cluster:
             settings=settings or ReplicationSettings(),
             journal=journal,
             fallback=fallback,
+            racks=racks,
+            moves_misplaced=moves_misplaced,
         )
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from ledgers.formats.layout import Layout
 from ledgers.manager import Journal, LedgerManager
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId
-from ledgers.placement import RandomPlacement
+from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership, NodeInfo
@@ -80,6 +80,8 @@ async def running_node(
     settings: ReplicationSettings,
     journal: Journal | None,
     fallback: EntryDigest,
+    racks: Mapping[BookieId, str] | None = None,
+    moves_misplaced: bool = False,
 ) -> AsyncIterator[Node]:
     """Its session, and what runs in it but for the worker itself.
 
@@ -98,6 +100,8 @@ async def running_node(
             settings=settings,
             journal=journal,
             fallback=fallback,
+            racks=racks,
+            moves_misplaced=moves_misplaced,
         )
         beside += [asyncio.create_task(node.batcher.run()), asyncio.create_task(node.views.run())]
         yield node
@@ -119,6 +123,8 @@ async def _node(
     settings: ReplicationSettings,
     journal: Journal | None,
     fallback: EntryDigest,
+    racks: Mapping[BookieId, str] | None = None,
+    moves_misplaced: bool = False,
 ) -> Node:
     manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
     views = ViewSource(Registration(store, ROOT), clock, OrderBook(store, UR))
@@ -129,11 +135,14 @@ async def _node(
     quarantine = Quarantine(clock, views.life)
     answering = QuarantiningBookies(bookies, quarantine)
     receivers = Receivers(
-        RandomPlacement(rng, local=local),
+        RandomPlacement(rng, local=local)
+        if racks is None
+        else RuledPlacement(RackRule(), rng, locate=racks.get, local=local),
         clock=clock,
         local=local,
         is_local_only=settings.target == "local",
         quarantine=quarantine,
+        rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
     repairer = Repairer(
         queue=queue,
@@ -157,6 +166,7 @@ async def _node(
             clock=clock,
         ),
         copier=Copier(answering, receivers),
+        moves_misplaced=moves_misplaced,
     )
     notes = WaitingNotesWriter(store, batcher, UR)
     worker = ReplicationWorker(

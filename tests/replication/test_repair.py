@@ -146,11 +146,6 @@ async def test_an_empty_fragment_at_the_end_is_taken_along() -> None:
     assert cluster.bookies.copied_count == 0
 
 
-@pytest.mark.compat(
-    "TestReplicationWorker.testRepairedNotAdheringPlacementPolicyLedgerFragmentsOnRack",
-    verdict="other",
-    why="copies that are all there are not moved to please the policy: the ledger is checked and unmarked",
-)
 @in_virtual_time
 async def test_a_whole_ledger_is_only_unmarked() -> None:
     cluster = await Cluster.start()

@@ -1,0 +1,118 @@
+"""Ledgers that are marked for their placement: moved where that is wanted, and never at a copy's cost."""
+
+import asyncio
+
+import pytest
+
+from ledgers.metadata import BookieId
+from replication.outcome import DONE, OutcomeKind
+from replication.reasons import Reason
+from tests.replication.cluster import (
+    Cluster,
+    in_virtual_time,
+    queue_empty,
+    times_taken,
+    until,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import LEDGER, working
+from tests.replication.repairs import repair
+
+RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/c"}
+HOUR_S = 3_600.0
+
+
+async def misplaced(*bookies: BookieId) -> Cluster:
+    """A whole ledger on B1 and B2, which are in one rack, marked for that."""
+    cluster = await Cluster.start(*bookies)
+    await cluster.write_ledger((B1, B2))
+    await cluster.mark()
+    return cluster
+
+
+@pytest.mark.compat(
+    "TestReplicationWorker.testRepairedNotAdheringPlacementPolicyLedgerFragmentsOnRack",
+    verdict="same",
+)
+@in_virtual_time
+async def test_a_ledger_marked_for_its_placement_is_moved_to_another_rack() -> None:
+    cluster = await misplaced(B1, B2, B3, B4)
+
+    outcome = await repair(cluster, racks=RACKS, moves_misplaced=True)
+
+    [ensemble] = await cluster.ensembles()
+    assert outcome.kind is OutcomeKind.DONE
+    assert B4 in ensemble
+    assert all(cluster.holds(B4, LEDGER, entry_id) for entry_id in range(10))
+    assert outcome.entry_count == 10
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_where_nobody_wants_it_the_ledger_is_only_unmarked() -> None:
+    cluster = await misplaced()
+
+    assert await repair(cluster, racks=RACKS) == DONE
+
+    assert await cluster.ensembles() == [(B1, B2)]
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_a_ledger_marked_for_a_loss_is_not_moved_besides() -> None:
+    """B1 and B2 share a rack still when B3 is replaced: what is lost comes first, all else later."""
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B3)
+    await cluster.mark(B3)
+
+    outcome = await repair(cluster, racks=RACKS, moves_misplaced=True)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert await cluster.ensembles() == [(B1, B2, B4)]
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_a_target_that_fails_costs_the_ledger_nothing() -> None:
+    """B4 takes nothing: another one is chosen, and until all is copied the metadata stays."""
+    cluster = await misplaced(B1, B2, B3, B4, B5)
+    cluster.bookie(B4).is_down = True
+
+    outcome = await repair(cluster, racks=RACKS, moves_misplaced=True)
+
+    [ensemble] = await cluster.ensembles()
+    assert outcome.kind is OutcomeKind.DONE
+    assert B4 not in ensemble
+    assert B5 in ensemble
+    await cluster.assert_whole()
+
+
+@pytest.mark.compat(
+    "G18",
+    verdict="better",
+    why="it waits for a bookie in a better place, unlocked, and is looked at once an hour at most",
+)
+@in_virtual_time
+async def test_a_ledger_that_no_bookie_makes_well_placed_waits_until_one_comes() -> None:
+    cluster = await misplaced(B1, B2, B3)
+    taken_s = times_taken(cluster)
+    async with (
+        cluster.node(racks=RACKS, moves_misplaced=True) as node,
+        working(node),
+    ):
+        await asyncio.sleep(8 * HOUR_S)
+
+        [note] = await node.notes.read_all([LEDGER])
+        assert note.reason is Reason.MISPLACED
+        assert "at least 2 racks" in note.detail
+        assert await cluster.locked() == []
+        assert len([at_s for at_s in taken_s if at_s > taken_s[0] + 4 * HOUR_S]) <= 5
+        assert await cluster.ensembles() == [(B1, B2)]
+
+        await cluster.register(B4)
+        assert await until(cluster, lambda: queue_empty(cluster)) < 30
+
+    assert B4 in (await cluster.ensembles())[0]
+    await cluster.assert_whole()
