@@ -121,7 +121,8 @@ class Holds:
         muster = self._judge.muster(view, absent_since_s, lost_since_s=lost_since_s)
         seen = view.orders.hold
         is_held = seen is not None and not seen.is_released
-        if not is_held and self._judge.wanted(seen, muster) == seen:  # nearly always: spare the reading
+        # Nearly always: spare the reading.
+        if not is_held and self._judge.wanted(seen, muster) == seen:
             return self._tell(seen, seen, muster)
         for _ in range(TRIES_MAX):
             standing = await self._book.standing(self._place)
