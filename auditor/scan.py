@@ -13,6 +13,7 @@ import structlog
 
 from auditor.endangered import Endangered, endangered
 from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError
+from ledgers.formats.named_bookies import may_name
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore, Stat
@@ -81,22 +82,22 @@ async def may_be_named(
 ) -> dict[BookieId, list[int]]:
     """Which of these ledgers may name which of the bookies, though their metadata cannot be read.
 
-    Its bytes still say whether a bookie's id is in them: all formats hold ids in plain text. A ledger
-    that is gone names nobody. Raises UnavailableError when that cannot be told.
+    All of them, but for those whose bytes prove that they name others only (``may_name``). A ledger that
+    is gone names nobody. Raises UnavailableError when that cannot be told.
     """
 
-    async def data(ledger_id: int) -> bytes:
+    async def data(ledger_id: int) -> bytes | None:
         try:
             return (await store.get(manager.path(ledger_id)))[0]
         except NoNodeError:
-            return b""
+            return None
 
     found: dict[BookieId, list[int]] = {}
     for start in range(0, len(unreadable), READS_AT_ONCE):
         part = unreadable[start : start + READS_AT_ONCE]
         for ledger_id, held in zip(part, await asyncio.gather(*map(data, part)), strict=True):
             for bookie in bookies:
-                if bookie.encode() in held:
+                if held is not None and may_name(held, bookie):
                     found.setdefault(bookie, []).append(ledger_id)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from auditor.records import DrainProgress, last_drains
 from daemon.operating.bookie_ids import registered_bookies
-from daemon.operating.progress import duration_text, printable
+from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
@@ -99,7 +99,7 @@ def _unreadable_text(progress: DrainProgress) -> str:
     ids = ", ".join(map(str, progress.unreadable))
     more = " and more" if progress.unreadable_count > len(progress.unreadable) else ""
     return (
-        f"{progress.unreadable_count:,} ledgers that cannot be read may name it: {ids}{more}; "
+        f"{counted(progress.unreadable_count, 'ledger')} that cannot be read may name it: {ids}{more}; "
         "bookmender ledger show ID says what is wrong"
     )
 

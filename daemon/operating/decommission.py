@@ -41,6 +41,7 @@ AUDIT_AGAIN_S = 300.0
 STUCK_S = 60.0
 """All that is left has waited for help so long: nodes try again within that when a bookie comes."""
 STUCK_TOLD_MAX = 20
+DOUBTFUL_TOLD_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,23 +49,31 @@ class Decommissioned:
     """``moved_count``: ledgers that named the bookie when we began. ``had_cookie``: before we deleted it.
 
     ``was_known``: anything at all spoke of it then. Otherwise it is decommissioned already, or no bookie
-    of this cluster: which of the two nobody can tell any more.
+    of this cluster: which of the two nobody can tell any more. ``ignored``: ledgers that cannot be read
+    and may name it still, for which nothing was waited.
     """
 
     moved_count: int
     had_cookie: bool
     was_known: bool
+    ignored: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.was_known or not (self.moved_count or self.had_cookie), self
 
 
 async def decommission_bookie(
-    cluster: Visit, bookie: BookieId, *, tell: Callable[[str], None], show: Show, clock: Clock
+    cluster: Visit,
+    bookie: BookieId,
+    *,
+    ignores_unreadable: bool = False,
+    tell: Callable[[str], None],
+    show: Show,
+    clock: Clock,
 ) -> Decommissioned:
     """Wait until no ledger names the bookie, then delete its cookie and its orders.
 
-    Its marks are not waited for: one may stay for another reason when its ledger has left the bookie.
+    ``ignores_unreadable``: ledgers that cannot be read count as naming others, at the caller's risk. Its marks are not waited for: one may stay for another reason when its ledger has left the bookie.
 
     Raises RejectedError where something must be done first (for ledgers that cannot move, say, which
     ``tell`` is told of), UnavailableError where it cannot be told
@@ -72,7 +81,8 @@ async def decommission_bookie(
     """
     cookie = await _cookie(cluster, bookie)
     is_running = await _check_state(cluster, bookie, clock)
-    named = await naming_ledgers(cluster, bookie)
+    found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
+    named = found.ledger_ids
     if is_running and named:
         raise RejectedError(
             f"it is running, and {len(named)} ledgers name it: stop it for good first, or, to have "
@@ -84,7 +94,8 @@ async def decommission_bookie(
     while named:
         await _get_marked(cluster, tell)
         await _wait_moved(cluster, bookie, named, tell=tell, show=show, clock=clock)
-        named = await naming_ledgers(cluster, bookie)
+        found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
+        named = found.ledger_ids
     # It may have been started while we waited: then all that was proven is worth nothing.
     if await _check_state(cluster, bookie, clock) and not is_running:
         raise RejectedError("it was started meanwhile; stop it for good", bookie=bookie)
@@ -95,25 +106,45 @@ async def decommission_bookie(
         moved_count=moved_count,
         had_cookie=cookie is not None,
         was_known=was_known or had_order,
+        ignored=found.doubtful,
     )
 
 
-async def naming_ledgers(cluster: Visit, bookie: BookieId) -> list[int]:
-    """Every ledger whose metadata names the bookie. Raises UnavailableError when that cannot be told.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Naming:
+    """Ledgers whose metadata names the bookie; and those that cannot be read, and may. By id."""
 
-    A ledger that cannot be read counts as doubtful when the bookie's id is in its bytes, or in its mark.
+    ledger_ids: tuple[int, ...]
+    doubtful: tuple[int, ...]
+
+
+async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool) -> _Naming:
+    """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be ignored.
+
+    A ledger that cannot be read is doubtful unless its bytes prove that it names others only, and no mark
+    of it names the bookie.
     """
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie], available=())
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
     marked = await _marked_for(cluster, bookie, among=scan.unreadable) if scan.unreadable else ()
-    if doubtful := sorted({*named.get(bookie, ()), *marked}):
-        raise UnavailableError(
-            "metadata that cannot be read may name it; bookmender ledger show ID says what is wrong",
-            bookie=bookie,
-            ledger_ids=doubtful[:20],
+    doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
+    if doubtful and not ignores_unreadable:
+        more = (
+            f" and {len(doubtful) - DOUBTFUL_TOLD_MAX:,} more"
+            if len(doubtful) > DOUBTFUL_TOLD_MAX
+            else ""
         )
-    return sorted(found.ledger_id for found in scan.endangered)
+        raise UnavailableError(
+            "ledgers that cannot be read may name it, so its cookie stays: "
+            f"{', '.join(map(str, doubtful[:DOUBTFUL_TOLD_MAX]))}{more}. bookmender ledger show ID says "
+            "what is wrong with one, bookmender ledger restore ID may mend it; --ignore-unreadable goes on "
+            "without them",
+            bookie=bookie,
+        )
+    return _Naming(
+        ledger_ids=tuple(sorted(each.ledger_id for each in scan.endangered)), doubtful=doubtful
+    )
 
 
 async def ask_for_audit(cluster: Visit) -> None:

@@ -86,6 +86,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def counted(count: int, unit: str) -> str:
+    """``1 ledger``, ``1,200 ledgers``."""
+    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+
+
 def duration_text(duration_s: float) -> str:
     """For people, in the two largest units that matter."""
     seconds = max(0, round(duration_s))

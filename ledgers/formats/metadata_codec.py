@@ -36,18 +36,23 @@ _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
 
 def parse_metadata(data: bytes) -> LedgerMetadata:
     """What the znode says. Raises CorruptionError, which names what is wrong."""
-    header = _HEADER.match(data)
-    if header is None:
-        raise CorruptionError("ledger metadata does not begin with its version", data=data[:80])
-    version, body = int(header[1]), data[header.end() :]
+    version, body = split_version(data)
     match version:
         case 1:
             return _of_lines(body)
         case 2:
             return _of_message(parse_text(body, LedgerMetadataFormat), version)
         case 3:
-            return _of_message(parse_binary(_undelimited(body), LedgerMetadataFormat), version)
+            return _of_message(parse_binary(undelimited(body), LedgerMetadataFormat), version)
     raise CorruptionError("ledger metadata of a version that we do not know", version=version)
+
+
+def split_version(data: bytes) -> tuple[int, bytes]:
+    """The version, and what stands behind it. Raises CorruptionError."""
+    header = _HEADER.match(data)
+    if header is None:
+        raise CorruptionError("ledger metadata does not begin with its version", data=data[:80])
+    return int(header[1]), data[header.end() :]
 
 
 def serialize_metadata(metadata: LedgerMetadata) -> bytes:
@@ -164,8 +169,8 @@ def _message(metadata: LedgerMetadata) -> LedgerMetadataFormat:
     return message
 
 
-def _undelimited(body: bytes) -> bytes:
-    """The message behind its length, a varint of at most 32 bits."""
+def undelimited(body: bytes) -> bytes:
+    """The message behind its length, a varint of at most 32 bits. Raises CorruptionError."""
     length = 0
     for position, byte in enumerate(body[:5]):
         length |= (byte & 0x7F) << 7 * position
