@@ -3,12 +3,51 @@
 While a maintenance window stands, its bookie is away on purpose, which is no absence. So the delay counts
 from the end of the window or from the bookie's going, whichever is later: an operator who ends a window by
 hand, or who forgot a bookie in it, has the same time to act as after any other loss.
+
+A leader goes on counting where the one before it was (``records``), unless nobody looked for a while: then
+the bookie may have come back and gone again unseen, and counting begins anew.
 """
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 
 from ledgers.metadata import BookieId
+
+UNSEEN_MAX_MS = 600_000
+"""So long nobody may have looked, between two leaders, for an absence to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAbsences:
+    """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last looked."""
+
+    since_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    seen_ms: int = 0
+
+    @classmethod
+    def of(
+        cls, absent_since_s: Mapping[BookieId, float], *, now_s: float, wall_ms: int
+    ) -> "StoredAbsences":
+        return cls(
+            since_ms={
+                bookie: max(0, wall_ms - round((now_s - since_s) * 1000))
+                for bookie, since_s in absent_since_s.items()
+            },
+            seen_ms=wall_ms,
+        )
+
+    def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
+        """Since when each is away, in monotonic seconds of this process.
+
+        Of two hosts' clocks one may be behind: what begins in the future begins now.
+        """
+        if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
+            return {}
+        return {
+            bookie: now_s - max(0, wall_ms - since_ms) / 1000
+            for bookie, since_ms in self.since_ms.items()
+        }
 
 
 def still_absent(

@@ -1,45 +1,44 @@
 """The Auditor: while it leads, it sees bookies go, waits out the recovery delay, and marks.
 
-One loop: read who is there, decide who is lost, and when somebody is who was not handled yet (or a
-check is due, or asked for), scan the metadata and mark. Whatever fails is tried again; whatever was
-handled is remembered only while the leadership lasts, so that a new leader misses nothing.
+One loop: decide from the list of bookies and from the index who is lost, and mark the ledgers of whoever is
+lost that were not marked yet. What ledgers a loss touches the index knows, so that nothing is read for it.
+Whatever fails is tried again; what was handled is remembered only while the leadership lasts, so that a
+new leader misses nothing.
+
+While the index is built, or read again, a loss is answered from what is known, and completed afterwards.
 """
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import structlog
-from prometheus_client import Counter
 
-from auditor.absence import lost_bookies, next_loss_s, still_absent
-from auditor.endangered import most_endangered_first, most_urgent
+from auditor.absence import StoredAbsences, lost_bookies, next_loss_s, still_absent
+from auditor.causes import Cause, Why, read_causes, updated_causes
+from auditor.delay import RecoveryDelay
+from auditor.endangered import Missing, reborn_bookies
+from auditor.index.keeper import IndexKeeper
+from auditor.losses import LossMarks, Marked
 from auditor.marking import Marker
-from auditor.records import AuditRecord, Records
-from auditor.scan import Rebirth, scan_ledgers
+from auditor.records import AuditRecord, Records, read_absences, read_identities
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
-from ledgers.errors import (
-    CorruptionError,
-    NodeExistsError,
-    NoNodeError,
-    SessionLostError,
-    UnavailableError,
-)
-from ledgers.manager import LedgerManager
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.queue import payloads
 
 log = structlog.get_logger()
-MARKS = Counter("bookmender_marks_total", "Marks of under-replicated ledgers made or extended.")
 
 RETRY_S = 5.0
 """After an audit that failed."""
+CHANGES_PAUSE_S = 0.1
+"""Between two looks at the ledgers that changed: together they cost less."""
+ABSENCES_WRITE_S = 60.0
+"""How often it is noted that the absent bookies are still absent: the next leader goes on from there."""
 
 
 @dataclass(slots=True)
@@ -49,18 +48,20 @@ class _Absences:
     since_s: dict[BookieId, float] = field(default_factory=dict)
     overruled_s: float = -math.inf
     """When an operator last asked not to wait out the recovery delay."""
-    named: set[BookieId] = field(default_factory=set)
-    """Bookies that some ledger named when last scanned, or that were there since, cookie or not."""
-    handled: frozenset[BookieId] = frozenset()
-    """Lost bookies whose ledgers have been marked."""
+    written: frozenset[BookieId] = frozenset()
+    """Those that the record names."""
+    write_due_s: float = math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Delay:
-    """The recovery delay, and when it was written (0: it is not stored)."""
+@dataclass(slots=True)
+class _Done:
+    """What need not be done again."""
 
-    delay_s: int
-    mzxid: int
+    causes: frozenset[tuple[BookieId, int]] = frozenset()
+    """Losses (``Missing.causes``) whose ledgers have been marked."""
+    completed_count: int = -1
+    """Of the index, when all ledgers of missing bookies were last looked at."""
+    check_due_s: float = 0.0
 
 
 class Auditor:
@@ -71,25 +72,30 @@ class Auditor:
         *,
         store: MetadataStore,
         ur: str,
-        manager: LedgerManager,
+        keeper: IndexKeeper,
         views: ViewSource,
         marker: Marker,
         records: Records,
         settings: AuditorSettings,
         clock: Clock,
     ) -> None:
+        """``keeper`` is run by somebody else."""
         self._store = store
         self._ur = ur
-        self._manager = manager
+        self._keeper = keeper
         self._views = views
-        self._marker = marker
         self._records = records
         self._settings = settings
         self._clock = clock
+        self._delay = RecoveryDelay(store, ur, default_s=settings.lost_bookie_recovery_delay_s)
+        self._marks = LossMarks(keeper.index, marker)
         self._absences = _Absences()
+        self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
-        self._check_due_s = 0.0
+        self._causes: dict[BookieId, Cause] = {}
+        """As they are stored."""
+        self._is_disabled = False
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
         self._wake = asyncio.Event()
@@ -99,11 +105,24 @@ class Auditor:
         await self._prepare()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._wake_on_bookies())
+            tasks.create_task(self._wake_on_ledgers())
             tasks.create_task(self._wake_on_delay())
             tasks.create_task(self._wake_on_switch())
             while True:
                 wait_s = await self._try_run_once()
                 await self._wait(wait_s)
+
+    async def _prepare(self) -> None:
+        await self._delay.prepare()
+        self._identities = await read_identities(self._store, self._ur)
+        self._causes = await read_causes(self._store, self._ur)
+        stored = await read_absences(self._store, self._ur)
+        self._absences.since_s = stored.resumed(
+            now_s=self._clock.now_s(), wall_ms=self._clock.wall_ms()
+        )
+        self._absences.written = frozenset(stored.since_ms)
+        if stored.since_ms:
+            self._absences.write_due_s = self._clock.now_s()
 
     async def _try_run_once(self) -> float:
         try:
@@ -111,6 +130,7 @@ class Auditor:
         except SessionLostError:
             raise
         except UnavailableError as error:
+            self._done.completed_count = -1
             log.warning("audit.failed", error=str(error), retry_s=RETRY_S)
             return RETRY_S
 
@@ -118,122 +138,178 @@ class Auditor:
         """Audit if there is a reason to; returns after how many seconds to look again at the latest."""
         self._wake.clear()
         view = await self._views.refresh() if self._is_overruled else self._views.current
-        delay_s = (await self._recovery_delay()).delay_s
-        now_s = self._clock.now_s()
-        absences = self._absences
         if self._is_overruled:
             self._is_overruled = False
-            absences.overruled_s = now_s
-        absences.named |= view.available
+            self._absences.overruled_s = self._clock.now_s()
+        missing = self._missing(view)
+        if gone := self._done.causes - missing.causes:
+            self._done.causes -= gone
+            self._marks.keep_only(missing.bookies)
+            await self._note_causes(missing)
+        await self._mark(missing)
+        await self._note_absences()
+        return self._wait_s()
+
+    # --- Who is missing ------------------------------------------------------------------------------
+
+    def _missing(self, view: ClusterView) -> Missing:
+        """Whose ledgers are to be marked now. What is known of absences is brought up to date."""
+        absences, now_s = self._absences, self._clock.now_s()
         absences.since_s = still_absent(
             absences.since_s,
-            known=view.cookies.keys() | absences.named,
+            known=view.cookies.keys() | self._keeper.index.bookies,
             available=view.available,
             excused=view.orders.maintenance.keys(),
             now_s=now_s,
         )
+        if view.orders.is_held:
+            return Missing()
         lost = lost_bookies(
-            absences.since_s, now_s=now_s, delay_s=delay_s, overruled_s=absences.overruled_s
+            absences.since_s,
+            now_s=now_s,
+            delay_s=self._delay.current.delay_s,
+            overruled_s=absences.overruled_s,
         )
-        absences.handled &= absences.since_s.keys()
-        reborn = self._reborn(view)
-        if lost - absences.handled or reborn or now_s >= self._check_due_s:
-            if await self._is_disabled():
-                return self._settings.bookie_check_interval_s  # or until the switch wakes us
-            await self._audit(lost, reborn)
-            if absences.named - absences.since_s.keys():
-                return 0.0  # the scan found absent bookies that nobody had told us of
-        loss_s = next_loss_s(absences.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
-        check_s = self._check_due_s - self._clock.now_s()
-        return max(0.0, check_s if loss_s is None else min(loss_s, check_s))
+        return Missing(
+            lost_since_s={bookie: absences.since_s[bookie] for bookie in lost},
+            reborn=reborn_bookies(view.cookies, self._identities),
+        )
 
-    def _reborn(self, view: ClusterView) -> dict[BookieId, Rebirth]:
-        """Bookies that were set up since we last looked.
+    # --- Audits --------------------------------------------------------------------------------------
 
-        One that comes back under its old id may have lost everything (its disk was replaced): its
-        return withdraws no mark, and where there is none, calls for one (rule S6).
-        """
-        return {
-            bookie: Rebirth(czxid=stat.czxid, was_known=bookie in self._identities)
-            for bookie, stat in view.cookies.items()
-            if self._identities.get(bookie) != stat.czxid
-        }
+    async def _mark(self, missing: Missing) -> None:
+        """What is to be marked now: all ledgers of missing bookies, or those that changed."""
+        touched = self._keeper.take_touched()
+        is_due = self._is_due(missing)
+        if not is_due and not (touched and missing.bookies):
+            return
+        self._is_disabled = self._is_disabled or await self._read_disabled()
+        if self._is_disabled:
+            self._done.completed_count = (
+                -1
+            )  # what was touched is looked at when it is enabled again
+        elif is_due:
+            await self._audit(missing)
+        else:
+            await self._marks.mark_touched(touched, missing)
 
-    async def _audit(self, lost: frozenset[BookieId], reborn: Mapping[BookieId, Rebirth]) -> None:
-        """Scan and mark. Raises UnavailableError when it could not be completed: it is still due."""
-        due_s = self._check_due_s
-        # Before the audit: one that is asked for while this one is under way comes after it.
-        self._check_due_s = self._clock.now_s() + self._settings.bookie_check_interval_s
-        try:
-            await self._scan_and_mark(lost, reborn)
-        except UnavailableError:
-            self._check_due_s = min(due_s, self._check_due_s)
-            raise
-        self._absences.handled |= lost
-        if reborn:
-            self._identities |= {bookie: birth.czxid for bookie, birth in reborn.items()}
+    def _is_due(self, missing: Missing) -> bool:
+        """Whether all ledgers of missing bookies are to be looked at, and not just those that changed."""
+        return (
+            not missing.causes <= self._done.causes
+            or self._keeper.completed_count != self._done.completed_count
+            or self._is_check_due()
+        )
+
+    def _is_check_due(self) -> bool:
+        return self._clock.now_s() >= self._done.check_due_s
+
+    async def _audit(self, missing: Missing) -> None:
+        """Raises UnavailableError when it could not be completed: it is still due."""
+        started_s, completed_count = self._clock.now_s(), self._keeper.completed_count
+        is_complete = self._keeper.is_complete
+        if self._is_check_due():
+            # Before the audit: one that is asked for while this one is under way comes after it.
+            self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
+            self._marks.forget()
+        news = {bookie for bookie, _ in missing.causes - self._done.causes}
+        if lost := news & missing.lost_since_s.keys():
+            log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
+        await self._note_causes(missing)
+        marked = await self._marks.mark_naming(
+            missing, first=sorted(news), is_over=lambda: self._is_superseded(missing)
+        )
+        self._wake.set()  # what happened meanwhile is next
+        if not marked.is_whole:
+            self._done.completed_count = -1
+            return
+        self._done.causes = missing.causes
+        self._done.completed_count = completed_count
+        await self._records.write_urgent(marked.urgent, now_ms=self._clock.wall_ms())
+        if is_complete:
+            await self._write_identities(missing)
+        await self._tell(marked, started_s=started_s, is_complete=is_complete)
+
+    def _is_superseded(self, missing: Missing) -> bool:
+        """Whether something happened that changes who is missing: then the audit begins anew with that."""
+        if not self._wake.is_set():
+            return False
+        self._wake.clear()
+        return self._is_disabled or self._missing(self._views.current).causes != missing.causes
+
+    async def _write_identities(self, missing: Missing) -> None:
+        if missing.reborn:
+            self._identities |= {bookie: birth.czxid for bookie, birth in missing.reborn.items()}
             await self._records.write_identities(self._identities)
 
-    async def _scan_and_mark(
-        self, lost: frozenset[BookieId], reborn: Mapping[BookieId, Rebirth]
-    ) -> None:
-        started_s = self._clock.now_s()
-        if news := lost - self._absences.handled:
-            log.info("bookies.lost", bookies=sorted(news))
-        scan = await scan_ledgers(
-            self._manager, lost=lost, available=self._views.current.available, reborn=reborn
-        )
-        ordered = most_endangered_first(scan.endangered, self._absences.since_s)
-        marks = await self._marker.mark_all(ordered)
-        MARKS.inc(marks)
-        await self._records.write_urgent(most_urgent(ordered), now_ms=self._clock.wall_ms())
-        self._absences.named = scan.absent_members | self._views.current.available
-        await self._records.write_audit(
-            AuditRecord(
-                finished_ms=self._clock.wall_ms(),
-                ledger_count=scan.ledger_count,
-                mark_count=marks,
-                unreadable_count=len(scan.unreadable),
-                unreadable=tuple(scan.unreadable),
-            )
-        )
+    async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
+        index = self._keeper.index
         log.info(
             "audit.finished",
-            ledger_count=scan.ledger_count,
-            unreadable_count=len(scan.unreadable),
-            endangered_count=len(scan.endangered),
-            mark_count=marks,
+            ledger_count=len(index),
+            unreadable_count=len(index.unreadable),
+            endangered_count=marked.endangered_count,
+            mark_count=marked.mark_count,
+            is_index_complete=is_complete,
             duration_s=round(self._clock.now_s() - started_s, 3),
         )
-
-    async def _prepare(self) -> None:
-        """The znode of the recovery delay holds for the whole cluster; the first leader makes it."""
-        self._identities = await self._records.identities()
-        delay = payloads.recovery_delay_to_bytes(self._settings.lost_bookie_recovery_delay_s)
-        with contextlib.suppress(NodeExistsError):
-            await self._store.create(
-                payloads.recovery_delay_path(self._ur), delay, with_parents=True
+        if is_complete:
+            await self._records.write_audit(
+                AuditRecord(
+                    finished_ms=self._clock.wall_ms(),
+                    ledger_count=len(index),
+                    mark_count=marked.mark_count,
+                    unreadable_count=len(index.unreadable),
+                    unreadable=tuple(sorted(index.unreadable)),
+                )
             )
 
-    async def _recovery_delay(self) -> "_Delay":
-        """As it stands. A missing or unreadable value counts as the setting's."""
-        default_s, mzxid = self._settings.lost_bookie_recovery_delay_s, 0
-        try:
-            data, stat = await self._store.get(payloads.recovery_delay_path(self._ur))
-            mzxid = stat.mzxid
-            return _Delay(delay_s=payloads.parse_recovery_delay(data), mzxid=mzxid)
-        except NoNodeError:
-            pass
-        except CorruptionError as error:
-            log.error("recovery_delay.unreadable", error=str(error))
-        return _Delay(delay_s=default_s, mzxid=mzxid)
+    # --- What is noted of bookies --------------------------------------------------------------------
 
-    async def _is_disabled(self) -> bool:
-        return await self._store.exists(payloads.disable_path(self._ur)) is not None
+    async def _note_causes(self, missing: Missing) -> None:
+        """Why the marks of their ledgers are made. What a hold keeps from being marked is missing still."""
+        if self._views.current.orders.is_held:
+            return
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        current = {
+            bookie: Cause(why=Why.REBORN, since_ms=now_ms)
+            for bookie, birth in missing.reborn.items()
+            if birth.was_known
+        }
+        for bookie, since_s in missing.lost_since_s.items():
+            since_ms = now_ms - round((now_s - since_s) * 1000)
+            current[bookie] = Cause(why=Why.LOST, since_ms=max(0, since_ms))
+        causes = updated_causes(self._causes, current, now_ms=now_ms)
+        if causes != self._causes:
+            await self._records.write_causes(causes)
+            self._causes = causes
+
+    async def _note_absences(self) -> None:
+        """When they change, and now and then that they go on."""
+        absences, now_s = self._absences, self._clock.now_s()
+        away = frozenset(absences.since_s)
+        if away == absences.written and now_s < absences.write_due_s:
+            return
+        await self._records.write_absences(
+            StoredAbsences.of(absences.since_s, now_s=now_s, wall_ms=self._clock.wall_ms())
+        )
+        absences.written = away
+        absences.write_due_s = now_s + ABSENCES_WRITE_S if away else math.inf
+
+    # --- When to look again --------------------------------------------------------------------------
+
+    def _wait_s(self) -> float:
+        now_s = self._clock.now_s()
+        loss_s = next_loss_s(
+            self._absences.since_s, now_s=now_s, delay_s=self._delay.current.delay_s
+        )
+        check_s = math.inf if self._is_disabled else self._done.check_due_s - now_s
+        write_s = self._absences.write_due_s - now_s
+        return max(0.0, min(math.inf if loss_s is None else loss_s, check_s, write_s))
 
     async def _wait(self, wait_s: float) -> None:
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
                 await self._wake.wait()
         except TimeoutError:
             pass
@@ -245,24 +321,28 @@ class Auditor:
             seen = self._views.change_count
             self._wake.set()
 
-    async def _wake_on_delay(self) -> None:
-        """A new delay counts at once, and each write asks for an audit.
+    async def _wake_on_ledgers(self) -> None:
+        seen = self._keeper.change_count
+        while True:
+            await self._keeper.wait_change(seen)
+            seen = self._keeper.change_count
+            self._wake.set()
+            await self._clock.sleep(CHANGES_PAUSE_S)
 
-        Written unchanged it says not to wait any longer for those that are away, as with Java
-        (Auditor's LostBookieRecoveryDelayChangedCb): so an operator triggers an audit.
-        """
-        known: _Delay | None = None
-        async with aclosing(self._store.watch(payloads.recovery_delay_path(self._ur))) as events:
-            async for _ in events:
-                current = await self._recovery_delay()
-                if known is not None and current.mzxid != known.mzxid:
-                    self._check_due_s = self._clock.now_s()
-                    self._is_overruled = self._is_overruled or current.delay_s == known.delay_s
-                known = current
+    async def _wake_on_delay(self) -> None:
+        """A new delay counts at once, and each write asks for an audit."""
+        async with aclosing(self._delay.changes()) as changes:
+            async for before, current in changes:
+                self._done.check_due_s = self._clock.now_s()
+                self._is_overruled |= current.is_asking_for_audit(before)
                 self._wake.set()
+
+    async def _read_disabled(self) -> bool:
+        return await self._store.exists(payloads.disable_path(self._ur)) is not None
 
     async def _wake_on_switch(self) -> None:
         """What happened while auto-recovery was disabled is handled when it is enabled again."""
         async with aclosing(self._store.watch(payloads.disable_path(self._ur))) as events:
             async for _ in events:
+                self._is_disabled = await self._read_disabled()
                 self._wake.set()

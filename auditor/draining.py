@@ -1,38 +1,35 @@
-"""Draining: the leader finds the ledgers that name a draining bookie and marks them in our own queue.
+"""Draining: the leader marks the ledgers that name a draining bookie, in our own queue.
 
 Their copies are all there, so that a Java worker would find the ledgers whole and take the marks away:
 they never go into the shared queue (rule S16). Workers of ours count a draining member as missing.
-All draining bookies are looked for in one scan, and marked as if they were lost together: fewest copies
-left first, then the order that was given first, then the largest.
+All draining bookies are marked for as if they were lost together: fewest copies left first, then the order
+that was given first, then the largest.
 
-A scan is repeated, after growing pauses, as long as the order stands: a bookie that still takes writes
-comes into new ledgers. Between scans the marks that are left say how far it is, in a record for people.
+Which ledgers name one the index knows, those too that are put on a bookie that still takes writes. A bookie
+is drained when the index is complete and no ledger names it, nor may. How far it is stands in a record for people.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 from prometheus_client import Gauge
 
-from auditor.endangered import most_endangered_first
+from auditor.endangered import Endangered, endangered, most_endangered_first
+from auditor.index.keeper import IndexKeeper
+from auditor.losses import MARKS
 from auditor.marking import Marker
 from auditor.records import DrainProgress, DrainRecord, Records, last_drains
-from auditor.scan import Scan, may_be_named, scan_ledgers
+from auditor.scan import may_be_named
 from ledgers.clock import Clock
-from ledgers.errors import (
-    CorruptionError,
-    NoSuchLedgerError,
-    SessionLostError,
-    UnavailableError,
-)
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.cluster.cluster_view import ViewSource
 from replication.cluster.orders import DrainOrder
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
@@ -45,61 +42,28 @@ LEFT = Gauge(
 )
 
 RETRY_S = 5.0
-"""After a scan that failed, and between two looks at a disable switch that is set."""
-RESCAN_MIN_S = 60.0
-"""Between two scans while marks are left; longer by ``_pause_s`` where scanning changes nothing."""
-RESCAN_MAX_S = 3_600.0
-REST_PER_SCAN = 9.0
-"""A scan is followed by nine times its duration: in a large cluster it takes minutes."""
-POLL_S = 2.0
-"""Between two looks at which marks are left, and the first pause before a scan that is to prove that
-none was left behind."""
-POLLED_LEDGERS_PER_S = 5_000
-"""Many marks are a long listing, so they are looked at less often."""
-DOUBT_POLL_S = 60.0
-"""Between two looks at whether the ledgers in doubt are still there and unreadable."""
+"""After a failure, and between two looks at a disable switch that is set."""
+LOOK_S, LOOK_SOON_S = 2.0, 0.25
+"""Between two looks at the index; and while it is being built."""
+LOOKED_AT_PER_S = 50_000
+"""Ledgers that are left; where they are many, the looks are fewer."""
+RELIST_S = 60.0
+"""Between two looks at which marks stand, and at which ledgers that cannot be read may name the bookies."""
 DOUBTFUL_TOLD_MAX = 20
-"""Ledgers in doubt that are told by id, and looked at again, for one bookie."""
+"""Ledgers in doubt that are told by id, for one bookie."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scanned:
-    """What the last scan was asked for, and when the next one is due. Times are monotonic seconds."""
+@dataclass(slots=True, kw_only=True)
+class _Listed:
+    """What was read besides the index. ``due_s``: when it is to be read again, monotonic."""
 
     orders: Mapping[BookieId, DrainOrder]
-    writable: frozenset[BookieId]
-    """The draining bookies that took writes as it began."""
-    ledger_count: int
-    """Ledgers that named one of them."""
-    named: frozenset[BookieId]
-    """The draining bookies that some ledger named."""
-    finished_ms: int
-    """Wall-clock, for people."""
-    unreadable_count: int
-    doubtful: Mapping[BookieId, Sequence[int]]
+    marked: set[int]
+    """In our own queue, those made since included."""
+    unreadable: frozenset[int]
+    doubtful: Mapping[BookieId, Sequence[int]] = field(default_factory=dict)
     """Per draining bookie, the ledgers that cannot be read and may name it."""
-    futile_count: int
-    """Scans in a row, this one the last, that found no fewer ledgers than the one before."""
-    rescan_due_s: float
-    """While marks are left."""
-    proof_due_s: float
-    """Once none is: soon, or as ever where this scan found no ledger."""
-
-    def progress(self, bookie: BookieId, *, left: int, most: int) -> DrainProgress:
-        """Of one of the draining bookies; ``left``, ``most``: ledgers now, and ever before.
-
-        That no mark is left says that workers are done; a scan is the proof.
-        """
-        is_named, doubtful = bookie in self.named, self.doubtful.get(bookie, ())
-        return DrainProgress(
-            since_ms=self.orders[bookie].since_ms,
-            ledgers_left=left,
-            ledgers_most=max(left, most),
-            is_drained=not is_named and not doubtful,
-            is_in_doubt=not is_named and bool(doubtful),
-            unreadable_count=len(doubtful),
-            unreadable=_told_ids(doubtful),
-        )
+    due_s: float
 
 
 class Drainer:
@@ -111,22 +75,22 @@ class Drainer:
         store: MetadataStore,
         ur: str,
         manager: LedgerManager,
+        keeper: IndexKeeper,
         views: ViewSource,
         marker: Marker,
         records: Records,
         clock: Clock,
     ) -> None:
+        """``keeper`` is run by somebody else."""
         self._store = store
         self._ur = ur
         self._manager = manager
+        self._keeper = keeper
         self._views = views
         self._marker = marker
         self._records = records
         self._clock = clock
-        self._scanned: _Scanned | None = None
-        self._left: dict[int, tuple[BookieId, ...]] = {}
-        """Ledgers that the last scan found and whose marks were there when last looked at: the
-        draining bookies that each named."""
+        self._listed: _Listed | None = None
         self._progress: dict[BookieId, DrainProgress] | None = None
         """As it was told last, by an earlier leader perhaps; None until that was read."""
 
@@ -149,109 +113,88 @@ class Drainer:
             return RETRY_S
 
     async def run_once(self) -> float | None:
-        """Scan or look at the marks, as is due; returns after how many seconds to come again.
+        """Mark what is not marked yet; returns after how many seconds to come again.
 
         None: not before the orders change.
         """
-        view = self._views.current
-        if not view.orders.draining:
-            self._scanned, self._left = None, {}
-            await self._tell()
+        orders = self._views.current.orders.draining
+        if not orders:
+            self._listed = None
+            await self._tell({}, {})
             return None
         if await self._store.exists(payloads.disable_path(self._ur)) is not None:
             return RETRY_S
-        marked = await marked_ledger_ids(self._store, own_path(self._ur))
-        self._left = {i: self._left[i] for i in marked if i in self._left}
-        if self._is_scan_due(view) or await self._is_doubt_over():
-            await self._scan(view)
-        await self._tell()
-        return self._wait_s()
+        listed = await self._list(orders)
+        named = self._named(orders)
+        await self._mark(sorted(named.keys() - listed.marked), orders, listed)
+        await self._tell(named, self._current_progress(named, listed, await self._told()))
+        look_s = LOOK_S if self._keeper.is_complete else LOOK_SOON_S
+        return look_s + len(named) / LOOKED_AT_PER_S
 
-    def _is_scan_due(self, view: ClusterView) -> bool:
-        last = self._scanned
-        if last is None or last.orders != view.orders.draining:
-            return True
-        if _writable(view) - last.writable:
-            return True
-        return self._clock.now_s() >= (last.rescan_due_s if self._left else last.proof_due_s)
+    def _named(self, orders: Collection[BookieId]) -> dict[int, list[BookieId]]:
+        """The ledgers that name draining bookies, and which."""
+        named: dict[int, list[BookieId]] = {}
+        for bookie in orders:
+            for ledger_id in self._keeper.index.naming(bookie):
+                named.setdefault(ledger_id, []).append(bookie)
+        return named
 
-    async def _is_doubt_over(self) -> bool:
-        """Whether one of the ledgers in doubt is gone, or can be read: a scan will say what it names."""
-        assert self._scanned is not None
-        looked_at = {i for found in self._scanned.doubtful.values() for i in _told_ids(found)}
-        for ledger_id in looked_at:
-            try:
-                await self._manager.read(ledger_id)
-            except CorruptionError:
-                continue
-            except NoSuchLedgerError:
-                pass
-            return True
-        return False
+    async def _list(self, orders: Mapping[BookieId, DrainOrder]) -> _Listed:
+        """What stands in the queue, and what is in doubt; as it was listed before, if that will do.
 
-    def _wait_s(self) -> float:
-        assert self._scanned is not None
-        now_s = self._clock.now_s()
-        if not self._left:
-            wait_s = max(0.0, self._scanned.proof_due_s - now_s)
-            return min(wait_s, DOUBT_POLL_S) if self._scanned.doubtful else wait_s
-        poll_s = POLL_S + len(self._left) / POLLED_LEDGERS_PER_S
-        return max(0.0, min(poll_s, self._scanned.rescan_due_s - now_s))
+        A mark may be gone whose ledger names the bookie still: somebody took it away, or a worker that did
+        not know of the order yet. Such a ledger is marked again, but not in a hot loop.
+        """
+        last, now_s = self._listed, self._clock.now_s()
+        unreadable = self._keeper.index.unreadable
+        if (
+            last is not None
+            and last.orders == orders
+            and last.unreadable == unreadable
+            and now_s < last.due_s
+        ):
+            return last
+        marked = set(await marked_ledger_ids(self._store, own_path(self._ur)))
+        doubtful = await may_be_named(self._store, self._manager, sorted(unreadable), orders.keys())
+        self._listed = _Listed(
+            orders=orders,
+            marked=marked,
+            unreadable=unreadable,
+            doubtful=doubtful,
+            due_s=now_s + RELIST_S,
+        )
+        return self._listed
 
-    async def _scan(self, view: ClusterView) -> None:
-        """Find every ledger that names a draining bookie, and mark those that are not marked yet."""
-        orders, began_s = view.orders.draining, self._clock.now_s()
-        scan = await scan_ledgers(self._manager, lost=orders.keys(), available=view.available)
-        new = [found for found in scan.endangered if found.ledger_id not in self._left]
+    async def _mark(
+        self, ledger_ids: Sequence[int], orders: Mapping[BookieId, DrainOrder], listed: _Listed
+    ) -> None:
+        new = [each for i in ledger_ids if (each := self._endangered(i, orders)) is not None]
+        if not new:
+            return
+        began_s = self._clock.now_s()
         since = {bookie: float(order.since_ms) for bookie, order in orders.items()}
-        await self._marker.mark_all(most_endangered_first(new, since))
-        self._left = {found.ledger_id: found.lost for found in scan.endangered}
-        doubtful = await may_be_named(self._store, self._manager, scan.unreadable, orders.keys())
-        self._scanned = self._summary(view, scan, doubtful, began_s=began_s)
+        count = await self._marker.mark_all(most_endangered_first(new, since))
+        MARKS.labels(cause="drained").inc(count)
+        listed.marked.update(each.ledger_id for each in new)
         log.info(
-            "drain.scanned",
+            "drain.marked",
             bookies=sorted(orders),
-            writable=sorted(self._scanned.writable),
-            ledger_count=len(scan.endangered),
-            mark_count=len(new),
+            mark_count=count,
             duration_s=round(self._clock.now_s() - began_s, 3),
         )
 
-    def _summary(
-        self,
-        view: ClusterView,
-        scan: Scan,
-        doubtful: Mapping[BookieId, Sequence[int]],
-        *,
-        began_s: float,
-    ) -> _Scanned:
-        last, now_s = self._scanned, self._clock.now_s()
-        is_futile = (
-            last is not None
-            and last.orders == view.orders.draining
-            and len(scan.endangered) >= last.ledger_count
-        )
-        futile_count = last.futile_count + 1 if is_futile and last is not None else 0
-        rest_s = REST_PER_SCAN * (now_s - began_s)
-        proof_s = POLL_S if scan.endangered else RESCAN_MIN_S
-        return _Scanned(
-            orders=view.orders.draining,
-            writable=_writable(view),
-            ledger_count=len(scan.endangered),
-            named=frozenset(bookie for found in scan.endangered for bookie in found.lost),
-            finished_ms=self._clock.wall_ms(),
-            unreadable_count=len(scan.unreadable),
-            doubtful=doubtful,
-            futile_count=futile_count,
-            rescan_due_s=now_s + max(rest_s, _pause_s(RESCAN_MIN_S, futile_count)),
-            proof_due_s=now_s + max(rest_s, _pause_s(proof_s, futile_count)),
-        )
+    def _endangered(self, ledger_id: int, orders: Collection[BookieId]) -> Endangered | None:
+        ledger = self._keeper.index.get(ledger_id)
+        return None if ledger is None else endangered(ledger, orders)
 
-    async def _tell(self) -> None:
+    # --- What is told ------------------------------------------------------------------------------
+
+    async def _tell(
+        self, named: Collection[int], progress: Mapping[BookieId, DrainProgress]
+    ) -> None:
         """Write how far it is, where that has changed."""
-        LEFT.set(len(self._left))
+        LEFT.set(len(named))
         told = await self._told()
-        progress = self._current_progress(told)
         if progress == told:
             return
         for bookie, now in progress.items():
@@ -260,12 +203,12 @@ class Drainer:
                 log.info("drain.finished", bookie=bookie, ledger_count=now.ledgers_most)
         await self._records.write_drains(
             DrainRecord(
-                scanned_ms=0 if self._scanned is None else self._scanned.finished_ms,
-                unreadable_count=0 if self._scanned is None else self._scanned.unreadable_count,
+                scanned_ms=self._clock.wall_ms() if self._keeper.is_complete else 0,
+                unreadable_count=len(self._keeper.index.unreadable) if progress else 0,
                 bookies=progress,
             )
         )
-        self._progress = progress
+        self._progress = dict(progress)
 
     async def _told(self) -> dict[BookieId, DrainProgress]:
         if self._progress is None:
@@ -274,32 +217,38 @@ class Drainer:
         return self._progress
 
     def _current_progress(
-        self, told: Mapping[BookieId, DrainProgress]
+        self,
+        named: Mapping[int, Sequence[BookieId]],
+        listed: _Listed,
+        told: Mapping[BookieId, DrainProgress],
     ) -> dict[BookieId, DrainProgress]:
-        if self._scanned is None:
-            return {}
-        left = Counter(bookie for named in self._left.values() for bookie in named)
+        """While the index is being built the orders of before are told of as they were."""
+        if not self._keeper.is_complete:
+            return {bookie: told[bookie] for bookie in listed.orders if bookie in told}
+        left = Counter(bookie for bookies in named.values() for bookie in bookies)
         return {
-            bookie: self._scanned.progress(
-                bookie, left=left[bookie], most=_most_so_far(told.get(bookie), order)
+            bookie: _progress(
+                order,
+                left=left[bookie],
+                most=_most_so_far(told.get(bookie), order),
+                doubtful=listed.doubtful.get(bookie, ()),
             )
-            for bookie, order in self._scanned.orders.items()
+            for bookie, order in listed.orders.items()
         }
 
 
-def _told_ids(doubtful: Sequence[int]) -> tuple[int, ...]:
-    return tuple(doubtful[:DOUBTFUL_TOLD_MAX])
+def _progress(order: DrainOrder, *, left: int, most: int, doubtful: Sequence[int]) -> DrainProgress:
+    """``left``, ``most``: ledgers that name the bookie now, and ever before."""
+    return DrainProgress(
+        since_ms=order.since_ms,
+        ledgers_left=left,
+        ledgers_most=max(left, most),
+        is_drained=not left and not doubtful,
+        is_in_doubt=not left and bool(doubtful),
+        unreadable_count=len(doubtful),
+        unreadable=tuple(doubtful[:DOUBTFUL_TOLD_MAX]),
+    )
 
 
 def _most_so_far(told: DrainProgress | None, order: DrainOrder) -> int:
     return told.ledgers_most if told is not None and told.since_ms == order.since_ms else 0
-
-
-def _writable(view: ClusterView) -> frozenset[BookieId]:
-    """The draining bookies that new ledgers may still be put on."""
-    return view.writable & view.orders.draining.keys()
-
-
-def _pause_s(least_s: float, futile_count: int) -> float:
-    """Twice as long after each scan that changed nothing: nobody works, or nothing is to be done."""
-    return min(RESCAN_MAX_S, least_s * (1 << min(futile_count, 20)))

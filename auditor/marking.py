@@ -1,12 +1,14 @@
 """Publishing under-replicated ledgers, in the order given, as Java's auditor would mark them.
 
-A new mark is {directory, leaf} in one transaction, many of which share a multi. A ledger that is
-marked already gets the replicas it does not name yet, and keeps the time of its first mark.
+A new mark is {directory, leaf}; those of many ledgers share a multi (rule S14), a few of which are under way.
+A ledger that is marked already gets the replicas it does not name yet, and keeps the time of its first mark.
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
+from typing import Protocol
 
 from auditor.endangered import Endangered
 from ledgers.clock import Clock
@@ -19,13 +21,28 @@ from ledgers.errors import (
     UnknownOutcomeError,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import Create, MetadataStore, MultiFailed, SetData
+from ledgers.operations.tasks import task_scope
+from ledgers.store import Create, MetadataStore, MultiFailed, Operation, SetData
 from replication.queue import payloads
-from replication.queue.batching import Batcher
+from replication.queue.batching import BATCH_TRANSACTIONS_MAX, Batcher
 from replication.queue.payloads import Mark
 
-MARKS_AT_ONCE = 200
+MARKS_PER_MULTI = BATCH_TRANSACTIONS_MAX
+MULTIS_AT_ONCE = 8
+"""Of one stream of marks: enough to keep ZooKeeper busy, whose latency the store's window heeds."""
 TRIES_MAX = 10
+
+
+class MarkSource(Protocol):
+    """Ledgers to be marked, one after the other."""
+
+    async def take(self, count_max: int) -> Sequence[Endangered]:
+        """The next ones, at least one; none when there are no more."""
+        ...
+
+    def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
+        """Of a ``take``: their marks stand now. ``new``: those whose marks are, or grew."""
+        ...
 
 
 class Marker:
@@ -36,71 +53,110 @@ class Marker:
         self._batcher = batcher
         self._ur = ur
         self._clock = clock
+        self._ensuring = asyncio.Lock()
+        """Directories are made by one at a time: what another one's multi made, and NodeExists told us of,
+        is not there before that multi was sent again without us."""
 
     async def mark_all(self, ledgers: Sequence[Endangered]) -> int:
-        """Mark in order, ``MARKS_AT_ONCE`` under way; returns how many marks were new or grew."""
-        count = 0
-        ready: set[str] = set()
-        for start in range(0, len(ledgers), MARKS_AT_ONCE):
-            part = ledgers[start : start + MARKS_AT_ONCE]
-            await self._ensure_parents(part, ready)
-            changed = await asyncio.gather(*(self.mark(x.ledger_id, x.lost) for x in part))
-            count += sum(changed)
-        return count
+        """Mark in order; returns how many marks were new or grew."""
+        return await self.mark_stream(_Listed(iter(ledgers)))
 
-    async def mark(self, ledger_id: int, replicas: Collection[BookieId]) -> bool:
-        """Whether the mark is new or names more replicas now."""
+    async def mark_stream(self, source: MarkSource) -> int:
+        """Likewise, as they come, a few multis under way."""
+        async with task_scope() as scope:
+            senders = [scope.start(self._mark_next(source)) for _ in range(MULTIS_AT_ONCE)]
+            return sum(await asyncio.gather(*senders))
+
+    async def mark(
+        self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool = False
+    ) -> bool:
+        """Whether the mark is new or names more replicas now.
+
+        ``is_renewed``: written also where it says all that already, for a worker that has the ledger in
+        hand as it was before, and is about to unmark it: it will find another version (rule S6).
+        """
         for _ in range(TRIES_MAX):
             try:
-                return await self._try_mark(ledger_id, replicas)
+                return await self._try_mark(ledger_id, replicas, is_renewed=is_renewed)
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
                 continue  # a worker, or Java's auditor, changed it meanwhile: look again
         raise UnavailableError("the mark keeps changing under our hands", ledger_id=ledger_id)
 
-    async def _try_mark(self, ledger_id: int, replicas: Collection[BookieId]) -> bool:
+    # --- Many together -----------------------------------------------------------------------------
+
+    async def _mark_next(self, source: MarkSource) -> int:
+        """Until there are no more. Where one part was marked already the next is thought to be, too."""
+        count, are_new = 0, True
+        while part := await source.take(MARKS_PER_MULTI):
+            if are_new and await self._create_all(part):
+                new = part
+            else:
+                new = await self._mark_each(part)
+            are_new = len(new) > 0
+            count += len(new)
+            source.done(part, new=new)
+        return count
+
+    async def _mark_each(self, ledgers: Sequence[Endangered]) -> Sequence[Endangered]:
+        """Those whose marks are new, or grew."""
+        changed = await asyncio.gather(*(self.mark(each.ledger_id, each.lost) for each in ledgers))
+        return [each for each, is_new in zip(ledgers, changed, strict=True) if is_new]
+
+    async def _create_all(self, ledgers: Sequence[Endangered]) -> bool:
+        """Whether they were all marked, in one multi; if not, none was, or nobody knows."""
+        ctime_ms = self._clock.wall_ms()
+        creations: list[Operation] = []
+        for ledger in ledgers:
+            new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
+            creations += _creations(payloads.mark_path(self._ur, ledger.ledger_id), new)
+        for _ in range(2):
+            try:
+                await self._batcher.send(creations)
+            except UnknownOutcomeError:
+                return False
+            except MultiFailed as failure:
+                if not isinstance(failure.cause, NoNodeError):
+                    return False
+                await self._ensure_parents(ledgers)
+            else:
+                return True
+        return False
+
+    async def _ensure_parents(self, ledgers: Sequence[Endangered]) -> None:
+        """The three upper directories, shared by up to 65,536 ledgers each."""
+        paths = (payloads.mark_path(self._ur, ledger.ledger_id) for ledger in ledgers)
+        async with self._ensuring:
+            for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
+                await self._ensure(parent)
+
+    # --- One ---------------------------------------------------------------------------------------
+
+    async def _try_mark(
+        self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool
+    ) -> bool:
         path = payloads.mark_path(self._ur, ledger_id)
-        directory = path.rpartition("/")[0]
         new = Mark(replicas=tuple(sorted(replicas)), ctime_ms=self._clock.wall_ms())
         try:
-            await self._batcher.commit(
-                [Create(path=directory), Create(path=path, data=payloads.mark_to_bytes(new))]
-            )
-        except MultiFailed as failure:
-            if isinstance(failure.cause, NoNodeError):  # a worker tidied the upper directories away
-                await self._ensure(directory.rpartition("/")[0])
-                raise failure.cause from failure
-            if not isinstance(failure.cause, NodeExistsError):
-                raise failure.cause from failure
-            return await self._extend(path, new)
-        return True
-
-    async def _extend(self, path: str, new: Mark) -> bool:
-        try:
             data, stat = await self._store.get(path)
-        except NoNodeError:  # an empty directory, left behind: the leaf alone is missing
-            await self._commit_one(Create(path=path, data=payloads.mark_to_bytes(new)))
+        except NoNodeError:
+            await self._create(path, new)
             return True
         merged = _merged(data, new)
-        if merged is None:
-            return False
-        await self._commit_one(
-            SetData(path=path, data=payloads.mark_to_bytes(merged), version=stat.version)
-        )
-        return True
+        if merged is not None or is_renewed:
+            written = data if merged is None else payloads.mark_to_bytes(merged)
+            await self._commit(SetData(path=path, data=written, version=stat.version))
+        return merged is not None
 
-    async def _commit_one(self, operation: Create | SetData) -> None:
+    async def _create(self, path: str, new: Mark) -> None:
+        directory, leaf = _creations(path, new)
         try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            raise failure.cause from failure
-
-    async def _ensure_parents(self, ledgers: Sequence[Endangered], ready: set[str]) -> None:
-        """The three upper directories, shared by up to 65,536 ledgers each."""
-        for ledger in ledgers:
-            parent = payloads.mark_path(self._ur, ledger.ledger_id).rsplit("/", 2)[0]
-            if parent not in ready:
-                await self._ensure(parent)
-                ready.add(parent)
+            await self._commit(directory, leaf)
+        except NoNodeError:  # a worker tidied the upper directories away, or nobody made them yet
+            async with self._ensuring:
+                await self._ensure(directory.path.rpartition("/")[0])
+            raise
+        except NodeExistsError:  # an empty directory, left behind: the leaf alone is missing
+            await self._commit(leaf)
 
     async def _ensure(self, directory: str) -> None:
         """Create the directory and those above it, up to the marks' own, unless they are there."""
@@ -108,7 +164,32 @@ class Marker:
         if above != payloads.marks_path(self._ur):
             await self._ensure(above)
         with suppress(NodeExistsError):
-            await self._commit_one(Create(path=directory))
+            await self._commit(Create(path=directory))
+
+    async def _commit(self, *operations: Operation) -> None:
+        try:
+            await self._batcher.commit(operations)
+        except MultiFailed as failure:
+            raise failure.cause from failure
+
+
+class _Listed:
+    """A source that is a list."""
+
+    def __init__(self, ledgers: Iterator[Endangered]) -> None:
+        self._ledgers = ledgers
+
+    async def take(self, count_max: int) -> Sequence[Endangered]:
+        return list(islice(self._ledgers, count_max))
+
+    def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
+        pass
+
+
+def _creations(path: str, mark: Mark) -> tuple[Create, Create]:
+    """The ledger's own directory, and the mark in it."""
+    directory = Create(path=path.rpartition("/")[0])
+    return directory, Create(path=path, data=payloads.mark_to_bytes(mark))
 
 
 def _merged(data: bytes, new: Mark) -> Mark | None:

@@ -1,8 +1,9 @@
-"""What the leader leaves behind for the next leader, and for people: three znodes of ours.
+"""What the leader leaves behind for the next leader, and for people: znodes of ours.
 
 ``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
-one which comes back empty is noticed, and once only. ``audit``: what the last audit found. ``drains``: how
-far the draining of bookies is.
+one which comes back empty is noticed, and once only. ``absences``: since when each bookie is away, so that the
+recovery delay goes on. ``audit``: what the last audit found. ``drains``: how far the draining of bookies is.
+``causes``, ``urgent``: see there.
 """
 
 import json
@@ -10,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ledgers.errors import CorruptionError
+from auditor.absence import StoredAbsences
+from auditor.causes import Cause, causes_path, causes_to_bytes
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
 from replication.cluster.own_state import (
@@ -74,19 +77,23 @@ class Records:
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         self._store, self._batcher, self._ur = store, batcher, ur
-
-    async def identities(self) -> dict[BookieId, int]:
-        """Per bookie, the czxid of the cookie that was dealt with; empty when nothing is stored."""
-        record = await read_json(self._store, _identities_path(self._ur))
-        try:
-            cookies = {} if record is None else part(record, "cookies")
-            return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
-        except CorruptionError:
-            return {}
+        self._likely_there: set[str] = set()
+        """Znodes that were written before: spares a request."""
 
     async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
         record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
         await self._write(_identities_path(self._ur), json.dumps(record).encode())
+
+    async def write_absences(self, absences: StoredAbsences) -> None:
+        record = {
+            "version": 1,
+            "seen_ms": absences.seen_ms,
+            "bookies": dict(sorted(absences.since_ms.items())),
+        }
+        await self._write(_absences_path(self._ur), json.dumps(record).encode())
+
+    async def write_causes(self, causes: Mapping[BookieId, Cause]) -> None:
+        await self._write(causes_path(self._ur), causes_to_bytes(causes))
 
     async def write_audit(self, audit: AuditRecord) -> None:
         record = {
@@ -111,16 +118,45 @@ class Records:
 
     async def _write(self, path: str, data: bytes) -> None:
         """Create it, or overwrite what an earlier leader left."""
-        is_there = await self._store.exists(path) is not None
-        operation = (
-            SetData(path=path, data=data, version=ANY_VERSION)
-            if is_there
-            else Create(path=path, data=data)
-        )
+        create = Create(path=path, data=data)
+        change = SetData(path=path, data=data, version=ANY_VERSION)
+        first, second = (change, create) if path in self._likely_there else (create, change)
+        self._likely_there.add(path)
+        try:
+            await self._commit(first)
+        except (NodeExistsError, NoNodeError):
+            await self._commit(second)
+
+    async def _commit(self, operation: Create | SetData) -> None:
         try:
             await self._batcher.commit([operation])
         except MultiFailed as failure:
             raise failure.cause from failure
+
+
+async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:
+    """Per bookie, the czxid of the cookie that was dealt with; empty when nothing is stored."""
+    record = await read_json(store, _identities_path(ur))
+    try:
+        cookies = {} if record is None else part(record, "cookies")
+        return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
+    except CorruptionError:
+        return {}
+
+
+async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
+    """As the leader before left them; none when nothing is stored."""
+    record = await read_json(store, _absences_path(ur))
+    try:
+        if record is None:
+            return StoredAbsences()
+        away = part(record, "bookies")
+        return StoredAbsences(
+            since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
+            seen_ms=time_ms(record, "seen_ms"),
+        )
+    except CorruptionError:
+        return StoredAbsences()
 
 
 async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
@@ -173,6 +209,10 @@ def _progress(record: Mapping[str, Any]) -> DrainProgress:
 
 def _identities_path(ur: str) -> str:
     return f"{own_path(ur)}/identities"
+
+
+def _absences_path(ur: str) -> str:
+    return f"{own_path(ur)}/absences"
 
 
 def _audit_path(ur: str) -> str:

@@ -1,22 +1,23 @@
-"""Reading every ledger's metadata, many at a time, to find those that a loss touches.
+"""Reading every ledger's metadata, many at a time, to find those that a loss touches: for a command, which
+looks once. The leader has its index.
 
 One unreadable ledger stops nothing: it is reported by id and counted, and the rest goes on. A walk
 that breaks off is a failure of the whole scan, never a shorter result (rule S8).
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import structlog
 
 from auditor.endangered import Endangered, endangered
+from auditor.index.ledger_index import IndexedLedger
 from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError
 from ledgers.formats.named_bookies import may_name
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
-from ledgers.store import MetadataStore, Stat
+from ledgers.store import MetadataStore
 
 log = structlog.get_logger()
 
@@ -27,43 +28,20 @@ UNREADABLE_LOGGED_MAX = 20
 
 @dataclass(slots=True)
 class Scan:
-    """What a scan found. ``absent_members``: named by some ledger, and not available."""
+    """What a scan found. ``endangered``: in the order of their ids, as far as they were listed so."""
 
     ledger_count: int = 0
     unreadable: list[int] = field(default_factory=list)
     endangered: list[Endangered] = field(default_factory=list)
-    absent_members: set[BookieId] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rebirth:
-    """A bookie was set up: its cookie's ``czxid``, and whether it was known under another one before."""
-
-    czxid: int
-    was_known: bool
-
-    def is_after(self, ledger: Stat) -> bool:
-        """Whether the bookie, if the ledger names it, may have lost its copies.
-
-        A later write of the metadata proves nothing of one that was known: a writer may have changed
-        another ensemble since. One that is new to us is more likely to have come in by such a write.
-        """
-        return self.czxid > (ledger.czxid if self.was_known else ledger.mzxid)
-
-
-async def scan_ledgers(
-    manager: LedgerManager,
-    *,
-    lost: Collection[BookieId],
-    available: Collection[BookieId],
-    reborn: Mapping[BookieId, "Rebirth"] = MappingProxyType({}),
-) -> Scan:
-    """``reborn``: bookies that were set up anew. Raises UnavailableError when the walk cannot be completed."""
+async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) -> Scan:
+    """Raises UnavailableError when the walk cannot be completed."""
     scan = Scan()
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
-            await _scan_part(manager, part, scan, lost, available, reborn)
+            await _scan_part(manager, part, scan, lost)
     if scan.unreadable:
         log.error(
             "scan.unreadable_ledgers",
@@ -107,8 +85,6 @@ async def _scan_part(
     ledger_ids: Sequence[int],
     scan: Scan,
     lost: Collection[BookieId],
-    available: Collection[BookieId],
-    reborn: Mapping[BookieId, "Rebirth"],
 ) -> None:
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
@@ -122,8 +98,7 @@ async def _scan_part(
             case BaseException():
                 raise result
             case _:
-                scan.absent_members.update(result.metadata.bookies.difference(available))
-                emptied = (b for b, birth in reborn.items() if birth.is_after(result.stat))
-                if found := endangered(ledger_id, result.metadata, {*lost, *emptied}):
+                ledger = IndexedLedger.of(ledger_id, result.metadata, result.stat)
+                if found := endangered(ledger, lost):
                     scan.endangered.append(found)
         scan.ledger_count += 1

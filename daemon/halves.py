@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
-from auditor.election import Election
+from auditor.election import Election, Leadership
+from auditor.findings import Findings
+from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
 from auditor.records import Records
 from daemon.limits import keep_to_our_share, keep_to_pace
@@ -45,34 +47,57 @@ from replication.worker import ReplicationWorker
 
 async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> None:
     """Stand for election, and audit while elected. Ends with an error: the session's or the election's."""
-    async with open_session(settings, Half.AUDITOR, journal) as session:
+    async with (
+        open_session(settings, Half.AUDITOR, journal) as session,
+        asyncio.TaskGroup() as tasks,
+    ):
+        keeper = IndexKeeper(
+            store=session.store,
+            manager=session.manager,
+            clock=session.clock,
+            rescan_interval_s=settings.auditor.rescan_interval_s,
+        )
+        if settings.auditor.standbys_keep_index:
+            tasks.create_task(keeper.run())
         election = Election(session.store, session.ur, session.membership, candidate=session.node)
         leadership = await election.win()
-        batcher = Batcher(session.store, leadership.guards)
-        auditor = Auditor(
-            store=session.store,
-            ur=session.ur,
-            manager=session.manager,
-            views=session.views,
-            marker=Marker(session.store, batcher, session.ur, session.clock),
-            records=Records(session.store, batcher, session.ur),
-            settings=settings.auditor,
-            clock=session.clock,
-        )
-        drainer = Drainer(
-            store=session.store,
-            ur=session.ur,
-            manager=session.manager,
-            views=session.views,
-            marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
-            records=Records(session.store, batcher, session.ur),
-            clock=session.clock,
-        )
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(batcher.run())
-            tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
-            tasks.create_task(drainer.run())
-            await auditor.run()
+        tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
+        if not settings.auditor.standbys_keep_index:
+            tasks.create_task(keeper.run())
+        await _lead(settings, session, leadership, keeper)
+
+
+async def _lead(
+    settings: Settings, session: Session, leadership: Leadership, keeper: IndexKeeper
+) -> None:
+    """All that the leader does, until its session or its leadership is over."""
+    batcher = Batcher(session.store, leadership.guards)
+    records = Records(session.store, batcher, session.ur)
+    findings = Findings(session.store, batcher, session.ur, session.clock)
+    auditor = Auditor(
+        store=session.store,
+        ur=session.ur,
+        keeper=keeper,
+        views=session.views,
+        marker=Marker(session.store, batcher, session.ur, session.clock),
+        records=records,
+        settings=settings.auditor,
+        clock=session.clock,
+    )
+    drainer = Drainer(
+        store=session.store,
+        ur=session.ur,
+        manager=session.manager,
+        keeper=keeper,
+        views=session.views,
+        marker=Marker(session.store, batcher, own_path(session.ur), session.clock),
+        records=records,
+        clock=session.clock,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        for work in (batcher.run(), drainer.run(), findings.run()):
+            tasks.create_task(work)
+        await auditor.run()
 
 
 async def run_worker_session(settings: Settings, journal: MetadataJournal) -> None:
@@ -217,6 +242,7 @@ def _worker(
             clock=session.clock,
         ),
         copier=Copier(answering, receivers),
+        moves_misplaced=settings.checks.repairs_placement,
     )
     return ReplicationWorker(
         queue=queue,

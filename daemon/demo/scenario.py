@@ -188,7 +188,7 @@ async def _is_whole(status: Status, seen: Visit, killed: BookieId) -> bool:
     stuck = stuck_ledgers(status)
     if stuck is None:
         return False
-    scan = await scan_ledgers(seen.manager, lost=[killed], available=())
+    scan = await scan_ledgers(seen.manager, lost=[killed])
     return {ledger.ledger_id for ledger in scan.endangered} == stuck
 
 

@@ -125,7 +125,7 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     of it names the bookie.
     """
     await cluster.store.sync(cluster.settings.uri.root)
-    scan = await scan_ledgers(cluster.manager, lost=[bookie], available=())
+    scan = await scan_ledgers(cluster.manager, lost=[bookie])
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
     marked = await _marked_for(cluster, bookie, among=scan.unreadable) if scan.unreadable else ()
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))

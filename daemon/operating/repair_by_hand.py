@@ -53,7 +53,7 @@ async def find_ledgers(
     if bookie is None:
         return list(named.values())
     await cluster.store.sync(cluster.settings.uri.root)
-    scan = await scan_ledgers(cluster.manager, lost=[bookie], available=())
+    scan = await scan_ledgers(cluster.manager, lost=[bookie])
     others = [ledger for ledger in scan.endangered if ledger.ledger_id not in named]
     return [*named.values(), *most_endangered_first(others, {})]
 

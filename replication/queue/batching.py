@@ -95,6 +95,21 @@ class Batcher:
         self._arrived.set()
         return await transaction.done
 
+    async def send(self, operations: Sequence[Operation]) -> Results:
+        """All at once, in a multi of their own, beside those of ``run``: a batch of the caller's making.
+
+        The caller keeps to the bounds of rule S14. Raises what ``commit`` does, but WithdrawnError.
+        """
+        guard_count = len(self.guards)
+        try:
+            results = await self._store.multi([*(g.check for g in self.guards), *operations])
+        except MultiFailed as failure:
+            if failure.index < guard_count:
+                guard = self.guards[failure.index]
+                raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
+            raise MultiFailed(failure.index - guard_count, failure.cause) from failure
+        return results[guard_count:]
+
     async def run(self) -> None:
         """Send until cancelled, with ``SENDER_COUNT`` batches in flight."""
         try:
@@ -138,7 +153,7 @@ class Batcher:
         """Send the batch, again and again without the one at fault, until the rest is applied."""
         while batch:
             try:
-                results = await self._multi([each for t in batch for each in t.operations])
+                results = await self.send([each for t in batch for each in t.operations])
             except MultiFailed as failure:
                 _fail_culprit(batch, failure)
                 batch = [transaction for transaction in batch if transaction.may_be_sent()]
@@ -149,17 +164,6 @@ class Batcher:
             else:
                 _hand_out(results, batch)
                 return
-
-    async def _multi(self, operations: Sequence[Operation]) -> Results:
-        guard_count = len(self.guards)
-        try:
-            results = await self._store.multi([*(g.check for g in self.guards), *operations])
-        except MultiFailed as failure:
-            if failure.index < guard_count:
-                guard = self.guards[failure.index]
-                raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
-            raise MultiFailed(failure.index - guard_count, failure.cause) from failure
-        return results[guard_count:]
 
 
 def _fail_culprit(batch: Sequence[_Transaction], failure: MultiFailed) -> None:

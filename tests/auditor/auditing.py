@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
+from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
 from auditor.records import Records
 from auditor.settings import AuditorSettings
@@ -34,6 +35,8 @@ class Leader:
     batcher: Batcher
     marker: Marker
     views: ViewSource
+    records: Records
+    keeper: IndexKeeper
     auditor: Auditor
     drainer: Drainer
     task: "asyncio.Task[None] | None" = None
@@ -55,7 +58,14 @@ async def leading(
         marker = Marker(store, batcher, UR, cluster.clock)
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
         records = Records(store, batcher, UR)
-        beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
+        settings = settings or AuditorSettings()
+        keeper = IndexKeeper(
+            store=store,
+            manager=manager,
+            clock=cluster.clock,
+            rescan_interval_s=settings.rescan_interval_s,
+        )
+        beside += [asyncio.create_task(each.run()) for each in (batcher, views, keeper)]
         yield Leader(
             store=store,
             membership=membership,
@@ -63,20 +73,23 @@ async def leading(
             batcher=batcher,
             marker=marker,
             views=views,
+            records=records,
+            keeper=keeper,
             auditor=Auditor(
                 store=store,
                 ur=UR,
-                manager=manager,
+                keeper=keeper,
                 views=views,
                 marker=marker,
                 records=records,
-                settings=settings or AuditorSettings(),
+                settings=settings,
                 clock=cluster.clock,
             ),
             drainer=Drainer(
                 store=store,
                 ur=UR,
                 manager=manager,
+                keeper=keeper,
                 views=views,
                 marker=Marker(store, batcher, own_path(UR), cluster.clock),
                 records=records,

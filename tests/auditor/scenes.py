@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
+from auditor.records import AuditRecord
 from auditor.settings import AuditorSettings
 from ledgers.metadata import BookieId
 from replication.queue import payloads
@@ -42,15 +43,14 @@ async def replicas(cluster: Cluster, ledger_id: int) -> tuple[BookieId, ...]:
     return payloads.parse_mark(data).replicas
 
 
-def count_scans(leader: Leader) -> list[float]:
-    """The times at which all metadata was read, as it happens."""
+def count_audits(leader: Leader) -> list[float]:
+    """The times at which an audit was completed, as it happens."""
     times_s: list[float] = []
-    manager = leader.auditor._manager
-    ledger_ids = manager.ledger_ids
+    write_audit = leader.records.write_audit
 
-    def counted():  # type: ignore[no-untyped-def]
+    async def counted(audit: AuditRecord) -> None:
         times_s.append(asyncio.get_running_loop().time())
-        return ledger_ids()
+        await write_audit(audit)
 
-    manager.ledger_ids = counted  # type: ignore[method-assign]
+    leader.records.write_audit = counted  # type: ignore[method-assign]
     return times_s

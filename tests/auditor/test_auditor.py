@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from auditor.auditor import RETRY_S
+from auditor.marking import MarkSource
 from auditor.records import last_audit
 from auditor.settings import AuditorSettings
 from daemon.threads import leaves
@@ -16,7 +17,7 @@ from replication.queue.urgent import read_urgent
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
-    count_scans,
+    count_audits,
     delayed,
     marked_soon,
     replicas,
@@ -133,13 +134,13 @@ async def test_a_loss_is_handled_once() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
-        scans = count_scans(leader)
+        audits = count_audits(leader)
         await cluster.kill(B1)
         await asyncio.sleep(100)
         await cluster.register(BookieId("new:3181"))
         await asyncio.sleep(100)
 
-        assert len(scans) == 1
+        assert len(audits) == 1
 
 
 @in_virtual_time
@@ -176,10 +177,10 @@ async def test_all_metadata_is_compared_with_the_bookies_now_and_then() -> None:
     cluster = await with_ledgers((B1, B2))
     settings = AuditorSettings(bookie_check_interval_s=100)
     async with auditing(cluster, settings=settings) as leader:
-        scans = count_scans(leader)
+        audits = count_audits(leader)
         await asyncio.sleep(350)
 
-        assert len(scans) == 4
+        assert len(audits) == 4
         await cluster.write_ledger((B1, BookieId("gone:3181")), ledger_id=9)
         await asyncio.sleep(101)
         assert await cluster.marked() == [9]
@@ -193,14 +194,14 @@ async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() 
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
-        mark_all, failures = leader.marker.mark_all, [UnavailableError("no answer")] * 2
+        mark_stream, failures = leader.marker.mark_stream, [UnavailableError("no answer")] * 2
 
-        async def fail_at_first(ledgers):  # type: ignore[no-untyped-def]
+        async def fail_at_first(source: MarkSource) -> int:
             if failures:
                 raise failures.pop()
-            return await mark_all(ledgers)
+            return await mark_stream(source)
 
-        leader.marker.mark_all = fail_at_first  # type: ignore[method-assign]
+        leader.marker.mark_stream = fail_at_first  # type: ignore[method-assign]
         await cluster.kill(B1)
 
         async def is_marked() -> bool:
@@ -241,12 +242,13 @@ async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
     async with auditing(cluster, "node-1") as first:
         await asyncio.sleep(SOON_S)
 
-        async def cut_off(ledgers):  # type: ignore[no-untyped-def]
-            for ledger in ledgers[:7]:
+        async def cut_off(source: MarkSource) -> int:
+            for ledger in await source.take(7):
                 await first.marker.mark(ledger.ledger_id, ledger.lost)
             await asyncio.sleep(3600)
+            return 7
 
-        first.marker.mark_all = cut_off  # type: ignore[method-assign]
+        first.marker.mark_stream = cut_off  # type: ignore[method-assign]
         await cluster.kill(B1)
         assert len(await marked_soon(cluster)) == 7
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from auditor.endangered import Endangered
-from auditor.marking import MARKS_AT_ONCE
+from auditor.marking import MARKS_PER_MULTI
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
@@ -62,9 +62,9 @@ async def test_thousands_of_marks_cost_few_requests() -> None:
         await settle()
         before = leader.store.request_count
 
-        count = await leader.marker.mark_all([endangered(i) for i in range(3 * MARKS_AT_ONCE)])
+        count = await leader.marker.mark_all([endangered(i) for i in range(30 * MARKS_PER_MULTI)])
 
-        assert count == 3 * MARKS_AT_ONCE
+        assert count == 30 * MARKS_PER_MULTI
         assert leader.store.request_count - before < count / 10
     assert len(await cluster.marked()) == count
 
@@ -153,6 +153,7 @@ def before_write(
 async def test_parents_that_java_removes_meanwhile_are_made_again() -> None:
     cluster = await Cluster.start()
     directory = MARK.rpartition("/")[0]
+    await cluster.store.create(directory.rpartition("/")[0], with_parents=True)
     async with leading(cluster) as leader:
         upper = [Delete(path=directory.rsplit("/", depth)[0]) for depth in (1, 2, 3)]
         before_write(cluster, leader.store, *upper)

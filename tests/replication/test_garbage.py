@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from auditor.records import Records, last_audit, last_drains
+from auditor.absence import StoredAbsences
+from auditor.causes import causes_path, read_causes
+from auditor.findings import Finding, findings_path, read_findings
+from auditor.records import last_audit, last_drains, read_absences, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.cluster.membership import live_nodes
@@ -37,7 +40,6 @@ from replication.cluster.own_state import (
     waiting_path,
 )
 from replication.cluster.rack_memory import remembered_racks
-from replication.queue.batching import Batcher
 from replication.queue.urgent import read_urgent, urgent_to_bytes
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
@@ -61,10 +63,6 @@ class Reader:
 
 async def read_orders(store: MemoryStore) -> Orders:
     return await OrderBook(store, UR).read()
-
-
-async def read_identities(store: MemoryStore) -> object:
-    return await Records(store, Batcher(store, []), UR).identities()
 
 
 NOTE = WaitingNote(
@@ -100,6 +98,11 @@ DRAINS = {
             "unreadable": [7],
         }
     },
+}
+
+CAUSES = {
+    "version": 1,
+    "bookies": {B1: {"cause": "lost", "since_ms": 5, "ended_ms": 7}},
 }
 
 READERS = {
@@ -166,7 +169,25 @@ READERS = {
     "the identities": Reader(
         path=f"{own_path(UR)}/identities",
         good=json.dumps({"version": 1, "cookies": {B1: 5}}).encode(),
-        read=read_identities,
+        read=partial(read_identities, ur=UR),
+        nothing={},
+    ),
+    "the absences": Reader(
+        path=f"{own_path(UR)}/absences",
+        good=json.dumps({"version": 1, "seen_ms": 7, "bookies": {B1: 5}}).encode(),
+        read=partial(read_absences, ur=UR),
+        nothing=StoredAbsences(),
+    ),
+    "the causes": Reader(
+        path=causes_path(UR),
+        good=json.dumps(CAUSES).encode(),
+        read=partial(read_causes, ur=UR),
+        nothing={},
+    ),
+    "a finding": Reader(
+        path=findings_path(UR, LEDGER),
+        good=Finding(check="replicas", bookies=(B1,), detail="gone", found_ms=5).to_json(),
+        read=partial(read_findings, ur=UR, ledger_ids=[LEDGER]),
         nothing={},
     ),
 }

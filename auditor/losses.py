@@ -1,0 +1,195 @@
+"""The ledgers of lost bookies, out of the index and into the queue, the most endangered first.
+
+Nothing waits until all of them are known: they are looked up a slice at a time, and what is most endangered of
+those seen so far is marked meanwhile. So the first mark comes at once, however many there are, and the order
+is right but for the first few. What was marked is remembered as long as its bookies are missing: a ledger
+that changes while workers repair it is looked at, and not written again.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from prometheus_client import Counter
+
+from auditor.endangered import DangerQueue, Endangered, Missing
+from auditor.index.ledger_index import LedgerIndex
+from auditor.marking import Marker
+from ledgers.metadata import BookieId
+
+MARKS = Counter(
+    "bookmender_marks_total",
+    "Marks made or extended by this node as leader, by cause: lost, reborn (set up anew), drained.",
+    ["cause"],
+)
+
+SLICE = 500
+"""Ledgers looked up in one go: some milliseconds."""
+TOUCHED_AT_ONCE = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """What came of it. ``is_whole``: whether all were looked at. ``urgent``: as ``DangerQueue`` has it."""
+
+    endangered_count: int
+    mark_count: int
+    urgent: Sequence[int]
+    is_whole: bool
+
+
+class LossMarks:
+    """Which ledgers are marked for which missing bookies, as far as this leader knows; and more so."""
+
+    def __init__(self, index: LedgerIndex, marker: Marker) -> None:
+        self._index = index
+        self._marker = marker
+        self._marked: dict[int, tuple[BookieId, ...]] = {}
+        """Per ledger, the replicas that its mark names for certain."""
+
+    async def mark_naming(
+        self, missing: Missing, *, first: Collection[BookieId], is_over: Callable[[], bool]
+    ) -> Marked:
+        """Mark all ledgers that miss copies, but for those whose marks stand.
+
+        ``first``: of the missing bookies, those to begin with. ``is_over``: asked now and then, whether to
+        leave it at that; the rest is for another call.
+        """
+        ledger_ids = self._naming([*first, *(b for b in missing.bookies if b not in first)])
+        stream = _DangerStream(self._index, missing, ledger_ids, self._marked, is_over)
+        await self._marker.mark_stream(stream)
+        return stream.result()
+
+    async def mark_touched(self, ledger_ids: Collection[int], missing: Missing) -> int:
+        """Of ledgers that were created or changed: those that miss copies, and whose mark nobody knows of.
+
+        What a worker has in hand as it was before is marked all the same (rule S6).
+        """
+        looked_at = (self._look(ledger_id, missing) for ledger_id in ledger_ids)
+        found = [each for each in looked_at if each is not None]
+        count = 0
+        for start in range(0, len(found), TOUCHED_AT_ONCE):
+            part = found[start : start + TOUCHED_AT_ONCE]
+            changed = await asyncio.gather(
+                *(self._marker.mark(each.ledger_id, each.lost, is_renewed=True) for each in part)
+            )
+            self._marked |= {each.ledger_id: each.lost for each in part}
+            new = [each for each, is_new in zip(part, changed, strict=True) if is_new]
+            _count(new, missing)
+            count += len(new)
+        return count
+
+    def keep_only(self, bookies: Collection[BookieId]) -> None:
+        """Of others that were missing nothing is known any more: marks for them may be worked off."""
+        self._marked = {
+            ledger_id: named
+            for ledger_id, named in self._marked.items()
+            if all(bookie in bookies for bookie in named)
+        }
+
+    def forget(self) -> None:
+        """Look at every mark again."""
+        self._marked.clear()
+
+    def _look(self, ledger_id: int, missing: Missing) -> Endangered | None:
+        """None for a ledger that misses nothing, or whose mark stands."""
+        ledger = self._index.get(ledger_id)
+        found = None if ledger is None else missing.danger(ledger)
+        if found is None:
+            self._marked.pop(ledger_id, None)
+            return None
+        return None if _is_marked(found, self._marked) else found
+
+    def _naming(self, bookies: Sequence[BookieId]) -> Iterator[int]:
+        """Each ledger once."""
+        if len(bookies) == 1:
+            yield from self._index.naming(bookies[0])
+            return
+        seen: set[int] = set()
+        for bookie in bookies:
+            for ledger_id in self._index.naming(bookie):
+                if ledger_id not in seen:
+                    seen.add(ledger_id)
+                    yield ledger_id
+
+
+class _DangerStream:
+    """A source of marks: finds ledgers that miss copies, and gives out those not marked yet in order."""
+
+    def __init__(
+        self,
+        index: LedgerIndex,
+        missing: Missing,
+        ledger_ids: Iterator[int],
+        marked: dict[int, tuple[BookieId, ...]],
+        is_over: Callable[[], bool],
+    ) -> None:
+        self._index = index
+        self._missing = missing
+        self._ledger_ids = ledger_ids
+        self._marked = marked
+        self._is_over = is_over
+        self._queue = DangerQueue(missing.lost_since_s)
+        self._is_all_found = False
+        self._was_ended = False
+        self._found_count = 0
+        self._new_count = 0
+
+    def result(self) -> Marked:
+        return Marked(
+            endangered_count=self._found_count,
+            mark_count=self._new_count,
+            urgent=self._queue.urgent,
+            is_whole=not self._was_ended,
+        )
+
+    async def take(self, count_max: int) -> Sequence[Endangered]:
+        while not (self._is_all_found and not self._queue):
+            if self._is_over():
+                self._was_ended = True
+                return ()
+            self._find_some()
+            if part := self._next_unmarked(count_max):
+                return part
+            await asyncio.sleep(0)
+        return ()
+
+    def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
+        self._marked |= {ledger.ledger_id: ledger.lost for ledger in ledgers}
+        self._new_count += len(new)
+        _count(new, self._missing)
+
+    def _find_some(self) -> None:
+        """Far more than are marked meanwhile: so the order is soon that of all."""
+        if self._is_all_found:
+            return
+        ledger_ids = list(islice(self._ledger_ids, SLICE))
+        self._is_all_found = len(ledger_ids) < SLICE
+        for ledger_id in ledger_ids:
+            ledger = self._index.get(ledger_id)
+            found = None if ledger is None else self._missing.danger(ledger)
+            if found is not None:
+                self._queue.add(found)
+                self._found_count += 1
+
+    def _next_unmarked(self, count_max: int) -> list[Endangered]:
+        part: list[Endangered] = []
+        while self._queue and len(part) < count_max:
+            ledger = self._queue.take()
+            if not _is_marked(ledger, self._marked):
+                part.append(ledger)
+        return part
+
+
+def _is_marked(ledger: Endangered, marked: dict[int, tuple[BookieId, ...]]) -> bool:
+    named = marked.get(ledger.ledger_id, ())
+    return all(bookie in named for bookie in ledger.lost)
+
+
+def _count(ledgers: Sequence[Endangered], missing: Missing) -> None:
+    lost_count = sum(
+        any(bookie in missing.lost_since_s for bookie in ledger.lost) for ledger in ledgers
+    )
+    MARKS.labels(cause="lost").inc(lost_count)
+    MARKS.labels(cause="reborn").inc(len(ledgers) - lost_count)
