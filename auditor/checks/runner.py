@@ -222,6 +222,7 @@ class CheckRunner:
         name, audit = check.kind.name, check.kind.audit
         record = progress.record.finished(self._clock.wall_ms())
         await self._retried(lambda: self._records.write_finished(name, record, audit))
+        self._timetable.forget(name)
         run = record.last
         assert run is not None
         meters.show_finished(name, run)

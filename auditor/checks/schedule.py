@@ -75,6 +75,10 @@ class Timetable:
             wait_s = -inf
         self._due[name] = Due(last_ms=last_ms, due_s=None if wait_s is None else now_s + wait_s)
 
+    def forget(self, name: str) -> None:
+        """It was run: the time that is written then is no wish, even if it is an earlier one."""
+        self._due.pop(name, None)
+
     def next(self) -> tuple[str, float] | None:
         """The check that is due first, and when; of equals the one noted first. None: none ever is."""
         dues = [(name, due.due_s) for name, due in self._due.items() if due.due_s is not None]

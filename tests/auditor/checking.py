@@ -1,0 +1,199 @@
+"""A leader's periodic checks, put together as the daemon does, on a cluster in memory."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from auditor.checks.all_ledgers import AllLedgersCheck
+from auditor.checks.check import Check
+from auditor.checks.copies import CopyReader
+from auditor.checks.kinds import CheckKind
+from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, last_run_ms, read_check
+from auditor.checks.replicas import ReplicasCheck
+from auditor.checks.reports import Reports
+from auditor.checks.runner import CheckRunner
+from auditor.election import Election
+from auditor.findings import Findings
+from auditor.index.ledger_index import LedgerIndex
+from auditor.marking import Marker
+from auditor.settings import ChecksSettings
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookie.quarantining import QuarantiningBookies
+from ledgers.bookies import Bookies
+from ledgers.errors import CorruptionError
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.memory.store import MemoryStore
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from replication.queue.mark_tree import MarkTree
+from replication.queue.payloads import Audit
+from tests.replication.cluster import DIGEST, Cluster
+from tests.replication.nodes import ROOT, UR, node_info
+
+HOURLY = CheckKind(
+    name="hourly",
+    about="a check of the tests",
+    audit=Audit.ALL_LEDGERS,
+    interval_of=lambda settings: settings.all_ledgers_interval_s,
+)
+
+
+class CountingCheck(Check):
+    """Takes ``part_s`` for a part, and remembers what it looked at, as it did so."""
+
+    def __init__(
+        self, kind: CheckKind = HOURLY, *, part_size: int = 2, part_s: float = 1.0
+    ) -> None:
+        self.kind = kind
+        self.part_size = part_size
+        self.part_s = part_s
+        self.looked_at: list[int] = []
+        self.started_at: list[int] = []
+        """Cursors at which runs began, or went on."""
+        self.finished_count = 0
+        self.before: Callable[[Sequence[int]], Awaitable[None]] | None = None
+        """Called before a part; may raise."""
+
+    async def begin(self, run: CheckRun) -> None:
+        self.started_at.append(run.cursor)
+
+    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        if self.before is not None:
+            await self.before(ledger_ids)
+        await asyncio.sleep(self.part_s)
+        self.looked_at += ledger_ids
+        return Counter(even=sum(ledger_id % 2 == 0 for ledger_id in ledger_ids))
+
+    async def finish(self, run: CheckRun) -> None:
+        self.finished_count += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Checker:
+    """An elected node's checks. ``is_audit_pending``, ``is_index_ready``: as the test likes."""
+
+    store: MemoryStore
+    views: ViewSource
+    index: LedgerIndex
+    runner: CheckRunner
+    all_ledgers: AllLedgersCheck
+    replicas: ReplicasCheck
+    is_audit_pending: bool = False
+    is_index_ready: bool = True
+    tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
+
+
+@asynccontextmanager
+async def checker(
+    cluster: Cluster,
+    *checks: Check,
+    name: str = "node-1",
+    settings: ChecksSettings | None = None,
+    bookies: Bookies | None = None,
+    entry_lists: bool = False,
+) -> AsyncIterator[Checker]:
+    """Won its election, knows every ledger; ``runner`` has ``checks`` and does not run yet."""
+    settings = settings or ChecksSettings()
+    store = MemoryStore(cluster.tree)
+    beside: list[asyncio.Task[None]] = []
+    try:
+        views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
+        await views.refresh()
+        membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
+        leadership = await Election(store, UR, membership, candidate=name).win()
+        batcher = Batcher(store, leadership.guards)
+        beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
+        manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
+        reader = CopyReader(
+            manager=manager,
+            bookies=QuarantiningBookies(
+                bookies or cluster.bookies, Quarantine(cluster.clock, views.life)
+            ),
+            views=views,
+            clock=cluster.clock,
+            rng=random.Random(cluster.seed),
+            fallback_digest=DIGEST,
+            entry_lists=entry_lists,
+        )
+        reports = Reports(
+            Marker(store, batcher, UR, cluster.clock), Findings(store, batcher, UR, cluster.clock)
+        )
+        made = Checker(
+            store=store,
+            views=views,
+            index=await indexed(manager),
+            runner=None,  # type: ignore[arg-type]  # it asks the Checker
+            all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
+            replicas=ReplicasCheck(reader, reports, MarkTree(store, UR)),
+        )
+        made.runner = CheckRunner(
+            checks,
+            store=store,
+            ur=UR,
+            index=made.index,
+            is_index_ready=lambda: made.is_index_ready,
+            views=views,
+            records=CheckRecords(store, batcher, UR),
+            is_audit_pending=lambda: made.is_audit_pending,
+            settings=settings,
+            clock=cluster.clock,
+        )
+        yield made
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await store.close()
+
+
+@asynccontextmanager
+async def running(made: Checker) -> AsyncIterator[None]:
+    """Its runner runs; what ends it ends the test."""
+    task = asyncio.create_task(made.runner.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled() and (error := task.exception()) is not None:
+        raise error
+
+
+async def indexed(manager: LedgerManager) -> LedgerIndex:
+    """As the leader's index is once it is built."""
+    index = LedgerIndex()
+    async for ledger_ids in manager.ledger_ids():
+        for ledger_id in ledger_ids:
+            try:
+                found = await manager.read(ledger_id)
+                index.put(ledger_id, found.metadata, found.stat)
+            except CorruptionError:
+                stat = await manager._store.exists(manager.path(ledger_id))
+                assert stat is not None
+                index.put_unreadable(ledger_id, stat)
+    return index
+
+
+async def checked_at_ms(cluster: Cluster, kind: CheckKind = HOURLY) -> int | None:
+    """When the check was last completed, as Java sees it."""
+    return await last_run_ms(cluster.store, UR, kind.name, kind.audit)
+
+
+async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LEDGERS) -> None:
+    path, data = payloads.audit_time_path(UR, audit), payloads.audit_time_to_bytes(time_ms)
+    if await cluster.store.exists(path) is None:
+        await cluster.store.create(path, data)
+    else:
+        await cluster.store.set(path, data, version=-1)
+
+
+async def record(cluster: Cluster, kind: CheckKind = HOURLY) -> CheckRecord:
+    return await read_check(cluster.store, UR, kind.name)

@@ -1,0 +1,488 @@
+"""The check of all ledgers: what it asks, what it marks, and above all what it does not mark."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from auditor.checks.kinds import ALL_LEDGERS
+from auditor.findings import read_findings
+from auditor.settings import ChecksSettings
+from ledgers.bookies import Transfer
+from ledgers.errors import (
+    BookmenderError,
+    BusyError,
+    NoAnswerError,
+    UnavailableError,
+    UnreadableError,
+)
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import BookieId, LedgerState
+from tests.auditor.checking import checked_at_ms, checker, record, running
+from tests.auditor.scenes import replicas, with_ledgers
+from tests.replication.cluster import (
+    DIGEST,
+    WRONG_DIGEST,
+    Cluster,
+    in_virtual_time,
+    queue_empty,
+    until,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
+from tests.replication.nodes import UR, working
+
+LEDGERS = 5
+EVERY = ChecksSettings(all_ledgers_share=1.0)
+
+
+async def five_ledgers() -> Cluster:
+    """0 to 4, entries 0 to 9, two copies of each on B1, B2 and B3."""
+    return await with_ledgers(*[(B1, B2, B3)] * LEDGERS)
+
+
+async def look(
+    cluster: Cluster, *ledger_ids: int, settings: ChecksSettings | None = None
+) -> Counter[str]:
+    """At these, or at all five."""
+    async with checker(cluster, settings=settings) as made:
+        return await made.all_ledgers.look_at(ledger_ids or range(LEDGERS))
+
+
+def asked_of(cluster: Cluster, bookie: BookieId) -> Counter[tuple[int, int]]:
+    return Counter(
+        (transfer.ledger_id, entry_id)
+        for transfer, _ in cluster.bookies.transfers
+        for entry_id in transfer.reads.get(bookie, ())
+    )
+
+
+# --- What it finds -----------------------------------------------------------------------------------
+
+
+@pytest.mark.compat("AuditorCheckAllLedgersTaskTest.testCheckAllLedgers", verdict="same")
+@in_virtual_time
+async def test_healthy_ledgers_are_all_looked_at_and_none_is_marked() -> None:
+    cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
+
+    async with checker(cluster) as made:
+        made.runner._checks["all-ledgers"] = made.all_ledgers
+        async with running(made):
+            await asyncio.sleep(10)
+
+    last = (await record(cluster, ALL_LEDGERS)).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (10, {})
+    assert await checked_at_ms(cluster, ALL_LEDGERS) == last.finished_ms
+    assert await cluster.marked() == []
+
+
+Harm = Callable[[Cluster], None]
+
+
+def lose_first(cluster: Cluster) -> None:
+    cluster.bookie(B2).lose(3, 0)
+
+
+def lose_the_ledger(cluster: Cluster) -> None:
+    cluster.bookie(B2)._ledgers.pop(3)
+
+
+def damage_last(cluster: Cluster) -> None:
+    cluster.bookie(B2).corrupt(3, 9 if 9 in cluster.bookie(B2).entry_ids(3) else 8)
+
+
+def break_disk(cluster: Cluster) -> None:
+    def faults(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        is_hit = (bookie, op, ledger_id) == (B2, Op.READ, 3)
+        return Fault(error=UnreadableError) if is_hit else Fault()
+
+    cluster.bookies.faults = faults
+
+
+@pytest.mark.parametrize(
+    ("harm", "what"),
+    [
+        pytest.param(lose_first, "b2:3181 lacks entry 0", id="an entry is gone"),
+        pytest.param(
+            lose_the_ledger, "b2:3181 lacks 2 of the entries 0 to 9", id="the ledger is gone"
+        ),
+        pytest.param(
+            damage_last,
+            "b2:3181 holds damaged entry 9",
+            marks=pytest.mark.compat("G12", verdict="better", why="digests are checked"),
+            id="an entry is damaged",
+        ),
+        pytest.param(break_disk, "b2:3181 cannot read 2 of the entries 0 to 9", id="its disk is"),
+    ],
+)
+@in_virtual_time
+async def test_what_a_live_bookie_lacks_is_marked_with_its_name_and_why(
+    harm: Harm, what: str
+) -> None:
+    cluster = await five_ledgers()
+    harm(cluster)
+
+    counts = await look(cluster)
+
+    assert counts == {"found": 1, "marked": 1}
+    assert await cluster.marked() == [3]
+    assert await replicas(cluster, 3) == (B2,)
+    finding = (await read_findings(cluster.store, UR, [3]))[3]
+    assert (finding.check, finding.bookies, finding.detail) == ("all-ledgers", (B2,), what)
+
+
+@in_virtual_time
+async def test_what_is_found_again_changes_nothing() -> None:
+    cluster = await five_ledgers()
+    lose_first(cluster)
+    await look(cluster)
+
+    counts = await look(cluster)
+
+    assert counts == {"found": 1}
+    assert await replicas(cluster, 3) == (B2,)
+
+
+@pytest.mark.parametrize(
+    ("share", "is_found"),
+    [
+        pytest.param(0.0, False, id="the first and the last entry alone"),
+        pytest.param(1.0, True, id="every entry"),
+    ],
+)
+@pytest.mark.compat("G12", verdict="better")
+@in_virtual_time
+async def test_damage_between_the_ends_is_found_by_a_share_that_meets_it(
+    share: float, is_found: bool
+) -> None:
+    cluster = await five_ledgers()
+    middle = sorted(cluster.bookie(B2).entry_ids(3))[2]
+    cluster.bookie(B2).corrupt(3, middle)
+
+    await look(cluster, settings=ChecksSettings(all_ledgers_share=share))
+
+    assert await cluster.marked() == ([3] if is_found else [])
+
+
+@in_virtual_time
+async def test_a_share_reads_so_many_entries_of_each_copy_once() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0, last=99)
+
+    await look(cluster, 0, settings=ChecksSettings(all_ledgers_share=0.25))
+
+    asked = asked_of(cluster, B1)
+    assert max(asked.values()) == 1
+    assert len(asked) == pytest.approx(25, abs=3)
+    assert {(0, 0), (0, 99)} <= asked.keys()
+
+
+@pytest.mark.compat("G8", verdict="better", why="nobody has it, so the ledger is marked and told")
+@in_virtual_time
+async def test_the_only_entry_of_a_closed_ledger_that_nobody_has_is_found() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0, last=0)
+    for bookie in (B1, B2):
+        cluster.bookie(bookie).lose(0, 0)
+
+    counts = await look(cluster, 0)
+
+    assert counts["found"] == 1
+    assert await replicas(cluster, 0) == (B1, B2)
+
+
+@pytest.mark.compat("G23", verdict="better")
+@in_virtual_time
+async def test_all_bookies_that_lack_something_come_into_the_mark() -> None:
+    cluster = await Cluster.start()
+    ensemble = (B1, B2, B3, B4, B5, B6)
+    await cluster.write_ledger(ensemble, ledger_id=0)
+    for bookie in ensemble:
+        cluster.bookie(bookie)._ledgers.pop(0)
+
+    await look(cluster, 0)
+
+    assert await replicas(cluster, 0) == ensemble
+
+
+@in_virtual_time
+async def test_an_open_ledgers_closed_fragments_are_looked_at_and_its_open_one_is_not() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        (B1, B2), (B3, B4), starts=(0, 5), ledger_id=0, state=LedgerState.OPEN
+    )
+    cluster.bookie(B1).lose(0, 0)
+    cluster.bookie(B3).lose(0, 5)
+
+    counts = await look(cluster, 0)
+
+    assert counts["found"] == 1
+    assert await replicas(cluster, 0) == (B1,)
+    assert not asked_of(cluster, B3)
+    assert (await cluster.metadata(0)).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_a_ledger_whose_copies_are_being_written_is_not_asked_for() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+
+    assert await look(cluster, 0) == {}
+    assert cluster.bookies.transfers == []
+
+
+@pytest.mark.compat("AuditorPeriodicCheckTest.testGetLedgerFromZookeeperThrottled", verdict="same")
+@in_virtual_time
+async def test_parts_smaller_than_the_cluster_add_up_to_all_of_it() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * 30)
+    cluster.bookie(B1).lose(29, 0)
+
+    async with checker(cluster) as made:
+        made.all_ledgers.part_size = 10
+        made.runner._checks["all-ledgers"] = made.all_ledgers
+        async with running(made):
+            await asyncio.sleep(30)
+
+    last = (await record(cluster, ALL_LEDGERS)).last
+    assert last is not None
+    assert last.ledger_count == 30
+    assert await cluster.marked() == [29]
+
+
+# --- What it must not mark ---------------------------------------------------------------------------
+
+
+@pytest.mark.compat("G22", verdict="better")
+@pytest.mark.parametrize("error", [NoAnswerError, BusyError, UnavailableError])
+@in_virtual_time
+async def test_what_is_not_answered_is_unknown_and_never_marked(
+    error: type[BookmenderError],
+) -> None:
+    cluster = await five_ledgers()
+    cluster.bookies.fail(B2, Op.READ, Fault(error=error))
+
+    counts = await look(cluster)
+
+    assert counts == {"unknown": LEDGERS}
+    assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_under_load_that_leaves_most_reads_unanswered_no_healthy_ledger_is_marked() -> None:
+    cluster = await with_ledgers(*[(B1, B2, B3), (B4, B5, B6)] * 50)
+    number = iter(range(1_000_000))
+
+    def overloaded(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        return Fault(error=UnavailableError) if next(number) % 3 else Fault(reply_delay_s=3.0)
+
+    cluster.bookies.faults = overloaded
+    async with checker(cluster, settings=EVERY) as made:
+        counts = await made.all_ledgers.look_at(range(100))
+
+    assert counts == {"unknown": 100}
+    assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_no_is_believed_although_other_entries_were_not_answered() -> None:
+    cluster = await five_ledgers()
+    lose_first(cluster)
+    number = iter(range(1_000_000))
+
+    def some(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        is_hit = bookie == B2 and next(number) % 2
+        return Fault(error=UnavailableError) if is_hit else Fault()
+
+    cluster.bookies.faults = some
+    counts = await look(cluster, 3)
+
+    assert counts["marked"] == 1
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_not_registered_is_not_asked() -> None:
+    cluster = await five_ledgers()
+    await cluster.kill(B2)
+
+    counts = await look(cluster)
+
+    assert counts == {}, "it is the audit's to mark, after the recovery delay"
+    assert not asked_of(cluster, B2)
+
+
+@in_virtual_time
+async def test_a_registered_bookie_that_is_silent_is_asked_now_and_then_only() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * 50)
+    cluster.bookie(B2).is_down = True
+
+    async with checker(cluster) as made:
+        for ledger_id in range(50):
+            await made.all_ledgers.look_at([ledger_id])
+
+    assert sum(asked_of(cluster, B2).values()) <= 4, "of the two entries of fifty ledgers"
+
+
+@in_virtual_time
+async def test_a_read_only_bookie_is_asked_like_any_other() -> None:
+    cluster = await five_ledgers()
+    await cluster.unregister(B2)
+    await cluster.register(B2, is_read_only=True)
+    lose_first(cluster)
+
+    assert (await look(cluster))["marked"] == 1
+
+
+async def after_the_first_look(
+    cluster: Cluster, action: Callable[[], Awaitable[None]]
+) -> Counter[str]:
+    async with checker(cluster) as made:
+        task = asyncio.create_task(made.all_ledgers.look_at([3]))
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        await action()
+        return await task
+
+
+@in_virtual_time
+async def test_what_is_there_at_the_second_look_is_not_marked() -> None:
+    cluster = await five_ledgers()
+    lose_first(cluster)
+
+    async def restore() -> None:
+        cluster.put(3, 0, B2)
+
+    assert await after_the_first_look(cluster, restore) == {}
+    assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_bookie_that_falls_silent_before_the_second_look_is_unknown() -> None:
+    cluster = await five_ledgers()
+    lose_first(cluster)
+
+    async def go() -> None:
+        cluster.bookie(B2).is_down = True
+
+    assert await after_the_first_look(cluster, go) == {"unknown": 1}
+    assert await cluster.marked() == []
+
+
+@pytest.mark.compat("AuditorPeriodicCheckTest.testPeriodicCheckWhenLedgerDeleted", verdict="same")
+@in_virtual_time
+async def test_a_ledger_that_is_deleted_meanwhile_is_no_finding() -> None:
+    cluster = await five_ledgers()
+    lose_the_ledger(cluster)
+
+    async def delete() -> None:
+        await cluster.manager.delete(3, version=-1)
+
+    assert await after_the_first_look(cluster, delete) == {"gone": 1}
+    assert await look(cluster, 3) == {"gone": 1}
+    assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_a_worker_has_repaired_meanwhile_is_looked_at_anew() -> None:
+    cluster = await five_ledgers()
+    lose_the_ledger(cluster)
+
+    async def move() -> None:
+        for entry_id in range(10):
+            cluster.put(3, entry_id, B4)
+        versioned = await cluster.manager.read(3)
+        (segment,) = versioned.metadata.segments
+        moved = replace(versioned.metadata, segments=(segment.with_bookies({1: B4}),))
+        await cluster.manager.write(3, moved, read_as=versioned)
+
+    assert await after_the_first_look(cluster, move) == {}
+    assert asked_of(cluster, B4)
+    assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_where_no_entry_fits_the_configured_key_the_key_is_suspect_not_the_ledger() -> None:
+    cluster = await Cluster.start()
+    for ledger_id, digest in enumerate((WRONG_DIGEST, DIGEST)):
+        await cluster.write_ledger(
+            (B1, B2),
+            ledger_id=ledger_id,
+            digest=digest,
+            metadata_version=1,
+            ack_quorum=2,
+            password=None,
+            digest_type=None,
+        )
+    cluster.bookie(B1).corrupt(1, 0)
+
+    counts = await look(cluster, 0, 1)
+
+    assert counts == {"unopened": 1, "found": 1, "marked": 1}
+    assert await cluster.marked() == [1], "of which other entries fit it"
+
+
+# --- What stops nothing ------------------------------------------------------------------------------
+
+
+@pytest.mark.compat("G5", verdict="better")
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() -> None:
+    cluster = await five_ledgers()
+    await cluster.store.set(
+        cluster.manager.path(1), b"BookieMetadataFormatVersion\t3\n\xff", version=-1
+    )
+    cluster.bookie(B2).lose(4, sorted(cluster.bookie(B2).entry_ids(4))[0])
+
+    async with checker(cluster) as made:
+        made.runner._checks["all-ledgers"] = made.all_ledgers
+        async with running(made):
+            await asyncio.sleep(10)
+
+    last = (await record(cluster, ALL_LEDGERS)).last
+    assert last is not None
+    assert last.counts == {"unopened": 1, "found": 1, "marked": 1}
+    assert await checked_at_ms(cluster, ALL_LEDGERS) is not None
+    assert await cluster.marked() == [4]
+
+
+@in_virtual_time
+async def test_ledgers_of_very_many_entries_are_looked_at_a_few_at_a_time() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(20):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=1_200)
+    at_once: set[int] = set()
+    most = 0
+
+    async def begin(transfer: Transfer) -> None:
+        nonlocal most
+        at_once.add(transfer.ledger_id)
+        most = max(most, len(at_once))
+
+    async def end(transfer: Transfer) -> None:
+        at_once.discard(transfer.ledger_id)
+
+    cluster.bookies.before_transfer, cluster.bookies.after_transfer = begin, end
+    async with checker(cluster, settings=EVERY) as made:
+        counts = await made.all_ledgers.look_at(range(20))
+
+    assert counts == {}
+    assert 1 < most <= 8
+
+
+@pytest.mark.compat("AuditorPeriodicCheckTest.testFailedWriteRecovery", verdict="same")
+@in_virtual_time
+async def test_a_bookie_that_never_took_a_ledgers_entries_is_found_and_replaced() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0, ack_quorum=1)
+    cluster.bookie(B2)._ledgers.pop(0)
+    cluster.bookie(B2).is_read_only = True
+
+    assert (await look(cluster, 0))["marked"] == 1
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    (ensemble,) = await cluster.ensembles(0)
+    assert ensemble[0] == B1
+    assert ensemble[1] != B2
+    assert not cluster.violations

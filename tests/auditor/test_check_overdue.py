@@ -1,0 +1,152 @@
+"""Marks that have stood for too long."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.checks.overdue import OverdueMarks, look_interval_s
+from auditor.checks.records import CheckRecords, read_check
+from ledgers.metadata import LedgerState
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import UR
+
+JAVA = "AuditorPlacementPolicyCheckTest.testPlacementPolicyCheckForURLedgers"
+DAY_S = 86_400
+
+
+@asynccontextmanager
+async def watching(cluster: Cluster, *, after_s: float = DAY_S) -> AsyncIterator[OverdueMarks]:
+    batcher = Batcher(cluster.store, ())
+    sending = asyncio.create_task(batcher.run())
+    yield OverdueMarks(
+        store=cluster.store,
+        ur=UR,
+        records=CheckRecords(cluster.store, batcher, UR),
+        after_s=after_s,
+        clock=cluster.clock,
+    )
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+
+
+async def two_marked() -> Cluster:
+    """A closed ledger, 0, and an open one, 1, both marked now."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0)
+    await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.OPEN)
+    for ledger_id in (0, 1):
+        await cluster.mark(B1, ledger_id=ledger_id, ctime_ms=cluster.clock.wall_ms())
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("age_s", "expected"),
+    [
+        pytest.param(
+            DAY_S + 1,
+            [0, 1],
+            marks=pytest.mark.compat(f"{JAVA}ElapsedRecoveryGracePeriod", verdict="same"),
+            id="longer",
+        ),
+        pytest.param(
+            DAY_S - 1,
+            [],
+            marks=pytest.mark.compat(f"{JAVA}NotElapsedRecoveryGracePeriod", verdict="same"),
+            id="shorter",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
+    age_s: float, expected: list[int]
+) -> None:
+    cluster = await two_marked()
+    await asyncio.sleep(age_s)
+
+    async with watching(cluster) as marks:
+        found = await marks.run_once()
+
+    assert found == expected
+    last = (await read_check(cluster.store, UR, "overdue")).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected)})
+
+
+@pytest.mark.compat(
+    "G27", verdict="better", why="the znode's own age counts, whatever stands in it"
+)
+@in_virtual_time
+async def test_a_mark_whose_time_is_moved_by_a_later_loss_is_as_old_as_it_is() -> None:
+    cluster = await two_marked()
+    await asyncio.sleep(DAY_S)
+    await cluster.mark(B1, B2, ledger_id=0, ctime_ms=cluster.clock.wall_ms())
+    await asyncio.sleep(60)
+
+    async with watching(cluster) as marks:
+        assert await marks.run_once() == [0, 1]
+
+
+@in_virtual_time
+async def test_a_mark_made_anew_is_as_old_as_the_first_loss_that_it_tells_of() -> None:
+    cluster = await two_marked()
+    await asyncio.sleep(DAY_S)
+    path = payloads.mark_path(UR, 0)
+    data, _ = await cluster.store.get(path)
+    await cluster.store.delete(path)
+    await cluster.store.create(path, data)
+    await asyncio.sleep(60)
+
+    async with watching(cluster) as marks:
+        assert 0 in await marks.run_once()
+
+
+@in_virtual_time
+async def test_a_mark_that_cannot_be_read_and_one_without_a_time_count_by_the_znode() -> None:
+    cluster = await two_marked()
+    for ledger_id, data in ((0, b"\xff"), (1, b'replica: "b1:3181"\n')):
+        await cluster.store.set(payloads.mark_path(UR, ledger_id), data, version=-1)
+    await asyncio.sleep(DAY_S + 60)
+
+    async with watching(cluster) as marks:
+        assert await marks.run_once() == [0, 1]
+
+
+@in_virtual_time
+async def test_they_are_told_once_and_again_when_others_come() -> None:
+    cluster = await two_marked()
+
+    async with watching(cluster) as marks:
+        with capture_logs() as logs:
+            task = asyncio.create_task(marks.run())
+            await asyncio.sleep(5 * DAY_S)
+            told = [entry["ledger_ids"] for entry in logs if entry["event"] == "marks.overdue"]
+            await cluster.mark(B1, ledger_id=2, ctime_ms=1)
+            await asyncio.sleep(DAY_S)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    assert told == [[0, 1]]
+    assert [e["count"] for e in logs if e["event"] == "marks.overdue"] == [2, 3]
+
+
+@in_virtual_time
+async def test_where_none_is_ever_overdue_nobody_looks() -> None:
+    cluster = await two_marked()
+
+    async with watching(cluster, after_s=0) as marks:
+        await marks.run()
+
+    assert (await read_check(cluster.store, UR, "overdue")).last is None
+
+
+@pytest.mark.parametrize(("after_s", "expected_s"), [(60, 60), (DAY_S, 3_600), (6_000, 600)])
+def test_the_queue_is_looked_at_ten_times_before_a_mark_is_overdue_within_bounds(
+    after_s: float, expected_s: float
+) -> None:
+    assert look_interval_s(after_s) == expected_s

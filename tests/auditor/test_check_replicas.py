@@ -1,0 +1,281 @@
+"""The replicas check: how many copies each entry has, by what its bookies say."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from auditor.checks.copies import Bad, Copies, most_bad
+from auditor.checks.kinds import REPLICAS
+from auditor.findings import read_findings
+from auditor.settings import ChecksSettings
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import BookieId, LedgerState
+from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
+from tests.auditor.checking import checked_at_ms, checker, record, running
+from tests.auditor.scenes import replicas, with_ledgers
+from tests.replication.cluster import Cluster, in_virtual_time, named_by
+from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger, fragment
+from tests.replication.nodes import UR
+
+JAVA = "AuditorReplicasCheckTest"
+ON = ChecksSettings(replicas_interval_s=3_600)
+by_both_means = pytest.mark.parametrize(
+    "entry_lists", [pytest.param(False, id="reads"), pytest.param(True, id="lists")]
+)
+
+
+async def count(cluster: Cluster, *ledger_ids: int, entry_lists: bool = False) -> Counter[str]:
+    async with checker(cluster, entry_lists=entry_lists) as made:
+        return await made.replicas.look_at(ledger_ids or [0])
+
+
+async def one_ledger(**fields: object) -> Cluster:
+    """Entries 0 to 9, three copies of each, of which two are acknowledged."""
+    cluster = await Cluster.start()
+    options = {"ledger_id": 0, "write_quorum": 3, "ack_quorum": 2} | fields
+    await cluster.write_ledger((B1, B2, B3), **options)  # type: ignore[arg-type]
+    return cluster
+
+
+@pytest.mark.compat("AuditorReplicasCheckTaskTest.testReplicasCheck", verdict="same")
+@by_both_means
+@in_virtual_time
+async def test_ten_healthy_ledgers_have_all_their_copies(entry_lists: bool) -> None:
+    cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
+
+    async with checker(cluster, settings=ON, entry_lists=entry_lists) as made:
+        made.runner._checks["replicas"] = made.replicas
+        async with running(made):
+            await asyncio.sleep(60)
+
+    last = (await record(cluster, REPLICAS)).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (10, {})
+    assert await checked_at_ms(cluster, REPLICAS) == last.finished_ms
+
+
+@pytest.mark.compat(f"{JAVA}.testReplicasCheckForBookieHandleNotAvailable", verdict="same")
+@pytest.mark.parametrize("is_registered", [True, False])
+@by_both_means
+@in_virtual_time
+async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
+    entry_lists: bool, is_registered: bool
+) -> None:
+    cluster = await one_ledger()
+    cluster.bookie(B2).is_down = True
+    if not is_registered:
+        await cluster.unregister(B2)
+
+    assert await count(cluster, entry_lists=entry_lists) == (
+        {"unknown": 1} if is_registered else {}
+    )
+    assert await cluster.marked() == []
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        pytest.param(
+            (B1, B2, B3),
+            "no_copy",
+            marks=pytest.mark.compat(
+                f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica",
+                verdict="better",
+                why="the ledger is marked as well",
+            ),
+            id="nobody has it",
+        ),
+        pytest.param(
+            (B1, B3),
+            "below_ack_quorum",
+            marks=pytest.mark.compat(
+                f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanAQReplicasOfAnEntry",
+                verdict="better",
+                why="the ledger is marked as well",
+            ),
+            id="one of three has it",
+        ),
+        pytest.param(
+            (B2,),
+            "below_write_quorum",
+            marks=pytest.mark.compat(
+                f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanWQReplicasOfAnEntry",
+                verdict="better",
+                why="the ledger is marked as well",
+            ),
+            id="two of three have it",
+        ),
+    ],
+)
+@pytest.mark.compat("G7", verdict="better", why="counted over the whole run, and marked")
+@by_both_means
+@in_virtual_time
+async def test_the_worst_entry_decides_and_the_ledger_is_marked(
+    entry_lists: bool, lacking: tuple[BookieId, ...], expected: str
+) -> None:
+    cluster = await one_ledger()
+    cluster.bookie(B3).lose(0, 7)  # another entry, of which two copies are left in any case
+    for bookie in lacking:
+        cluster.bookie(bookie).lose(0, 4)
+
+    counts = await count(cluster, entry_lists=entry_lists)
+
+    assert counts == {expected: 1, "found": 1, "marked": 1}
+    assert await replicas(cluster, 0) == tuple(sorted({*lacking, B3}))
+    assert (await read_findings(cluster.store, UR, [0]))[0].check == "replicas"
+
+
+@pytest.mark.compat(f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica", verdict="better")
+@by_both_means
+@in_virtual_time
+async def test_a_ledger_that_its_bookies_do_not_know_has_no_copy(entry_lists: bool) -> None:
+    cluster = await one_ledger()
+    for bookie in (B1, B2, B3):
+        cluster.bookie(bookie)._ledgers.pop(0)
+
+    assert (await count(cluster, entry_lists=entry_lists))["no_copy"] == 1
+
+
+@pytest.mark.compat(
+    f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanWQReplicasOfAnEntry", verdict="better"
+)
+@by_both_means
+@in_virtual_time
+async def test_a_copy_beside_the_stripe_does_not_count(entry_lists: bool) -> None:
+    cluster = await one_ledger(write_quorum=2)
+    cluster.put(0, 0, B3)  # belongs on B1 and B2
+    cluster.bookie(B2).lose(0, 0)
+
+    assert (await count(cluster, entry_lists=entry_lists))["below_ack_quorum"] == 1
+
+
+@in_virtual_time
+async def test_a_copy_that_is_damaged_does_not_count() -> None:
+    cluster = await one_ledger()
+    cluster.bookie(B2).corrupt(0, 4)
+
+    assert (await count(cluster))["below_write_quorum"] == 1
+
+
+@pytest.mark.compat(f"{JAVA}.testReplicasCheckForLedgersWithEmptySegments", verdict="same")
+@pytest.mark.parametrize(
+    "starts",
+    [
+        pytest.param((0, 5, 10), id="the last one is empty"),
+        pytest.param((0, 10, 12), id="so is the one before"),
+        pytest.param((0, 5, 6), id="one of a single entry, of which a bookie stores none"),
+    ],
+)
+@pytest.mark.parametrize("is_harmed", [False, True])
+@by_both_means
+@in_virtual_time
+async def test_empty_segments_change_nothing(
+    entry_lists: bool, is_harmed: bool, starts: tuple[int, int, int]
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), (B2, B3, B4), (B4, B3, B2), ledger_id=0, starts=starts)
+    if is_harmed:
+        cluster.bookie(named_by(await cluster.metadata(0), 5)[0]).lose(0, 5)
+
+    counts = await count(cluster, entry_lists=entry_lists)
+
+    expected = {"below_write_quorum": 1, "found": 1, "marked": 1}
+    assert counts == (expected if is_harmed else {})
+
+
+@in_virtual_time
+async def test_open_empty_and_marked_ledgers_are_passed_over() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+    await cluster.write_ledger((B1, B2), ledger_id=1, last=-1)
+    await cluster.write_ledger((B1, B2), ledger_id=2)
+    await cluster.mark(B1, ledger_id=2)
+
+    assert await count(cluster, 0, 1, 2) == {"skipped": 3}
+    assert cluster.bookies.transfers == []
+
+
+@pytest.mark.compat("G7", verdict="better")
+@in_virtual_time
+async def test_the_counts_are_of_the_whole_run() -> None:
+    cluster = await with_ledgers(*[(B1, B2, B3)] * 60)
+    for ledger_id in (0, 25, 59):  # parts one, two and three
+        cluster.bookie(B1)._ledgers.pop(ledger_id)
+
+    async with checker(cluster, settings=ON) as made:
+        made.runner._checks["replicas"] = made.replicas
+        async with running(made):
+            await asyncio.sleep(60)
+
+    last = (await record(cluster, REPLICAS)).last
+    assert last is not None
+    assert last.counts == {"below_write_quorum": 3, "found": 3, "marked": 3}
+    assert await cluster.marked() == [0, 25, 59]
+
+
+@in_virtual_time
+async def test_who_lists_its_entries_is_asked_for_the_ends_alone_and_who_does_not_for_all() -> None:
+    cluster = await one_ledger()
+    cluster.bookie(B2).lists_entries = False
+
+    assert await count(cluster, entry_lists=True) == {}
+
+    asked = {bookie: len(cluster.bookies.asked(bookie)) for bookie in (B1, B2, B3)}
+    assert asked == {B1: 2, B2: 10, B3: 2}
+
+
+@in_virtual_time
+async def test_what_a_list_leaves_out_and_a_read_finds_is_there() -> None:
+    cluster = await one_ledger()
+    cluster.bookie(B2)._ledgers[0].unflushed.clear()
+    whole = cluster.bookie(B2).list_entries
+    cluster.bookie(B2).list_entries = lambda ledger_id: whole(ledger_id)[:0]  # type: ignore[method-assign]
+
+    assert await count(cluster, entry_lists=True) == {}
+
+
+@in_virtual_time
+async def test_many_answers_that_do_not_come_are_no_missing_copies() -> None:
+    cluster = await one_ledger()
+    cluster.bookies.faults = lambda bookie, op, ledger_id: (
+        Fault(error=UnavailableError) if op is Op.READ and bookie != B1 else Fault()
+    )
+
+    assert await count(cluster) == {"unknown": 1}
+
+
+def runs(*entry_ids: int) -> Bad:
+    return Bad(absent=EntryRuns(entry_ids), mismatched=NO_ENTRIES, unreadable=NO_ENTRIES)
+
+
+@pytest.mark.parametrize(
+    ("bad", "expected"),
+    [
+        pytest.param({}, 0, id="nothing is bad"),
+        pytest.param({B1: runs(1, 2, 3), B2: runs(4, 5)}, 1, id="runs that touch do not overlap"),
+        pytest.param({B1: runs(1, 2, 3), B2: runs(3, 4)}, 2, id="runs that share an entry"),
+        pytest.param({B1: runs(1), B2: runs(1), B3: runs(0, 1, 2)}, 3, id="the same entry on all"),
+        pytest.param({B4: runs(1), B1: runs(1)}, 1, id="a bookie of another fragment"),
+        pytest.param({B1: runs(10, 11), B2: runs(11)}, 0, id="entries of another fragment"),
+    ],
+)
+def test_the_worst_entry_is_that_of_which_most_copies_are_bad(
+    bad: dict[BookieId, Bad], expected: int
+) -> None:
+    copies = Copies(
+        metadata=closed_ledger((B1, B2, B3)), fragments=(fragment((B1, B2, B3)),), bad=bad
+    )
+
+    assert most_bad(copies) == expected
+
+
+def test_a_bookie_that_lacks_millions_of_entries_weighs_nothing() -> None:
+    count = 10_000_000
+    empty = EntryRuns()
+    empty._append_run(0, count)
+    whole = fragment((B1, B2), last=count - 1)
+    bad = {b: Bad(absent=empty, mismatched=NO_ENTRIES, unreadable=NO_ENTRIES) for b in (B1, B2)}
+
+    assert most_bad(Copies(metadata=closed_ledger((B1, B2)), fragments=(whole,), bad=bad)) == 2

@@ -1,0 +1,123 @@
+"""When periodic checks are due: values in, values out."""
+
+from math import inf
+
+import pytest
+
+from auditor.checks.schedule import FORCED_MS, Timetable, due_in_s, is_taken_back
+
+HOUR_S = 3_600.0
+HOUR_MS = 3_600_000
+NOW_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("last_ms", "interval_s", "expected_s"),
+    [
+        pytest.param(None, HOUR_S, -inf, id="never run: now"),
+        pytest.param(NOW_MS, HOUR_S, HOUR_S, id="just run: after the interval"),
+        pytest.param(NOW_MS - HOUR_MS + 1_000, HOUR_S, 1.0, id="nearly an interval ago"),
+        pytest.param(NOW_MS - HOUR_MS, HOUR_S, 0.0, id="the interval itself counts"),
+        pytest.param(NOW_MS - 3 * HOUR_MS, HOUR_S, -2 * HOUR_S, id="long overdue"),
+        pytest.param(NOW_MS + 9 * HOUR_MS, HOUR_S, HOUR_S, id="the clock was set back: as of now"),
+        pytest.param(None, 0, None, id="switched off"),
+        pytest.param(NOW_MS - 3 * HOUR_MS, 0, None, id="switched off, and run long ago"),
+        pytest.param(FORCED_MS, HOUR_S, -inf, id="asked for"),
+        pytest.param(FORCED_MS, 0, -inf, id="asked for, although switched off"),
+    ],
+)
+def test_a_check_is_due_an_interval_after_its_last_run(
+    last_ms: int | None, interval_s: float, expected_s: float | None
+) -> None:
+    assert due_in_s(last_ms, interval_s=interval_s, now_ms=NOW_MS) == expected_s
+
+
+@pytest.mark.parametrize(
+    ("before_ms", "last_ms", "expected"),
+    [
+        pytest.param(NOW_MS, NOW_MS - 21 * 24 * HOUR_MS, True, id="as forceauditchecks does"),
+        pytest.param(NOW_MS, None, True, id="deleted"),
+        pytest.param(NOW_MS, NOW_MS + 1, False, id="another leader has run it"),
+        pytest.param(None, NOW_MS, False, id="run for the first time"),
+        pytest.param(None, None, False, id="never run"),
+    ],
+)
+def test_a_time_that_goes_backwards_asks_for_the_check(
+    before_ms: int | None, last_ms: int | None, expected: bool
+) -> None:
+    assert is_taken_back(before_ms, last_ms) is expected
+
+
+def note(
+    timetable: Timetable,
+    name: str,
+    last_ms: int | None,
+    *,
+    now_s: float = 100.0,
+    now_ms: int = NOW_MS,
+    interval_s: float = HOUR_S,
+    is_unfinished: bool = False,
+) -> None:
+    timetable.note(
+        name,
+        last_ms,
+        interval_s=interval_s,
+        now_s=now_s,
+        now_ms=now_ms,
+        is_unfinished=is_unfinished,
+    )
+
+
+def test_the_check_that_has_been_due_for_longest_comes_first() -> None:
+    timetable = Timetable()
+
+    note(timetable, "a", NOW_MS - 2 * HOUR_MS)
+    note(timetable, "b", NOW_MS - 3 * HOUR_MS)
+    note(timetable, "never", None, interval_s=0)
+
+    assert timetable.next() == ("b", 100.0 - 2 * HOUR_S)
+
+
+def test_where_all_are_switched_off_none_is_ever_due() -> None:
+    timetable = Timetable()
+
+    note(timetable, "a", NOW_MS, interval_s=0)
+
+    assert timetable.next() is None
+
+
+def test_a_clock_set_back_later_puts_nothing_off() -> None:
+    timetable = Timetable()
+    note(timetable, "a", NOW_MS)
+
+    note(timetable, "a", NOW_MS, now_s=200.0, now_ms=NOW_MS - 1_000 * HOUR_MS)
+
+    assert timetable.next() == ("a", 100.0 + HOUR_S)
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "expected_s"),
+    [
+        pytest.param(HOUR_S, -inf, id="it goes on at once"),
+        pytest.param(0, None, id="unless it was switched off since"),
+    ],
+)
+def test_a_run_that_an_earlier_leader_left_goes_on(
+    interval_s: float, expected_s: float | None
+) -> None:
+    timetable = Timetable()
+
+    note(timetable, "a", NOW_MS, interval_s=interval_s, is_unfinished=True)
+
+    found = timetable.next()
+    assert (found and found[1]) == expected_s
+
+
+@pytest.mark.parametrize("interval_s", [HOUR_S, 1_000 * HOUR_S, 0])
+def test_whoever_takes_the_time_back_has_the_check_whatever_its_interval(interval_s: float) -> None:
+    timetable = Timetable()
+    note(timetable, "a", NOW_MS, interval_s=interval_s)
+
+    note(timetable, "a", NOW_MS - 21 * 24 * HOUR_MS, interval_s=interval_s)
+
+    assert timetable.next() == ("a", -inf)
