@@ -79,7 +79,7 @@ async def begin_placing(
     policy = RuledPlacement(
         rule_of(settings),
         rng,
-        locate=racks.rack,
+        locate=racks.rack_if_known,
         local=local,
         weighting=weighting_of(settings),
     )

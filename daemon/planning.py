@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -71,18 +71,19 @@ async def plan_for(
         chosen = await ledgers_of(cluster, bookie, limit=limit)
     else:
         chosen = await most_endangered(cluster, limit=limit)
-    async with open_previewer(cluster, drained=bookie) as previewer:
-        previews = await _at_once(previewer.preview, chosen.ledger_ids)
+    previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
     return Previews(ledgers=previews, more=chosen.more, unreadable=chosen.unreadable)
 
 
-async def _at_once(
-    preview: Callable[[int], Awaitable[Preview]], ledger_ids: Sequence[int]
+async def preview_all(
+    cluster: Visit, ledger_ids: Sequence[int], *, drained: BookieId | None = None
 ) -> list[Preview]:
+    """In order. ``drained``: as if that bookie were being drained, too."""
     found: list[Preview] = []
-    for start in range(0, len(ledger_ids), LEDGERS_AT_ONCE):
-        part = ledger_ids[start : start + LEDGERS_AT_ONCE]
-        found += await asyncio.gather(*map(preview, part))
+    async with open_previewer(cluster, drained=drained) as previewer:
+        for start in range(0, len(ledger_ids), LEDGERS_AT_ONCE):
+            part = ledger_ids[start : start + LEDGERS_AT_ONCE]
+            found += await asyncio.gather(*map(previewer.preview, part))
     return found
 
 
@@ -225,7 +226,12 @@ async def open_previewer(
             rooms=rooms,
             rack=placing.racks.rack,
         )
-        yield Previewer(looking.surveyor, receivers, _as_if_drained(looking.view, drained))
+        yield Previewer(
+            looking.surveyor,
+            receivers,
+            _as_if_drained(looking.view, drained),
+            moves_misplaced=ours.checks.repairs_placement,
+        )
 
 
 def _as_if_drained(view: ClusterView, bookie: BookieId | None) -> ClusterView:

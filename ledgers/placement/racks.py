@@ -50,6 +50,9 @@ class Racks:
         """The default rack for a bookie of which nobody ever knew."""
         return self._racks.get(bookie, DEFAULT_RACK)
 
+    def rack_if_known(self, bookie: BookieId) -> str | None:
+        return self._racks.get(bookie)
+
     @property
     def known(self) -> Mapping[BookieId, str]:
         """But for those in the default rack."""

@@ -13,6 +13,7 @@ from daemon.rack_sources import FileRacks, ScriptRacks
 from ledgers.errors import SettingsError
 from ledgers.placement import (
     DEFAULT_RACK,
+    Adherence,
     Candidate,
     NoRule,
     RackRule,
@@ -188,6 +189,26 @@ async def test_what_the_source_does_not_tell_of_a_bookie_that_is_away_the_leader
     assert begun.racks.rack(B2) == "/b", "the source knows better"
     assert begun.racks.rack(B3) == DEFAULT_RACK, "it is there, and the source says nothing of it"
     assert (await placing(cluster)).racks.rack(B1) == DEFAULT_RACK, "nobody goes by racks"
+
+
+@in_virtual_time
+async def test_of_a_bookie_of_which_no_source_ever_told_the_policy_knows_no_place() -> None:
+    """G19. The source may tell of it later."""
+    cluster = await Cluster.start(B1, B2)
+    await cluster.store.create("/bookies", f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
+    begun = await placing(cluster, racks_znode="/bookies")
+
+    def said() -> Adherence:
+        return begun.policy.adherence((B1, B2), write_quorum=2, ack_quorum=2)
+
+    assert said() is Adherence.UNKNOWN
+
+    both = f'{{"g": {{"{B1}": {{"rack": "/a"}}, "{B2}": {{"rack": "/a"}}}}}}'
+    await cluster.store.set("/bookies", both.encode(), version=-1)
+    assert begun.keeper is not None
+    assert await begun.keeper.refresh()
+
+    assert said() is Adherence.FAIL
 
 
 @in_virtual_time
