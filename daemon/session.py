@@ -71,7 +71,7 @@ async def open_session(
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(session.views.run())
                 limiter = tasks.create_task(keep_to_requests_per_s(settings, session.views, store))
-                ender = tasks.create_task(_end_with_session(store))
+                ender = tasks.create_task(end_with_session(store))
                 yield session
                 for task in (watcher, limiter, ender):
                     task.cancel()
@@ -114,6 +114,7 @@ async def _join(
     )
 
 
-async def _end_with_session(store: MetadataStore) -> None:
+async def end_with_session(store: MetadataStore) -> None:
+    """Raises SessionLostError when it is lost."""
     await store.wait_lost()
     raise SessionLostError("the ZooKeeper session is over")
