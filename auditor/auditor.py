@@ -19,6 +19,7 @@ from auditor.absence import StoredAbsences, lost_bookies, next_loss_s, still_abs
 from auditor.causes import Cause, Why, read_causes, updated_causes
 from auditor.delay import RecoveryDelay
 from auditor.endangered import Missing, reborn_bookies
+from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks, Marked
 from auditor.marking import Marker
@@ -76,15 +77,18 @@ class Auditor:
         views: ViewSource,
         marker: Marker,
         records: Records,
+        holds: Holds,
         settings: AuditorSettings,
         clock: Clock,
     ) -> None:
-        """``keeper`` is run by somebody else."""
+        """``keeper`` is run by somebody else. ``holds``: asked before anything is marked."""
         self._store = store
         self._ur = ur
         self._keeper = keeper
         self._views = views
         self._records = records
+        self._holds = holds
+        self._is_held = False
         self._settings = settings
         self._clock = clock
         self._delay = RecoveryDelay(store, ur, default_s=settings.lost_bookie_recovery_delay_s)
@@ -141,6 +145,10 @@ class Auditor:
         if self._is_overruled:
             self._is_overruled = False
             self._absences.overruled_s = self._clock.now_s()
+        self._see_absences(view)
+        self._is_held = await self._holds.keep(
+            view, self._absences.since_s, lost_since_s=self._marked_since_s()
+        )
         missing = self._missing(view)
         if gone := self._done.causes - missing.causes:
             self._done.causes -= gone
@@ -152,21 +160,32 @@ class Auditor:
 
     # --- Who is missing ------------------------------------------------------------------------------
 
-    def _missing(self, view: ClusterView) -> Missing:
-        """Whose ledgers are to be marked now. What is known of absences is brought up to date."""
-        absences, now_s = self._absences, self._clock.now_s()
-        absences.since_s = still_absent(
-            absences.since_s,
+    def _see_absences(self, view: ClusterView) -> None:
+        self._absences.since_s = still_absent(
+            self._absences.since_s,
             known=view.cookies.keys() | self._keeper.index.bookies,
             available=view.available,
             excused=view.orders.maintenance.keys(),
-            now_s=now_s,
+            now_s=self._clock.now_s(),
         )
-        if view.orders.is_held:
+
+    def _marked_since_s(self) -> dict[BookieId, float]:
+        """Since when those are away whose ledgers were marked, by this leader or an earlier one."""
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        return {
+            bookie: now_s - max(0, now_ms - cause.since_ms) / 1000
+            for bookie, cause in self._causes.items()
+            if cause.why is Why.LOST and cause.ended_ms is None
+        }
+
+    def _missing(self, view: ClusterView) -> Missing:
+        """Whose ledgers are to be marked now: nobody's while a hold stands."""
+        absences = self._absences
+        if self._is_held:
             return Missing()
         lost = lost_bookies(
             absences.since_s,
-            now_s=now_s,
+            now_s=self._clock.now_s(),
             delay_s=self._delay.current.delay_s,
             overruled_s=absences.overruled_s,
         )
@@ -231,11 +250,21 @@ class Auditor:
         await self._tell(marked, started_s=started_s, is_complete=is_complete)
 
     def _is_superseded(self, missing: Missing) -> bool:
-        """Whether something happened that changes who is missing: then the audit begins anew with that."""
+        """Whether something happened that changes who is missing: then the audit begins anew with that.
+
+        Another bookie that goes does so too, lost or not yet: a hold may be due.
+        """
         if not self._wake.is_set():
             return False
         self._wake.clear()
-        return self._is_disabled or self._missing(self._views.current).causes != missing.causes
+        view, away = self._views.current, self._absences.since_s.keys()
+        self._see_absences(view)
+        return (
+            self._is_disabled
+            or view.orders.is_held
+            or bool(self._absences.since_s.keys() - away)
+            or self._missing(view).causes != missing.causes
+        )
 
     async def _write_identities(self, missing: Missing) -> None:
         if missing.reborn:
@@ -268,7 +297,7 @@ class Auditor:
 
     async def _note_causes(self, missing: Missing) -> None:
         """Why the marks of their ledgers are made. What a hold keeps from being marked is missing still."""
-        if self._views.current.orders.is_held:
+        if self._is_held:
             return
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
@@ -305,7 +334,8 @@ class Auditor:
         )
         check_s = math.inf if self._is_disabled else self._done.check_due_s - now_s
         write_s = self._absences.write_due_s - now_s
-        return max(0.0, min(math.inf if loss_s is None else loss_s, check_s, write_s))
+        until_loss_s = math.inf if loss_s is None else loss_s
+        return max(0.0, min(until_loss_s, check_s, write_s, self._holds.wait_s))
 
     async def _wait(self, wait_s: float) -> None:
         try:

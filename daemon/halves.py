@@ -13,6 +13,7 @@ from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.findings import Findings
+from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
 from auditor.records import Records
@@ -32,6 +33,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half
 from replication.cluster.own_state import own_path
+from replication.cluster.rack_memory import RackMemory
 from replication.cluster.room import RoomSource
 from replication.copying.copier import Copier
 from replication.journal import MetadataJournal
@@ -59,16 +61,22 @@ async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> N
         )
         if settings.auditor.standbys_keep_index:
             tasks.create_task(keeper.run())
+        placing = await _placing(settings, session)  # before: a leader is to lose no time with it
+        tasks.create_task(placing.run())
         election = Election(session.store, session.ur, session.membership, candidate=session.node)
         leadership = await election.win()
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
         if not settings.auditor.standbys_keep_index:
             tasks.create_task(keeper.run())
-        await _lead(settings, session, leadership, keeper)
+        await _lead(settings, session, leadership, keeper, placing)
 
 
 async def _lead(
-    settings: Settings, session: Session, leadership: Leadership, keeper: IndexKeeper
+    settings: Settings,
+    session: Session,
+    leadership: Leadership,
+    keeper: IndexKeeper,
+    placing: Placing,
 ) -> None:
     """All that the leader does, until its session or its leadership is over."""
     batcher = Batcher(session.store, leadership.guards)
@@ -81,6 +89,14 @@ async def _lead(
         views=session.views,
         marker=Marker(session.store, batcher, session.ur, session.clock),
         records=records,
+        holds=Holds(
+            store=session.store,
+            batcher=batcher,
+            ur=session.ur,
+            settings=settings.hold,
+            clock=session.clock,
+            rack_of=placing.racks.rack,
+        ),
         settings=settings.auditor,
         clock=session.clock,
     )
@@ -95,9 +111,24 @@ async def _lead(
         clock=session.clock,
     )
     async with asyncio.TaskGroup() as tasks:
-        for work in (batcher.run(), drainer.run(), findings.run()):
+        remembering = _remember_racks(session, batcher, placing)
+        for work in (batcher.run(), drainer.run(), findings.run(), remembering):
             tasks.create_task(work)
         await auditor.run()
+
+
+async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) -> None:
+    if placing.keeper is not None:
+        memory = RackMemory(
+            store=session.store,
+            batcher=batcher,
+            ur=session.ur,
+            racks=placing.racks,
+            keeper=placing.keeper,
+            views=session.views,
+            clock=session.clock,
+        )
+        await memory.run()
 
 
 async def run_worker_session(settings: Settings, journal: MetadataJournal) -> None:
@@ -113,6 +144,18 @@ class OpenWorker:
     session: Session
     batcher: Batcher
     worker: ReplicationWorker
+
+
+async def _placing(settings: Settings, session: Session) -> Placing:
+    return await begin_placing(
+        settings.placement,
+        store=session.store,
+        ur=session.ur,
+        views=session.views,
+        local=session.local,
+        clock=session.clock,
+        rng=session.rng,
+    )
 
 
 def _whole_queue(session: Session, batcher: Batcher) -> Queue:
@@ -143,15 +186,7 @@ async def open_worker(
         stack.push_async_callback(bookies.close)
         quarantine = Quarantine(session.clock, session.views.life)
         batcher = Batcher(session.store, [session.membership.guard])
-        placing = await begin_placing(
-            settings.placement,
-            store=session.store,
-            ur=session.ur,
-            views=session.views,
-            local=session.local,
-            clock=session.clock,
-            rng=session.rng,
-        )
+        placing = await _placing(settings, session)
         rooms = RoomSource(
             bookies,
             session.views,

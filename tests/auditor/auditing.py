@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
+from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
 from auditor.records import Records
-from auditor.settings import AuditorSettings
+from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
@@ -44,7 +45,10 @@ class Leader:
 
 @asynccontextmanager
 async def leading(
-    cluster: Cluster, name: str = "node-1", settings: AuditorSettings | None = None
+    cluster: Cluster,
+    name: str = "node-1",
+    settings: AuditorSettings | None = None,
+    hold: HoldSettings | None = None,
 ) -> AsyncIterator[Leader]:
     """A node that has won the election, with what runs beside its auditor."""
     store = MemoryStore(cluster.tree)
@@ -82,6 +86,13 @@ async def leading(
                 views=views,
                 marker=marker,
                 records=records,
+                holds=Holds(
+                    store=store,
+                    batcher=batcher,
+                    ur=UR,
+                    settings=hold or HoldSettings(),
+                    clock=cluster.clock,
+                ),
                 settings=settings,
                 clock=cluster.clock,
             ),
@@ -105,10 +116,16 @@ async def leading(
 
 @asynccontextmanager
 async def auditing(
-    cluster: Cluster, name: str = "node-1", settings: AuditorSettings | None = None
+    cluster: Cluster,
+    name: str = "node-1",
+    settings: AuditorSettings | None = None,
+    hold: HoldSettings | None = None,
 ) -> AsyncIterator[Leader]:
     """The leader audits; what ends its auditor ends the test."""
-    async with leading(cluster, name, settings) as leader, _running(leader.auditor.run()) as task:
+    async with (
+        leading(cluster, name, settings, hold) as leader,
+        _running(leader.auditor.run()) as task,
+    ):
         leader.task = task
         yield leader
 

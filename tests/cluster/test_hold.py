@@ -1,0 +1,102 @@
+"""A safety hold on real servers: three of five bookies go at once, come back, and go for good."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from daemon.demo.shapes import Ending
+from daemon.demo.workload import Written
+from ledgers.metadata import LedgerState
+from replication.cluster.order_book import OrderBook
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNotes
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.commands import bookmender
+from tests.cluster.conftest import MakeCluster
+from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+DELAY_S = 1
+SETTINGS = {
+    "AUDITOR_LOST_BOOKIE_RECOVERY_DELAY_S": str(DELAY_S),
+    "REPLICATION_OPEN_LEDGER_GRACE_S": "0.2",
+    "REPLICATION_RETRY_MIN_S": "0.5",
+    "REPLICATION_RETRY_MAX_S": "1",
+}
+
+
+async def is_held(on: Bench) -> bool:
+    return (await OrderBook(on.seen.store, on.seen.ur).read()).is_held
+
+
+async def ask_for_audit(on: Bench) -> None:
+    """As Java's triggeraudit does, for all that are away now."""
+    data = payloads.recovery_delay_to_bytes(DELAY_S)
+    await on.seen.store.set(payloads.recovery_delay_path(on.seen.ur), data, version=-1)
+
+
+async def marked(on: Bench) -> list[int]:
+    return await marked_ledger_ids(on.seen.store, on.seen.ur)
+
+
+async def is_held_back(on: Bench, written: Written) -> bool:
+    note = await WaitingNotes(on.seen.store, on.seen.ur).read(written.ledger_id)
+    return note is not None and note.reason is Reason.HOLD
+
+
+def test_three_of_five_bookies_that_go_at_once_are_held_for_until_they_are_back_or_said_to_be_lost(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(bookies=5, session_timeout_s=SESSION_TIMEOUT_S)
+    uri, wave = cluster.metadata_service_uri, cluster.bookies[:3]
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(10)))
+            [unclosed] = await on.write(shape(10, quorums=(5, 3, 2), ending=Ending.ABANDONED))
+            node = start("ours", settings=SETTINGS)
+            await wait_for(lambda: events(node, "audit.finished"), "first audit")
+
+            for bookie in wave:
+                await asyncio.to_thread(kill_and_expire, cluster, bookie)
+            await wait_for(lambda: is_held(on), "hold")
+            audit_count = len(events(node, "audit.finished"))
+            await ask_for_audit(on)
+            await wait_for(lambda: len(events(node, "audit.finished")) > audit_count, "audit")
+
+            assert await marked(on) == []
+            shown = await bookmender(uri, "status")
+            assert shown.exit_code == 1
+            assert shown.out.startswith("HOLD      held for"), shown.out
+            unmeant = await bookmender(uri, "hold", "end")
+            assert unmeant.exit_code == 1
+            assert "3 of 5 bookies are away" in unmeant.out
+
+            await on.mark([unclosed.ledger_id])
+            await wait_for(lambda: is_held_back(on, unclosed), "open ledger that is held back")
+
+            for bookie in wave:
+                await asyncio.to_thread(cluster.start_bookie, bookie)
+            await wait_for(lambda: events(node, "hold.ended"), "end of the hold")
+            await on.wait_idle()
+            assert not await is_held(on)
+            assert not events(node, "bookies.lost")
+            assert not events(node, "ledger.recovered")
+            assert (await on.metadata(unclosed)).state is LedgerState.OPEN
+            await on.assert_whole(written)
+
+            for bookie in wave:
+                await asyncio.to_thread(kill_and_expire, cluster, bookie)
+            await wait_for(lambda: is_held(on), "second hold")
+            meant = await bookmender(uri, "hold", "end", "--yes")
+            assert meant.exit_code == 0, meant
+            await wait_for(lambda: events(node, "bookies.lost"), "loss")
+
+            await wait_for(lambda: marked(on), "marks")
+            assert {each["event"] for each in errors(node)} == {"hold.begun"}
+
+    asyncio.run(run())
