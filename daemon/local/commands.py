@@ -18,7 +18,10 @@ from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.spec import BOOKIES_DEFAULT, ClusterSpec, Storage
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
+from daemon.operating.progress import printable
 from ledgers.errors import SettingsError
+
+LEFT_SHOWN_MAX = 10
 
 
 @click.group()
@@ -225,29 +228,44 @@ def wipe(bookie: str, data: Path) -> None:
 
 
 @local.command()
-@click.option("--delete", is_flag=True, help="Delete the cluster's folder too, with all its data.")
+@click.option("--delete", is_flag=True, help="Delete all that it stored, too.")
 @_data_option
 def down(delete: bool, data: Path) -> None:
-    """Stop everything. The data stays, and `up` brings the cluster back."""
+    """Stop everything. The data stays, and `up` brings the cluster back.
+
+    With --delete only what the cluster made goes, and the folder if nothing else is in it. A folder
+    without a cluster is left alone: exit code 2.
+    """
+    spec = _spec(data) if delete else None
     try:
         control.ask(data, Question(verb=Verb.DOWN))
         click.echo("stopped")
     except NotRunningError as error:  # which is what was wanted
         click.echo(str(error))
-    if delete:
-        folder.delete(data)
+    if spec is None:
+        return
+    left = folder.delete(data, bookie_ports=spec.bookie_ports)
+    if left:
+        shown = ", ".join(map(printable, left[:LEFT_SHOWN_MAX]))
+        more = ", …" if len(left) > LEFT_SHOWN_MAX else ""
+        click.echo(f"deleted the cluster in {data}; what is not of it stays there: {shown}{more}")
+    else:
         click.echo(f"deleted {data}")
+
+
+def _spec(data: Path) -> ClusterSpec:
+    """Of the cluster in this folder. Raises SettingsError where there is none, or nobody can tell."""
+    spec = ClusterSpec.load(data)
+    if spec is None:
+        raise SettingsError(f"there is no cluster in {data}; `bookmender local up` makes one")
+    return spec
 
 
 def _status(data: Path) -> ClusterStatus:
     try:
         found = control.ask(data, Question(verb=Verb.STATUS)).status
     except NotRunningError:
-        spec = ClusterSpec.load(data)
-        if spec is None:
-            hint = "`bookmender local up` makes one"
-            raise SettingsError(f"there is no cluster in {data}; {hint}") from None
-        return at_rest(spec, data=str(data))
+        return at_rest(_spec(data), data=str(data))
     assert found is not None
     return found
 

@@ -12,22 +12,17 @@ autorecovery/   settings of Java's AutoRecovery daemons
 import fcntl
 import os
 import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from ledgers.errors import SettingsError
 
 LOCK_NAME = "lock"
-CONTENTS = (
-    LOCK_NAME,
-    "cluster.json",
-    "control.sock",
-    "log4j2.properties",
-    "logs",
-    "zookeeper",
-    "bookies",
-    "autorecovery",
-)
+FILES = (LOCK_NAME, "cluster.json", "control.sock", "log4j2.properties", "bookies/classes.jsa")
+FOLDERS = ("zookeeper", "autorecovery")
+"""Ours with all that is in them."""
 
 
 class TakenError(SettingsError):
@@ -60,15 +55,21 @@ def make(path: Path) -> None:
         raise SettingsError(f"cannot write to the folder {path}")
 
 
-def delete(data: Path) -> None:
-    """Delete all that a cluster which is not running keeps here, and nothing else."""
-    if not data.exists():
-        return
+def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
+    """Delete all that a cluster which is not running keeps here, and nothing else.
+
+    The caller has seen that it is a cluster's folder. Returns the names of what is left in it, which is not
+    ours; where nothing is, the folder goes, too. Raises TakenError.
+    """
     with take(data):
-        for path in map(data.joinpath, CONTENTS):
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-    if not any(data.iterdir()):
-        data.rmdir()
+        ours = [*FOLDERS, *(f"bookies/{port}" for port in bookie_ports)]
+        for folder in map(data.joinpath, ours):
+            if folder.is_dir() and not folder.is_symlink():
+                shutil.rmtree(folder)
+        for file in [*data.glob("logs/*.log"), *map(data.joinpath, FILES)]:
+            if not file.is_dir():
+                file.unlink(missing_ok=True)
+    for folder in (data / "logs", data / "bookies", data):
+        with suppress(OSError):  # somebody else's files are in it
+            folder.rmdir()
+    return tuple(sorted(path.name for path in data.iterdir())) if data.exists() else ()

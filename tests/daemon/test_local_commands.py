@@ -88,14 +88,64 @@ def test_down_is_content_when_nothing_runs(data: Path) -> None:
 
 
 def test_down_deletes_the_cluster_and_nothing_else(data: Path) -> None:
-    (data / "bookies" / "20002").mkdir(parents=True)
-    (data / "notes.txt").touch()
+    for ours in (
+        "bookies/20002/ledgers",
+        "bookies/20003",
+        "zookeeper/tmp",
+        "autorecovery/a",
+        "logs",
+    ):
+        (data / ours).mkdir(parents=True)
+    (data / "logs" / "bookie-20002.log").touch()
+    others = ("notes.txt", "logs/notes.txt", "bookies/notes/mine.txt")
+    (data / "bookies" / "notes").mkdir()
+    for other in others:
+        (data / other).touch()
     SPEC.save(data)
 
     result = run("down", "--delete")
 
     assert result.exit_code == 0
-    assert [path.name for path in data.iterdir()] == ["notes.txt"]
+    assert {str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()} == {*others}
+    assert f"deleted the cluster in {data}; what is not of it stays" in result.output
+    assert "notes.txt" in result.output
+
+
+def test_down_deletes_a_folder_that_holds_a_cluster_alone(data: Path) -> None:
+    data.mkdir(parents=True)
+    SPEC.save(data)
+
+    assert f"deleted {data}\n" in run("down", "--delete").output
+    assert not data.exists()
+
+
+@pytest.mark.parametrize(
+    "cluster_json",
+    [None, "{}", "rubbish", '{"version": 9, "zookeeper_port": 1, "bookie_ports": []}'],
+    ids=["none", "somebody else's", "unreadable", "another release's"],
+)
+def test_down_deletes_nothing_in_a_folder_that_is_no_cluster_of_ours(
+    data: Path, cluster_json: str | None
+) -> None:
+    for file in ("logs/app.log", "zookeeper/data", "bookies/20002/ledger", "lock"):
+        (data / file).parent.mkdir(parents=True, exist_ok=True)
+        (data / file).touch()
+    if cluster_json is not None:
+        (data / "cluster.json").write_text(cluster_json)
+    before = sorted(data.rglob("*"))
+
+    error = run("down", "--delete").exception
+
+    assert isinstance(error, SettingsError)
+    assert sorted(data.rglob("*")) == before
+
+
+def test_down_deletes_no_folder_that_is_not_there(data: Path) -> None:
+    error = run("down", "--delete").exception
+
+    assert isinstance(error, SettingsError)
+    assert "there is no cluster in" in str(error)
+    assert not data.exists()
 
 
 def test_down_does_not_delete_under_a_running_cluster(data: Path) -> None:
