@@ -116,6 +116,11 @@ class Auditor:
                 wait_s = await self._try_run_once()
                 await self._wait(wait_s)
 
+    @property
+    def is_loss_pending(self) -> bool:
+        """Whether a bookie is away whose recovery delay is not over."""
+        return self._next_loss_s() is not None
+
     async def _prepare(self) -> None:
         await self._delay.prepare()
         self._identities = await read_identities(self._store, self._ur)
@@ -329,13 +334,18 @@ class Auditor:
 
     def _wait_s(self) -> float:
         now_s = self._clock.now_s()
-        loss_s = next_loss_s(
-            self._absences.since_s, now_s=now_s, delay_s=self._delay.current.delay_s
-        )
+        loss_s = self._next_loss_s()
         check_s = math.inf if self._is_disabled else self._done.check_due_s - now_s
         write_s = self._absences.write_due_s - now_s
         until_loss_s = math.inf if loss_s is None else loss_s
         return max(0.0, min(until_loss_s, check_s, write_s, self._holds.wait_s))
+
+    def _next_loss_s(self) -> float | None:
+        return next_loss_s(
+            self._absences.since_s,
+            now_s=self._clock.now_s(),
+            delay_s=self._delay.current.delay_s,
+        )
 
     async def _wait(self, wait_s: float) -> None:
         try:

@@ -17,8 +17,10 @@ from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
 from auditor.records import Records
+from daemon.checking import run_checks
 from daemon.limits import keep_to_our_share, keep_to_pace
 from daemon.placing import Placing, begin_placing
+from daemon.returns import tell_of_returns
 from daemon.session import Session, open_session
 from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets
@@ -30,7 +32,6 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import LeadershipLostError
 from ledgers.metadata import DigestType
 from ledgers.zookeeper.store import ZooKeeperStore
-from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half
 from replication.cluster.own_state import own_path
 from replication.cluster.rack_memory import RackMemory
@@ -110,9 +111,17 @@ async def _lead(
         records=records,
         clock=session.clock,
     )
+    checks = run_checks(
+        settings,
+        session,
+        batcher,
+        keeper=keeper,
+        findings=findings,
+        is_audit_pending=lambda: auditor.is_loss_pending,
+    )
     async with asyncio.TaskGroup() as tasks:
         remembering = _remember_racks(session, batcher, placing)
-        for work in (batcher.run(), drainer.run(), findings.run(), remembering):
+        for work in (batcher.run(), drainer.run(), findings.run(), remembering, checks):
             tasks.create_task(work)
         await auditor.run()
 
@@ -212,7 +221,7 @@ async def open_worker(
                     keep_to_our_share(settings, session.views, session.membership, budgets),
                     keep_to_pace(settings, session.views, bulk),
                     _pause_while_suspended(session.store, bulk),
-                    _tell_of_returns(session.views, bookies, bulk),
+                    tell_of_returns(session.views, bookies, bulk),
                     placing.run(),
                     rooms.run(),
                 )
@@ -303,14 +312,3 @@ async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> 
         bulk.pause()
         await store.wait_connected()
         bulk.resume()
-
-
-async def _tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
-    """A bookie that registered anew is worth a connection at once, whatever was learned of it."""
-    while True:
-        seen, before = views.change_count, views.current
-        await views.wait_change(seen)
-        for bookie in views.current.available:
-            if views.current.czxid(bookie) != before.czxid(bookie):
-                bookies.bookie_returned(bookie)
-                bulk.bookie_returned(bookie)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from daemon.settings import Settings
-from ledgers.bookie.budget import Budgets, reads_in_flight_max
+from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, Budgets, reads_in_flight_max
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
@@ -70,16 +70,24 @@ async def keep_to_pace(settings: Settings, views: ViewSource, bulk: BulkTransfer
 
 
 async def keep_to_our_share(
-    settings: Settings, views: ViewSource, membership: Membership, budgets: Budgets
+    settings: Settings,
+    views: ViewSource,
+    membership: Membership,
+    budgets: Budgets,
+    *,
+    count_max: int = READS_IN_FLIGHT_CEILING,
 ) -> None:
-    """The more nodes read, the fewer reads each of them may have at one bookie (rule S10)."""
+    """The more nodes read, the fewer reads each of them may have at one bookie (rule S10).
+
+    The checks of whoever leads count as one more node. ``count_max``: more than so many in no case.
+    """
     while True:
         seen = views.change_count
         limits = limits_in_force(views.current.orders.limits, settings)
         nodes = await membership.everybody()
         readers = [node for node in nodes if node.info.half is not Half.AUDITOR]
         budgets.reads_in_flight_max = reads_in_flight_max(
-            limits.reads_in_flight_per_bookie, reader_count=len(readers)
+            min(count_max, limits.reads_in_flight_per_bookie), reader_count=len(readers) + 1
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(SHARES_INTERVAL_S):
