@@ -38,29 +38,20 @@ class Show(Protocol):
     def __call__(self, left: int, *, beside: str = "") -> None: ...
 
 
-class ProgressLine:
-    """Rewrites one line on a terminal, and writes one now and then anywhere else."""
+class _Line:
+    """Rewritten on a terminal; anywhere else a new one now and then."""
 
-    def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
-        """``unit``: what is counted, as in ``ledgers``."""
-        self._unit = unit
+    def __init__(self, *, stream: TextIO | None, due_s: float) -> None:
+        """``due_s``: monotonic; the first one comes no sooner where it is not rewritten."""
         self._stream = stream or sys.stderr
-        self._eta = Eta()
         self._is_rewritten = self._stream.isatty()
-        self._line_due_s = 0.0
+        self._due_s = due_s
         self._is_open = False
 
-    def show(self, left: int, *, beside: str = "") -> None:
-        now_s = time.monotonic()
-        remaining_s = self._eta.remaining_s(left, now_s=now_s)
-        if not self._is_rewritten and now_s < self._line_due_s:
+    def write(self, text: str, *, now_s: float) -> None:
+        if not self._is_rewritten and now_s < self._due_s:
             return
-        self._line_due_s = now_s + LINE_INTERVAL_S
-        text = f"{left:,} {self._unit} left"
-        if remaining_s is not None:
-            text += f", {duration_text(remaining_s)} to go"
-        if beside:
-            text += f"; {beside}"
+        self._due_s = now_s + LINE_INTERVAL_S
         if self._is_rewritten:
             self._stream.write(f"\r\x1b[K{text}")  # to the line's beginning, and clear it
             self._is_open = True
@@ -73,6 +64,46 @@ class ProgressLine:
         if self._is_open:
             self._stream.write("\n")
             self._is_open = False
+
+
+class ProgressLine:
+    """How much is left, and for how long."""
+
+    def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
+        """``unit``: what is counted, as in ``ledgers``."""
+        self._unit = unit
+        self._eta = Eta()
+        self._line = _Line(stream=stream, due_s=0.0)
+
+    def show(self, left: int, *, beside: str = "") -> None:
+        now_s = time.monotonic()
+        remaining_s = self._eta.remaining_s(left, now_s=now_s)
+        text = f"{left:,} {self._unit} left"
+        if remaining_s is not None:
+            text += f", {duration_text(remaining_s)} to go"
+        if beside:
+            text += f"; {beside}"
+        self._line.write(text, now_s=now_s)
+
+    def close(self) -> None:
+        """Leave the cursor on a line of its own. Any number of times."""
+        self._line.close()
+
+
+class CountLine:
+    """How much was done, where nobody knows of how much. Not worth a line of its own at first."""
+
+    def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
+        """``unit``: as in ``ledgers read``."""
+        self._unit = unit
+        self._line = _Line(stream=stream, due_s=time.monotonic() + LINE_INTERVAL_S)
+
+    def show(self, count: int) -> None:
+        self._line.write(f"{count:,} {self._unit}", now_s=time.monotonic())
+
+    def close(self) -> None:
+        """Likewise."""
+        self._line.close()
 
 
 def tell(lines: Iterable[str]) -> None:
