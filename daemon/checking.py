@@ -12,6 +12,7 @@ from auditor.checks.all_ledgers import AllLedgersCheck
 from auditor.checks.check import Check
 from auditor.checks.copies import CopyReader
 from auditor.checks.overdue import OverdueMarks
+from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
 from auditor.checks.replicas import ReplicasCheck
 from auditor.checks.reports import Reports
@@ -20,6 +21,7 @@ from auditor.findings import Findings
 from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
 from daemon.limits import keep_to_our_share
+from daemon.placing import Placing
 from daemon.returns import tell_of_returns
 from daemon.session import Session
 from daemon.settings import Settings
@@ -31,6 +33,7 @@ from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
 from ledgers.entry import EntryDigest
 from ledgers.metadata import DigestType
+from replication.cluster.own_state import own_path
 from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
 
@@ -47,9 +50,10 @@ async def run_checks(
     *,
     keeper: IndexKeeper,
     findings: Findings,
+    placing: Placing,
     is_audit_pending: Callable[[], bool],
 ) -> None:
-    """As ``CheckRunner.run``, which says what is asked of the last three."""
+    """As ``CheckRunner.run``, which says what is asked of most of it."""
     async with AsyncExitStack() as stack:
         budgets = Budgets(reads_in_flight_max=READS_IN_FLIGHT_MAX)
         bulk = BulkTransfers(
@@ -72,7 +76,10 @@ async def run_checks(
         stack.push_async_callback(bookies.close)
         records = CheckRecords(session.store, batcher, session.ur)
         runner = CheckRunner(
-            _checks(settings, session, batcher, bookies, findings),
+            (
+                *_reading_checks(settings, session, batcher, bookies, findings),
+                _placement_check(settings, session, batcher, keeper, findings, placing),
+            ),
             store=session.store,
             ur=session.ur,
             index=keeper.index,
@@ -106,7 +113,25 @@ async def run_checks(
                 tasks.create_task(work)
 
 
-def _checks(
+def _placement_check(
+    settings: Settings,
+    session: Session,
+    batcher: Batcher,
+    keeper: IndexKeeper,
+    findings: Findings,
+    placing: Placing,
+) -> PlacementCheck:
+    marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
+    return PlacementCheck(
+        index=keeper.index,
+        views=session.views,
+        policy=placing.policy,
+        rack_of=placing.racks.rack,
+        reports=Reports(marker, findings) if settings.checks.repairs_placement else None,
+    )
+
+
+def _reading_checks(
     settings: Settings, session: Session, batcher: Batcher, bookies: Bookies, findings: Findings
 ) -> Sequence[Check]:
     """Of those that are due alike, the first runs first."""

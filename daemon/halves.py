@@ -117,6 +117,7 @@ async def _lead(
         batcher,
         keeper=keeper,
         findings=findings,
+        placing=placing,
         is_audit_pending=lambda: auditor.is_loss_pending,
     )
     async with asyncio.TaskGroup() as tasks:

@@ -3,5 +3,6 @@
 ``check`` what a check is; ``schedule`` when one is due, from the times that Java's auditor keeps as well;
 ``records`` how far each is and what it found; ``runner`` runs them, one at a time. ``copies`` looks at a
 ledger's copies twice before anything is said of them: for ``all_ledgers``, which looks for lost entries, and
-``replicas``, which counts copies. ``overdue`` looks at marks instead of ledgers.
+``replicas``, which counts copies. ``placement`` holds where copies are against the policy. ``overdue`` looks
+at marks instead of ledgers.
 """

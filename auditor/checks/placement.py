@@ -1,0 +1,177 @@
+"""Compares where copies are with the placement policy: from the index and the racks, asking nobody.
+
+A ledger counts once, by its worst segment; closed ledgers and those still written to apart (Java's
+AuditorPlacementPolicyCheckTask looks at closed ones only). Where a bookie decides of which nobody knows where
+it is, or was, the verdict is unknown, not a failure (gap G19).
+
+Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our own queue,
+for a Java worker would find them whole, or move them by a policy of its own. Only those are that some writable
+bookie makes better now (gap G18), and whose bookies are all there; and not more than a few thousand in a run,
+so that a slip in the file of racks does not set the whole cluster moving.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+import structlog
+
+from auditor.checks.check import Check
+from auditor.checks.kinds import PLACEMENT
+from auditor.checks.records import CheckRun
+from auditor.checks.reports import Reports
+from auditor.index.ledger_index import IndexedLedger, LedgerIndex
+from ledgers.errors import NotEnoughBookiesError
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.operations.tasks import task_scope
+from ledgers.placement import Adherence, Candidate, Locate, PlacementPolicy
+from replication.cluster.cluster_view import ViewSource
+
+log = structlog.get_logger()
+
+MARKS_MAX = 10_000
+"""Ledgers that one run marks, give or take a handful. The next one goes on: those that were moved are well placed by then."""
+REPORTS_AT_ONCE = 16
+LEDGERS_PER_TURN = 100
+"""Judged before others on the loop have theirs."""
+
+_WORST_FIRST = (Adherence.FAIL, Adherence.UNKNOWN, Adherence.SOFT, Adherence.STRICT)
+
+Ensemble = tuple[BookieId, ...]
+
+
+def verdict(ledger: IndexedLedger, policy: PlacementPolicy) -> Adherence:
+    """Of its worst segment."""
+    found = {_adherence(ledger, ensemble, policy) for ensemble in set(ledger.ensembles)}
+    return next(adherence for adherence in _WORST_FIRST if adherence in found)
+
+
+def can_be_better(
+    ledger: IndexedLedger, policy: PlacementPolicy, candidates: Collection[Candidate]
+) -> bool:
+    """Whether any segment that fails would fail less with one of these bookies in it."""
+    return any(
+        _can_be_better(ledger, ensemble, policy, candidates)
+        for ensemble in _failing(ledger, policy)
+    )
+
+
+def _adherence(ledger: IndexedLedger, ensemble: Ensemble, policy: PlacementPolicy) -> Adherence:
+    return policy.adherence(
+        ensemble, write_quorum=ledger.write_quorum, ack_quorum=ledger.ack_quorum
+    )
+
+
+def _failing(ledger: IndexedLedger, policy: PlacementPolicy) -> Iterator[Ensemble]:
+    for ensemble in dict.fromkeys(ledger.ensembles):
+        if _adherence(ledger, ensemble, policy) is Adherence.FAIL:
+            yield ensemble
+
+
+def _can_be_better(
+    ledger: IndexedLedger,
+    ensemble: Ensemble,
+    policy: PlacementPolicy,
+    candidates: Collection[Candidate],
+) -> bool:
+    try:
+        policy.choose_moves(
+            candidates,
+            ensemble=ensemble,
+            write_quorum=ledger.write_quorum,
+            ack_quorum=ledger.ack_quorum,
+        )
+    except NotEnoughBookiesError:
+        return False
+    return True
+
+
+class PlacementCheck(Check):
+    """Counts ledgers by verdict: ``fail``, ``soft``, ``strict``, ``unknown``, and ``open_fail`` and so on of
+    those that are not closed; ``marked`` marks that are new; ``unreadable`` those of which nothing is known."""
+
+    kind = PLACEMENT
+
+    def __init__(
+        self,
+        *,
+        index: LedgerIndex,
+        views: ViewSource,
+        policy: PlacementPolicy,
+        rack_of: Locate,
+        reports: Reports | None,
+    ) -> None:
+        """``reports``: marks in our own queue. None: ledgers are only counted."""
+        self._index = index
+        self._views = views
+        self._policy = policy
+        self._rack_of = rack_of
+        self._reports = reports
+        self._marks_left = 0
+
+    async def begin(self, run: CheckRun) -> None:
+        self._marks_left = max(0, MARKS_MAX - run.counts.get("marked", 0))
+
+    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        misplaced: list[IndexedLedger] = []
+        for position, ledger_id in enumerate(ledger_ids):
+            if position % LEDGERS_PER_TURN == 0:
+                await asyncio.sleep(0)
+            ledger = self._index.get(ledger_id)
+            if ledger is None:
+                counts["unreadable"] += 1
+                continue
+            found = verdict(ledger, self._policy)
+            is_closed = ledger.state is LedgerState.CLOSED
+            counts[found.value if is_closed else f"open_{found.value}"] += 1
+            if is_closed and found is Adherence.FAIL:
+                misplaced.append(ledger)
+        counts["marked"] += await self._mark(misplaced)
+        return counts
+
+    async def finish(self, run: CheckRun) -> None:
+        failing = run.counts.get("fail", 0)
+        if failing or run.counts.get("open_fail", 0):
+            log.warning(
+                "placement.broken",
+                ledger_count=failing,
+                open_ledger_count=run.counts.get("open_fail", 0),
+                marked_count=run.counts.get("marked", 0),
+            )
+
+    async def _mark(self, misplaced: Sequence[IndexedLedger]) -> int:
+        """How many marks are new. Raises UnavailableError."""
+        if self._reports is None:
+            return 0
+        view = self._views.current
+        candidates = [Candidate(bookie=b, rack=self._rack_of(b)) for b in view.receiving]
+        marked_count = 0
+        for start in range(0, len(misplaced), REPORTS_AT_ONCE):
+            if marked_count >= self._marks_left:
+                break
+            await asyncio.sleep(0)
+            movable = [
+                ledger
+                for ledger in misplaced[start : start + REPORTS_AT_ONCE]
+                # Of one that misses a bookie the loss is seen to first.
+                if ledger.bookies <= view.checked
+                and can_be_better(ledger, self._policy, candidates)
+            ]
+            marked_count += await self._report_all(movable)
+        self._marks_left -= marked_count
+        return marked_count
+
+    async def _report_all(self, ledgers: Sequence[IndexedLedger]) -> int:
+        """How many of the marks are new."""
+        async with task_scope() as scope:
+            tasks = [scope.start(self._report(ledger)) for ledger in ledgers]
+            return sum([(await task)["marked"] for task in tasks])
+
+    async def _report(self, ledger: IndexedLedger) -> Counter[str]:
+        assert self._reports is not None
+        ensemble = next(_failing(ledger, self._policy))
+        where = ", ".join(f"{bookie} in {self._rack_of(bookie)}" for bookie in ensemble)
+        return await self._reports.report(
+            self.kind, ledger.ledger_id, (), f"misplaced by the placement policy: {where}"
+        )

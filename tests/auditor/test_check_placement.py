@@ -1,0 +1,289 @@
+"""The placement check: what it counts, and which ledgers it marks to be moved."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from auditor.checks import placement
+from auditor.checks.placement import PlacementCheck
+from auditor.checks.records import CheckRun
+from auditor.checks.reports import Reports
+from auditor.findings import Findings, read_findings
+from auditor.marking import Marker
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.placement import DEFAULT_RACK, RackRule, Rule, RuledPlacement, ZoneRule
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import own_path
+from replication.queue.batching import Batcher
+from replication.queue.listing import marked_ledger_ids, read_marks
+from tests.auditor.checking import indexed
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
+from tests.replication.nodes import ROOT, UR
+from tests.replication.repairs import keep_away
+
+RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b"}
+"""Where B6 and B7 are, nobody knows."""
+CHECK = "AuditorPlacementPolicyCheckTest"
+OWN = own_path(UR)
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """One run over all ledgers. ``marked``: what it marked, with the bookies that the marks name."""
+
+    counts: Counter[str]
+    marked: dict[int, tuple[BookieId, ...]]
+
+
+async def check(
+    cluster: Cluster,
+    *,
+    racks: Mapping[BookieId, str] = RACKS,
+    rule: Rule | None = None,
+    marks: bool = False,
+) -> Checked:
+    views = ViewSource(
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+    )
+    await views.refresh()
+    index = await indexed(cluster.manager)
+    async with reports(cluster) as made:
+        checking = PlacementCheck(
+            index=index,
+            views=views,
+            policy=RuledPlacement(rule or RackRule(), random.Random(0), locate=racks.get),
+            rack_of=lambda bookie: racks.get(bookie, DEFAULT_RACK),
+            reports=made if marks else None,
+        )
+        run = CheckRun(started_ms=0)
+        await checking.begin(run)
+        counts = await checking.look_at(index.ledger_ids(count_max=1_000))
+        await checking.finish(CheckRun(started_ms=0, counts=dict(counts)))
+    assert await cluster.marked() == [], "Java's workers would find them whole"
+    marked = await read_marks(cluster.store, OWN, await marked_ledger_ids(cluster.store, OWN))
+    return Checked(
+        counts=+counts, marked={each.ledger_id: each.mark.replicas for each in marked if each.mark}
+    )
+
+
+@asynccontextmanager
+async def reports(cluster: Cluster) -> AsyncIterator[Reports]:
+    batcher = Batcher(cluster.store, [])
+    sender = asyncio.create_task(batcher.run())
+    yield Reports(
+        Marker(cluster.store, batcher, OWN, cluster.clock),
+        Findings(cluster.store, batcher, UR, cluster.clock),
+    )
+    sender.cancel()
+    await asyncio.gather(sender, return_exceptions=True)
+
+
+# --- What is counted -----------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "AuditorPlacementPolicyCheckTaskTest.testPlacementPolicyCheck",
+    verdict="same",
+)
+@in_virtual_time
+async def test_ten_ledgers_in_one_rack_are_ten_that_fail() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(10):
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+
+    assert (await check(cluster)).counts == {"fail": 10}
+
+
+@pytest.mark.compat(
+    f"{CHECK}.testPlacementPolicyCheckWithBookiesFromDifferentRacks", verdict="same"
+)
+@in_virtual_time
+async def test_ledgers_in_different_racks_are_well_placed() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B4), ledger_id=1)
+    await cluster.write_ledger((B1, B4, B2, B5), ledger_id=2)
+
+    assert (await check(cluster)).counts == {"strict": 2}
+
+
+@pytest.mark.compat(
+    f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPlacementPolicy",
+    verdict="better",
+    why="ledgers that are not closed are counted as well, apart",
+)
+@in_virtual_time
+async def test_ledgers_that_fail_are_counted_and_open_ones_apart() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1)
+    await cluster.write_ledger((B1, B4), ledger_id=2)
+    await cluster.write_ledger((B1, B2), ledger_id=3, state=LedgerState.OPEN)
+    await cluster.write_ledger((B1, B4), ledger_id=4, state=LedgerState.IN_RECOVERY)
+
+    found = await check(cluster)
+
+    assert found.counts == {"fail": 1, "strict": 1, "open_fail": 1, "open_strict": 1}
+
+
+@pytest.mark.compat(
+    f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPolicyWithMultipleSegments",
+    verdict="same",
+)
+@in_virtual_time
+async def test_a_ledger_with_several_segments_that_fail_counts_once() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), (B2, B3), (B1, B4), starts=(0, 3, 6), ledger_id=1, last=9)
+    await cluster.write_ledger((B1, B4), (B2, B5), starts=(0, 5), ledger_id=2)
+
+    assert (await check(cluster)).counts == {"fail": 1, "strict": 1}
+
+
+@pytest.mark.compat(f"{CHECK}.testZoneawarePlacementPolicyCheck", verdict="same")
+@in_virtual_time
+async def test_by_zones_ledgers_are_strictly_right_or_just_so_or_wrong() -> None:
+    cluster = await Cluster.start()
+    zones = {B1: "/x/1", B2: "/x/2", B3: "/y/1", B4: "/z/1", B5: "/x/1", B6: "/y/2"}
+    for ledger_id, ensemble in enumerate(
+        [(B1, B3, B4), (B1, B2, B3), (B1, B5, B3), (B1, B3, B4, B2)]
+    ):
+        await cluster.write_ledger(ensemble, ledger_id=ledger_id, write_quorum=3, ack_quorum=2)
+
+    found = await check(cluster, racks=zones, rule=ZoneRule())
+
+    assert found.counts == {"strict": 1, "soft": 1, "fail": 2}
+
+
+@pytest.mark.compat(
+    "G19",
+    verdict="better",
+    why="a bookie that is down counts where it was; where nobody knows that, the verdict is unknown",
+)
+@in_virtual_time
+async def test_a_bookie_that_is_down_makes_no_ledger_fail() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B4), ledger_id=1)
+    await cluster.write_ledger((B1, B6), ledger_id=2)
+    await cluster.kill(B4, B6)
+
+    found = await check(cluster, marks=True)
+
+    assert found.counts == {"strict": 1, "unknown": 1}
+    assert not found.marked
+
+
+@in_virtual_time
+async def test_without_any_racks_nothing_is_said_of_where_copies_are() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1)
+    await cluster.write_ledger((B1,), ledger_id=2, write_quorum=1)
+
+    assert (await check(cluster, racks={})).counts == {"unknown": 1, "strict": 1}
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_read_stops_nothing() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1)
+    await cluster.write_ledger((B1, B4), ledger_id=2)
+    await cluster.store.set(cluster.manager.path(1), b"nonsense", version=-1)
+
+    assert (await check(cluster)).counts == {"unreadable": 1, "strict": 1}
+
+
+# --- What is marked --------------------------------------------------------------------------------
+
+
+async def one_of_each() -> Cluster:
+    """Ledger 1 fails, 2 is well placed, 3 fails and is open."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1)
+    await cluster.write_ledger((B1, B4), ledger_id=2)
+    await cluster.write_ledger((B1, B2), ledger_id=3, state=LedgerState.OPEN)
+    return cluster
+
+
+@pytest.mark.compat(
+    f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPlacementPolicyAndNotMarkToUnderreplication",
+    verdict="same",
+)
+@in_virtual_time
+async def test_nothing_is_marked_where_nobody_wants_it() -> None:
+    assert not (await check(await one_of_each())).marked
+
+
+@pytest.mark.compat(
+    f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPlacementPolicyAndMarkToUnderreplication",
+    verdict="better",
+    why="in our own queue, where no Java worker unmarks it as whole or moves it by another policy",
+)
+@in_virtual_time
+async def test_where_it_is_wanted_just_the_closed_ledger_that_fails_is_marked() -> None:
+    cluster = await one_of_each()
+
+    found = await check(cluster, marks=True)
+
+    assert found.marked == {1: ()}
+    assert found.counts["marked"] == 1
+    [finding] = (await read_findings(cluster.store, UR, [1])).values()
+    assert (finding.check, finding.bookies) == ("placement", ())
+    assert f"{B1} in /a, {B2} in /a" in finding.detail
+
+
+@pytest.mark.compat(
+    "G18",
+    verdict="better",
+    why="a ledger that no bookie makes well placed is counted, and not marked",
+)
+@in_virtual_time
+async def test_where_no_bookie_is_in_a_better_place_nothing_is_marked() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2))
+
+    found = await check(cluster, marks=True)
+
+    assert found.counts == {"fail": 1}
+    assert not found.marked
+
+
+@in_virtual_time
+async def test_a_bookie_under_maintenance_is_no_better_place() -> None:
+    cluster = await Cluster.start(B1, B2, B4)
+    await cluster.write_ledger((B1, B2))
+    await keep_away(cluster, B4)
+
+    assert not (await check(cluster, marks=True)).marked
+
+
+@in_virtual_time
+async def test_while_a_bookie_of_it_is_away_a_ledger_is_not_marked() -> None:
+    """A worker would take it for lost before its time."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    await cluster.kill(B2)
+
+    found = await check(cluster, marks=True)
+
+    assert found.counts == {"fail": 1}
+    assert not found.marked
+
+
+@in_virtual_time
+async def test_one_run_marks_so_many_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "MARKS_MAX", 3)
+    monkeypatch.setattr(placement, "REPORTS_AT_ONCE", 1)
+    cluster = await Cluster.start()
+    for ledger_id in range(5):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id)
+
+    first, second = await check(cluster, marks=True), await check(cluster, marks=True)
+
+    assert set(first.marked) == {0, 1, 2}
+    assert set(second.marked) == set(range(5))
+    assert (first.counts["marked"], second.counts["marked"]) == (3, 2)
