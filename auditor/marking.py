@@ -28,7 +28,7 @@ from replication.queue.batching import BATCH_TRANSACTIONS_MAX, Batcher
 from replication.queue.payloads import Mark
 
 MARKS_PER_MULTI = BATCH_TRANSACTIONS_MAX
-MULTIS_AT_ONCE = 8
+MULTIS_AT_ONCE = 4
 """Of one stream of marks: enough to keep ZooKeeper busy, whose latency the store's window heeds."""
 TRIES_MAX = 10
 
