@@ -53,6 +53,10 @@ class LockLostError(UnavailableError):
     """The lock on a ledger is not ours any more: drop what was done under it, touch nothing."""
 
 
+class JournalError(UnavailableError):
+    """What is about to be overwritten could not be recorded on this host's disk: nothing was written."""
+
+
 class NotEnoughBookiesError(UnavailableError):
     """No bookie is left that the placement rules allow."""
 

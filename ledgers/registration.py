@@ -5,7 +5,7 @@ an empty or missing list is unknown, never a mass loss (rule S8).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from functools import cached_property
 from ledgers.errors import CorruptionError, NoNodeError, UnavailableError
 from ledgers.formats.bookie_info import Address, BookieInfo, parse_address, parse_bookie_info
 from ledgers.metadata import BookieId
-from ledgers.store import MetadataStore, Stat
+from ledgers.store import Event, MetadataStore, Stat
 
 READ_ONLY = "readonly"
 """The child of ``available`` that is no bookie."""
@@ -102,6 +102,11 @@ class Registration:
         ) as events:
             async for _ in events:
                 yield
+
+    def listing_changes(self) -> Sequence[AsyncGenerator[Event, None]]:
+        """The same in two, for a server that watches no trees (``changes`` raises UnsupportedError)."""
+        lists = (self._available, f"{self._available}/{READ_ONLY}")
+        return [self._store.watch(path, events_max=1) for path in lists]
 
     async def _writable_names(self) -> set[str]:
         try:

@@ -185,9 +185,12 @@ class MetadataStore(Protocol):
     ) -> AsyncGenerator[Event, None]:
         """Events of a znode (its data, its children; recursive: of all below too) from now on.
 
-        A persistent watch (ZooKeeper 3.6+). The first event is a RESET, sent once the watch stands,
+        A persistent watch. The first event is a RESET, sent once the watch stands,
         so that a reader who lists after it misses nothing; another follows each reconnection.
         Ends with SessionLostError. Closing the iterator (``aclosing``) removes the watch.
+
+        On a server before ZooKeeper 3.6 several events may come as one, and a recursive watch raises
+        UnsupportedError in place of a RESET.
         """
         ...
 

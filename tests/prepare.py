@@ -1,7 +1,7 @@
 """``python -m tests.prepare``: fetches what no test should wait for, and says how far it is.
 
-BookKeeper's jars, of every version that the suite runs: about 100 MB each, once on a machine. With
-``--default-only`` just those of the version that a local cluster has by default.
+BookKeeper's jars, of every version that the suite runs: about 100 MB each, once on a machine; and those
+of an old ZooKeeper. With ``--default-only`` just those of the version that a local cluster has by default.
 """
 
 import sys
@@ -11,11 +11,14 @@ from daemon.local.java import Java
 from ledgers.errors import BookmenderError
 
 VERSIONS = (jars.BOOKKEEPER_DEFAULT, "4.17.3", "4.16.6")
+OLD_ZOOKEEPER = "3.5.10"
+"""The last that watches no trees and joins no reads."""
 PROGRESS_EVERY = 20
 
 
 def main() -> None:
-    versions = VERSIONS[:1] if sys.argv[1:] == ["--default-only"] else VERSIONS
+    is_default_only = sys.argv[1:] == ["--default-only"]
+    versions = VERSIONS[:1] if is_default_only else VERSIONS
     try:
         java = Java.find()
         for version in versions:
@@ -25,6 +28,8 @@ def main() -> None:
                     flush=True,
                 )
                 jars.fetch(version, java, on_progress=_Progress().show)
+        if not is_default_only:
+            jars.fetch(OLD_ZOOKEEPER, java, module=jars.ZOOKEEPER)
     except BookmenderError as error:
         sys.exit(f"tests: {error}")
 

@@ -15,8 +15,9 @@ START_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def running_zookeeper(folder: Path) -> Iterator["ZooKeeperServer"]:
-    server = ZooKeeperServer(folder)
+def running_zookeeper(folder: Path, *, version: str | None = None) -> Iterator["ZooKeeperServer"]:
+    """``version``: one whose jars were fetched; None: that of pyspark's."""
+    server = ZooKeeperServer(folder, version)
     server.start()
     try:
         yield server
@@ -27,7 +28,8 @@ def running_zookeeper(folder: Path) -> Iterator["ZooKeeperServer"]:
 class ZooKeeperServer:
     """Keeps its data, and the sessions it knows, over a restart."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, version: str | None = None) -> None:
+        self._version = version
         (self.port,) = free_ports(1)
         self._servers = Servers(data=folder, java=Java.find())
         self._process: Child | None = None
@@ -42,7 +44,7 @@ class ZooKeeperServer:
         return self._process
 
     def start(self) -> None:
-        self._process = self._servers.zookeeper(self._spec)
+        self._process = self._servers.zookeeper(self._spec, version=self._version)
         wait_until(lambda: is_ready(self.port), [self._process], timeout_s=START_TIMEOUT_S)
 
     @property

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
 from daemon.local.java import Java
@@ -20,7 +21,21 @@ from ledgers.errors import SettingsError, UnavailableError
 
 BOOKKEEPER_DEFAULT = "4.18.0"
 VERSION = re.compile(r"[0-9]+(\.[0-9]+)+([-.][A-Za-z0-9]+)*")
-SERVER_JAR = "bookkeeper-server-{version}.jar"
+
+
+class Module(NamedTuple):
+    """What is fetched, with all that it needs: the first two of its three coordinates."""
+
+    organisation: str
+    name: str
+
+    def jar(self, version: str) -> str:
+        return f"{self.name}-{version}.jar"
+
+
+BOOKKEEPER = Module("org.apache.bookkeeper", "bookkeeper-server")
+ZOOKEEPER = Module("org.apache.zookeeper", "zookeeper")
+"""For servers of another release than that of pyspark's jars."""
 
 # What a ZooKeeper server needs of Spark's jars: nothing else is put on its class path.
 ZOOKEEPER_JARS = (
@@ -47,12 +62,18 @@ OnProgress = Callable[[int, int | None], None]
 def bookkeeper_classpath(version: str, environment: Mapping[str, str] = os.environ) -> str:
     """Of the jars in the cache, which must be there (``fetch``)."""
     folder = jars_folder(version, environment)
-    server = folder / SERVER_JAR.format(version=version)
+    server = folder / BOOKKEEPER.jar(version)
     others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives under their own ending
     return os.pathsep.join(map(str, [server, *(jar for jar in others if jar != server)]))
 
 
-def zookeeper_classpath() -> str:
+def zookeeper_classpath(
+    version: str | None = None, environment: Mapping[str, str] = os.environ
+) -> str:
+    """``version``: one in the cache, which must be there (``fetch``); None: that of pyspark."""
+    if version is not None:
+        folder = jars_folder(version, environment, module=ZOOKEEPER)
+        return os.pathsep.join(map(str, sorted(folder.glob("*.jar"))))
     folder = spark_jars_folder()
     jars = sorted(jar for pattern in ZOOKEEPER_JARS for jar in folder.glob(f"{pattern}.jar"))
     if not any(jar.name.startswith("zookeeper-3") for jar in jars):
@@ -70,39 +91,45 @@ def spark_jars_folder() -> Path:
     return Path(found.submodule_search_locations[0]) / "jars"
 
 
-def jars_folder(version: str, environment: Mapping[str, str] = os.environ) -> Path:
+def jars_folder(
+    version: str, environment: Mapping[str, str] = os.environ, *, module: Module = BOOKKEEPER
+) -> Path:
     cache = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "bookmender" / "jars" / version
+    name = version if module == BOOKKEEPER else f"{module.name}-{version}"
+    return Path(cache) / "bookmender" / "jars" / name
 
 
 def fetch(
     version: str,
     java: Java,
     *,
+    module: Module = BOOKKEEPER,
     on_progress: OnProgress = lambda done, total: None,
     environment: Mapping[str, str] = os.environ,
 ) -> Path:
-    """The folder with BookKeeper's jars, fetched if need be: about 100 MB, a minute or two.
+    """The folder with the module's jars, fetched if need be. BookKeeper: 100 MB, a minute or two.
 
     Raises SettingsError for a version that there is not, UnavailableError when it cannot be fetched.
     """
     if not VERSION.fullmatch(version):
         raise SettingsError(f"{version!r} is no version of BookKeeper; {BOOKKEEPER_DEFAULT} is one")
-    folder = jars_folder(version, environment)
+    folder = jars_folder(version, environment, module=module)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # whoever is second finds the jars when it has it
         if not folder.exists():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
-                _Fetch(version, java, Path(workplace), on_progress).run().rename(folder)
+                _Fetch(module, version, java, Path(workplace), on_progress).run().rename(folder)
     return folder
 
 
 class _Fetch:
     """One attempt to fetch one version into a workplace of its own."""
 
-    def __init__(self, version: str, java: Java, workplace: Path, on_progress: OnProgress) -> None:
-        self._version, self._java = version, java
+    def __init__(
+        self, module: Module, version: str, java: Java, workplace: Path, on_progress: OnProgress
+    ) -> None:
+        self._module, self._version, self._java = module, version, java
         self._workplace, self._jars = workplace, workplace / "jars"
         self._on_progress = on_progress
 
@@ -119,15 +146,12 @@ class _Fetch:
                 return self._jars
             complaints.append(f"{name}: {complaint or 'jars are missing'}")
         raise UnavailableError(
-            f"cannot fetch org.apache.bookkeeper:bookkeeper-server:{self._version}: "
-            + "; ".join(complaints)
+            f"cannot fetch {':'.join((*self._module, self._version))}: " + "; ".join(complaints)
         )
 
     def _try_ivy(self) -> str | None:
         """What went wrong, in one line; None when all went well."""
-        complaint = self._run(
-            self._ivy_command("org.apache.bookkeeper", "bookkeeper-server", self._version)
-        )
+        complaint = self._run(self._ivy_command(*self._module, self._version))
         # A POM of log4j's names log4j-api twice, once for its tests, and Ivy then takes neither.
         for core in self._jars.glob("log4j-core-*.jar"):
             revision = core.stem.removeprefix("log4j-core-")
@@ -142,7 +166,13 @@ class _Fetch:
         if maven is None:
             return "not found"
         project = self._workplace / "pom.xml"
-        project.write_text(MAVEN_PROJECT.format(version=self._version))
+        project.write_text(
+            MAVEN_PROJECT.format(
+                organisation=self._module.organisation,
+                module=self._module.name,
+                version=self._version,
+            )
+        )
         return self._run(
             [
                 *(maven, "--batch-mode", "--file", str(project)),
@@ -152,7 +182,7 @@ class _Fetch:
         )
 
     def _is_complete(self) -> bool:
-        return (self._jars / SERVER_JAR.format(version=self._version)).exists()
+        return (self._jars / self._module.jar(self._version)).exists()
 
     def _run(self, command: list[str]) -> str | None:
         """What went wrong, in one line; None when all went well."""
@@ -213,8 +243,8 @@ MAVEN_PROJECT = """\
   <groupId>bookmender</groupId> <artifactId>local</artifactId> <version>1</version>
   <dependencies>
     <dependency>
-      <groupId>org.apache.bookkeeper</groupId>
-      <artifactId>bookkeeper-server</artifactId>
+      <groupId>{organisation}</groupId>
+      <artifactId>{module}</artifactId>
       <version>{version}</version>
     </dependency>
   </dependencies>

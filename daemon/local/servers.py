@@ -33,7 +33,8 @@ class Servers:
     def logs(self) -> Path:
         return self.data / "logs"
 
-    def zookeeper(self, spec: ClusterSpec) -> Child:
+    def zookeeper(self, spec: ClusterSpec, *, version: str | None = None) -> Child:
+        """``version``: None for that of pyspark's jars."""
         folder = self.data / "zookeeper"
         return self._spawn(
             "zookeeper",
@@ -41,7 +42,7 @@ class Servers:
             [zookeeper.MAIN_CLASS],
             settings=zookeeper.settings_text(folder, port=spec.zookeeper_port),
             properties=zookeeper.PROPERTIES,
-            classpath=jars.zookeeper_classpath(),
+            classpath=jars.zookeeper_classpath(version),
             heap_mib=zookeeper.HEAP_MIB,
             direct_mib=zookeeper.DIRECT_MIB,
         )

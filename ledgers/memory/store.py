@@ -13,7 +13,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import RejectedError, UnavailableError, UnknownOutcomeError
+from ledgers.errors import (
+    RejectedError,
+    UnavailableError,
+    UnknownOutcomeError,
+    UnsupportedError,
+)
 from ledgers.memory.nodes import Change, Nodes, Result
 from ledgers.store import (
     ANY_VERSION,
@@ -62,6 +67,8 @@ class MemoryTree:
         """``latency``: awaited by every request on its way there, and again on its way back."""
         self.latency = latency
         self.faults: FaultHook | None = None
+        self.has_recursive_watches = True
+        """False: as ZooKeeper before 3.6."""
         self.nodes = Nodes()
         self._clock = clock or SystemClock()
         self._zxid = 0
@@ -220,6 +227,8 @@ class MemoryStore:
         self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
     ) -> AsyncGenerator[Event, None]:
         await self.wait_connected()
+        if is_recursive and not self._tree.has_recursive_watches:
+            raise UnsupportedError("this tree is not watched as a whole", path=path)
         with self.session.subscription(
             path, is_recursive=is_recursive, events_max=events_max
         ) as subscription:

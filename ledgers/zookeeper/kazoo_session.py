@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
+from kazoo.exceptions import ConnectionLoss, KazooException, UnimplementedError
 from kazoo.protocol.serialization import Exists
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
@@ -17,6 +17,7 @@ from kazoo.retry import KazooRetry
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 from ledgers.store import Event, EventKind, SessionState
 from ledgers.zookeeper.inbox import Inbox
+from ledgers.zookeeper.kazoo_multi_read import MultiRead
 from ledgers.zookeeper.kazoo_pipeline import OneSessionHandler, PipelinedConnection
 from ledgers.zookeeper.session import Session, session_lost
 
@@ -57,6 +58,8 @@ class KazooSession(Session):
         super().__init__()
         self.session_id = 0
         self.request_count = 0
+        self.is_old = False
+        """Whether the server that it was opened on is of before 3.6: joins no reads, watches no trees."""
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox(self._loop)
         self._hosts = hosts
@@ -103,11 +106,28 @@ class KazooSession(Session):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._opened
-                await self.ask(Exists("/", None))  # answered once the credentials are accepted
+                await self._learn_age()  # which ends once the credentials are accepted
         except (TimeoutError, KazooException) as error:
             raise UnavailableError(
                 "no ZooKeeper server answers", hosts=self._hosts, waited_s=timeout_s
             ) from error
+
+    async def _learn_age(self) -> None:
+        """An old server hangs up after a request that it does not know, so it is asked once, now."""
+        try:
+            await self.ask(MultiRead(["/"]))
+        except UnimplementedError:
+            self.is_old = True
+            while not await self._is_answering():
+                pass
+
+    async def _is_answering(self) -> bool:
+        await self.wait_connected()
+        try:
+            await self.ask(Exists("/", None))
+        except ConnectionLoss:
+            return False
+        return True
 
     def ask(self, request: Any) -> "asyncio.Future[Any]":
         """Send a request; the future carries its reply, kazoo's exception, or why there is none.

@@ -1,9 +1,10 @@
-"""Persistent watches for kazoo, which knows only those that fire once (as of 2.11).
+"""Watches for kazoo, which knows only those that fire once, and for callbacks (as of 2.11).
 
 A persistent watch (ZooKeeper 3.6, opcode 106) stays until it is removed or the connection ends, and
 can cover all znodes below its own. Its events look like any others, so that a client tells by their
 paths whose they are: ``WatchingConnection`` hands every one to a listener. After a reconnection the
-watch is asked for anew; what happened in between is not told.
+watch is asked for anew; what happened in between is not told. A server before 3.6 knows only those that
+fire once: one of each kind, asked for anew after each event, tells the same of a single znode.
 """
 
 import enum
@@ -57,6 +58,36 @@ class RemoveWatches:
 
 _ANY_KIND = 3
 """ZooKeeper's Watcher.WatcherType.Any."""
+
+
+class OneShotWatch(enum.IntEnum):
+    """What a watch of before 3.6 tells, once. Its value is the opcode of the read that it comes with."""
+
+    ZNODE = 3
+    """That it is created, changed or deleted (``exists``)."""
+    CHILDREN = 8
+    """That it has other children, or is deleted (``getChildren``). The znode must be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddOneShotWatch:
+    """Request for a watch that fires once; asking again for one that stands changes nothing.
+
+    kazoo is not told of it: its own book of watches would grow by those that never fire.
+    """
+
+    type: OneShotWatch
+    path: str
+
+    def serialize(self) -> bytes:
+        return bytes(write_string(self.path) + _AND_WATCH)
+
+    @classmethod
+    def deserialize(cls, reply: bytes, offset: int) -> bool:
+        return True
+
+
+_AND_WATCH = b"\1"
 
 EventListener = Callable[[int, str], None]
 """Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children) and path."""

@@ -53,7 +53,7 @@ class Outbox:
     suspended everything waits. Who asks bounds what waits here: each call is somebody's who awaits it.
     """
 
-    def __init__(self, session: Sender) -> None:
+    def __init__(self, session: Sender, *, can_join: bool = True) -> None:
         self._session = session
         session.on_not_suspended = self._send_all
         self._window = RequestWindow()
@@ -61,7 +61,7 @@ class Outbox:
         self._waiting: deque[Waiting] = deque()
         self._alarm: asyncio.Handle | None = None
         """Goes off when more is to be sent; None: something else will tell."""
-        self._can_join = True
+        self._can_join = can_join
 
     @property
     def requests_per_s(self) -> int:

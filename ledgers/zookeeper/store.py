@@ -11,12 +11,13 @@ Calls made while SUSPENDED wait, which ends with the session at the latest.
 """
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kazoo.exceptions import ConnectionLoss
 from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
 
-from ledgers.errors import UnavailableError
+from ledgers.errors import NoNodeError, UnavailableError, UnsupportedError
 from ledgers.store import (
     ANY_VERSION,
     EVENTS_MAX,
@@ -30,7 +31,13 @@ from ledgers.store import (
     Stat,
 )
 from ledgers.zookeeper.kazoo_session import KazooSession
-from ledgers.zookeeper.kazoo_watch import AddWatch, RemoveWatches, WatchMode
+from ledgers.zookeeper.kazoo_watch import (
+    AddOneShotWatch,
+    AddWatch,
+    OneShotWatch,
+    RemoveWatches,
+    WatchMode,
+)
 from ledgers.zookeeper.outbox import Outbox
 from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.requests import REPLY_ERRORS, error_of, request_of, results_of, stat_of
@@ -43,7 +50,9 @@ class ZooKeeperStore:
     def __init__(self, session: KazooSession, *, is_secured: bool) -> None:
         self._session = session
         self._is_secured = is_secured
-        self._outbox = Outbox(session)
+        self._outbox = Outbox(session, can_join=not session.is_old)
+        self._has_persistent_watches = not session.is_old
+        """False also once another server, of before 3.6, has said that it knows none."""
 
     @classmethod
     async def open(
@@ -158,12 +167,27 @@ class ZooKeeperStore:
             try:
                 while True:
                     event = await subscription.next()
-                    if event.kind is EventKind.RESET:  # a new connection knows of no watches
-                        await self._read(AddWatch(path, mode), path)
+                    await self._renew_watch(path, mode, after=event.kind)
                     yield event
             finally:
                 if self._session.subscription_count(path) == 1:
                     self._session.tell(RemoveWatches(path))
+
+    async def _renew_watch(self, path: str, mode: WatchMode, *, after: EventKind) -> None:
+        """So that what happens after this event is told."""
+        if self._has_persistent_watches:
+            if after is not EventKind.RESET:
+                return
+            try:  # a new connection knows of no watches
+                await self._read(AddWatch(path, mode), path)
+                return
+            except UnsupportedError:
+                self._has_persistent_watches = False
+        if mode is WatchMode.PERSISTENT_RECURSIVE:
+            raise UnsupportedError("ZooKeeper before 3.6 does not watch whole trees", path=path)
+        for what in OneShotWatch:
+            with suppress(NoNodeError):  # then ZNODE tells when it comes, and both are renewed
+                await self._read(AddOneShotWatch(what, path), path)
 
     async def close(self) -> None:
         await self._session.close()

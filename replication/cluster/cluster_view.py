@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import Gauge
 
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnavailableError, UnsupportedError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, Registration
@@ -29,6 +29,8 @@ HOLD = Gauge(
 )
 
 RETRY_S = 1.0
+ORDERS_POLL_S = 5.0
+"""How often the orders are read where ZooKeeper (before 3.6) does not tell that they change."""
 WINDOW_LOOK_S = 60.0
 """How often the wall clock is looked at, at least, while a maintenance window stands: somebody may set
 it, while the wait for the window's end is in elapsed time."""
@@ -133,10 +135,25 @@ class ViewSource:
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(self._registration.changes(), self.refresh))
+            tasks.create_task(self._follow_bookies(tasks))
             if self._order_book is not None:
-                tasks.create_task(self._follow(self._order_book.changes(), self._refresh_orders))
+                tasks.create_task(self._follow_orders(self._order_book))
                 tasks.create_task(self._end_windows())
+
+    async def _follow_bookies(self, tasks: asyncio.TaskGroup) -> None:
+        try:
+            await self._follow(self._registration.changes(), self.refresh)
+        except UnsupportedError:  # ZooKeeper before 3.6
+            for changes in self._registration.listing_changes():
+                tasks.create_task(self._follow(changes, self.refresh))
+
+    async def _follow_orders(self, order_book: OrderBook) -> None:
+        try:
+            await self._follow(order_book.changes(), self._refresh_orders)
+        except UnsupportedError:
+            while True:
+                await self._try(self._refresh_orders)
+                await self._clock.sleep(ORDERS_POLL_S)
 
     async def _refresh_orders(self) -> None:
         """Them alone: a change of theirs is no reason for every node to read all bookies."""

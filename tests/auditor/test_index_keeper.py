@@ -14,6 +14,7 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
 from replication.queue import payloads
 from tests.auditor.indexing import (
+    RESCAN_S,
     SOON_S,
     contents,
     keeping,
@@ -290,3 +291,50 @@ async def test_keeping_the_index_ends_with_the_session() -> None:
         with pytest.raises(ExceptionGroup) as ended:
             await running
         assert ended.group_contains(SessionLostError)
+
+
+# --- ZooKeeper before 3.6 --------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_where_changes_are_not_told_all_is_read_again_from_time_to_time() -> None:
+    ledgers = await with_ledgers(3)
+    ledgers.tree.has_recursive_watches = False
+    with capture_logs() as logs:
+        async with keeping(ledgers) as keeper:
+            await ledgers.write(1, B1, B4)
+            await asyncio.sleep(RESCAN_S - 1)
+            assert keeper.index.naming(B4) == []
+
+            await asyncio.sleep(2)
+            assert keeper.index.naming(B4) == [1]
+            assert keeper.completed_count == 2
+            await asyncio.sleep(RESCAN_S)
+            assert keeper.completed_count == 3
+
+    assert [x["log_level"] for x in logs if x["event"] == "index.untold"] == ["warning"]
+
+
+@in_virtual_time
+async def test_where_changes_are_not_told_a_rescan_is_made_at_once_when_asked_for() -> None:
+    ledgers = await with_ledgers(3)
+    ledgers.tree.has_recursive_watches = False
+    async with keeping(ledgers) as keeper:
+        await ledgers.delete(1)
+        keeper.rescan()
+
+        assert await soon(keeper) == [0, 2]
+
+
+@in_virtual_time
+async def test_where_changes_are_not_told_new_directories_and_reconnections_still_are() -> None:
+    ledgers = await with_ledgers(3)
+    ledgers.tree.has_recursive_watches = False
+    async with keeping(ledgers) as keeper:
+        await ledgers.write(LONG)
+        assert await soon(keeper) == [0, 1, 2, LONG]
+
+        ledgers.tree.suspend(store_of(keeper))
+        await ledgers.delete(0)
+        ledgers.tree.resume(store_of(keeper))
+        assert await soon(keeper) == [1, 2, LONG]

@@ -324,7 +324,7 @@ async def babbling_server() -> Any:
         await read_frame(reader)
         writer.write(frame(struct.pack("!iiqi16s?", 0, 10_000, 7, 16, bytes(16), False)))
         await read_frame(reader)
-        writer.write(frame(struct.pack("!iqi", 1, 1, NO_NODE)))
+        writer.write(frame(struct.pack("!iqi", 1, 1, 0) + NO_PARTS))
         await read_frame(reader)
         writer.write(frame(struct.pack("!iqi", 4_711, 1, 0)))
         await reader.read()
@@ -337,7 +337,8 @@ async def babbling_server() -> Any:
         listener.close()
 
 
-NO_NODE = -101
+NO_PARTS = struct.pack("!i?i", -1, True, -1)
+"""Of a reply to joined reads."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:

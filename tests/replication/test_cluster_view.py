@@ -8,7 +8,7 @@ from ledgers.errors import UnavailableError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
-from replication.cluster.cluster_view import RETRY_S, ViewSource
+from replication.cluster.cluster_view import ORDERS_POLL_S, RETRY_S, ViewSource
 from replication.cluster.order_book import OrderBook, drain_place, limits_place, maintenance_place
 from replication.cluster.orders import DrainOrder, LimitsOrder, MaintenanceWindow
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -217,3 +217,36 @@ async def test_orders_that_cannot_be_read_now_are_read_when_they_can_be() -> Non
         await settle()
 
         assert node.views.current.orders.draining.keys() == {B1}
+
+
+# --- ZooKeeper before 3.6 --------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_where_no_tree_is_watched_each_list_of_bookies_is() -> None:
+    cluster = await Cluster.start()
+    cluster.tree.has_recursive_watches = False
+    await cluster.unregister(B1)
+    await cluster.register(B1, is_read_only=True)
+    async with cluster.node() as node:
+        await settle()
+
+        await cluster.unregister(B1)
+        await settle()
+        assert B1 not in node.views.current.available
+        await cluster.unregister(B2)
+        await settle()
+        assert B2 not in node.views.current.available
+
+
+@in_virtual_time
+async def test_where_no_tree_is_watched_orders_are_read_now_and_then() -> None:
+    cluster = await Cluster.start()
+    cluster.tree.has_recursive_watches = False
+    async with cluster.node() as node:
+        await settle()
+        orders = OrderBook(cluster.store, UR)
+        await orders.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
+        await asyncio.sleep(ORDERS_POLL_S + 0.1)
+
+        assert set(node.views.current.orders.draining) == {B1}

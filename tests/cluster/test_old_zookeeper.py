@@ -1,0 +1,199 @@
+"""A real ZooKeeper before 3.6, which watches no trees and joins no reads: all works, if with more requests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from auditor.index.keeper import IndexKeeper
+from daemon.local import jars
+from ledgers.clock import SystemClock
+from ledgers.errors import SessionLostError, UnsupportedError
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from ledgers.store import Event, EventKind, MetadataStore
+from replication.cluster.cluster_view import ViewSource
+from tests.auditor.indexing import closed
+from tests.contract.metadata_stores import World, ZooKeeperWorld, on_loop
+from tests.prepare import OLD_ZOOKEEPER
+from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+
+pytestmark = pytest.mark.cluster
+
+BOOKIES = (BookieId("a:1"), BookieId("b:1"))
+
+
+@pytest.fixture(scope="module")
+def old_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    if not jars.jars_folder(OLD_ZOOKEEPER, module=jars.ZOOKEEPER).exists():
+        pytest.skip(f"ZooKeeper {OLD_ZOOKEEPER} was not fetched: make test does that")
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper"), version=OLD_ZOOKEEPER) as server:
+        yield server
+
+
+@pytest.fixture
+def world(old_zookeeper: ZooKeeperServer) -> World:
+    return ZooKeeperWorld(old_zookeeper)
+
+
+# --- Watches -------------------------------------------------------------------------------------
+
+
+@on_loop
+async def test_a_watch_of_one_znode_tells_what_happens_to_it_and_to_its_children(
+    world: World,
+) -> None:
+    store, other = await world.open(), await world.open()
+    path = f"{world.root}/a"
+
+    async with aclosing(store.watch(path)) as events:
+        assert await anext(events) == Event(kind=EventKind.RESET, path=path)
+        await other.create(path)
+        assert await anext(events) == Event(kind=EventKind.CREATED, path=path)
+        await other.set(path, b"data", version=0)
+        assert await anext(events) == Event(kind=EventKind.CHANGED, path=path)
+        await other.create(f"{path}/child")
+        assert await anext(events) == Event(kind=EventKind.CHILDREN, path=path)
+        await other.set(f"{path}/child", b"data", version=0)  # not told
+        await other.delete(f"{path}/child")
+        assert await anext(events) == Event(kind=EventKind.CHILDREN, path=path)
+        await other.delete(path)
+        assert await anext(events) == Event(kind=EventKind.DELETED, path=path)
+        await other.create(path)
+        assert await anext(events) == Event(kind=EventKind.CREATED, path=path)
+
+
+@on_loop
+async def test_a_reader_who_reads_after_each_event_misses_nothing(world: World) -> None:
+    store, other = await world.open(), await world.open()
+
+    async def write() -> None:
+        for number in range(100):
+            await other.create(f"{world.root}/{number}")
+
+    async with aclosing(store.watch(world.root)) as events:
+        writing = asyncio.create_task(write())
+        seen = 0
+        while seen < 100:
+            await anext(events)
+            seen = len(await store.children(world.root))
+        await writing
+
+
+@on_loop
+async def test_a_reset_follows_a_reconnection_and_then_events_go_on(world: World) -> None:
+    store, other = await world.open(), await world.open()
+
+    async with aclosing(store.watch(world.root)) as events:
+        await anext(events)
+        await world.suspend(store)
+        await other.create(f"{world.root}/missed")
+        await world.resume(store)
+        assert (await anext(events)).kind is EventKind.RESET
+        await other.create(f"{world.root}/seen")
+        assert (await anext(events)).kind is EventKind.CHILDREN
+
+
+@on_loop
+async def test_two_watches_of_one_path_end_apart_and_with_the_session(world: World) -> None:
+    store, other = await world.open(), await world.open()
+
+    async with aclosing(store.watch(world.root)) as stays:
+        async with aclosing(store.watch(world.root)) as goes:
+            await anext(goes)
+            await anext(stays)
+        await other.create(f"{world.root}/a")
+        assert (await anext(stays)).kind is EventKind.CHILDREN
+
+        await world.expire(store)
+        with pytest.raises(SessionLostError):
+            await anext(stays)
+
+
+@on_loop
+async def test_that_no_tree_is_watched_is_said_at_once(world: World) -> None:
+    store = await world.open()
+
+    async with aclosing(store.watch(world.root, is_recursive=True)) as events:
+        with pytest.raises(UnsupportedError, match=r"before 3\.6"):
+            await anext(events)
+
+
+# --- Who lives with that -------------------------------------------------------------------------
+
+
+@on_loop
+async def test_the_index_is_built_and_read_again_when_asked_and_in_new_directories(
+    world: World,
+) -> None:
+    store, other = await world.open(), await world.open()
+    manager = LedgerManager(other, world.root, Layout.HIERARCHICAL)
+    for ledger_id in range(150):  # reads are joined, if the server can
+        await manager.create(ledger_id, closed(*BOOKIES))
+
+    async with keeping(store, world.root) as keeper:
+        await wait_complete(keeper, 1)
+        assert keeper.index.naming(BOOKIES[0]) == list(range(150))
+
+        await manager.delete(7, version=-1)
+        keeper.rescan()
+        await wait_complete(keeper, 2)
+        assert 7 not in keeper.index
+
+        await manager.create(2**40, closed(*BOOKIES))
+        await wait_complete(keeper, 3)
+        assert 2**40 in keeper.index
+
+        await world.suspend(store)
+        await manager.delete(8, version=-1)
+        await world.resume(store)
+        await wait_complete(keeper, 4)
+        assert 8 not in keeper.index
+
+
+@asynccontextmanager
+async def keeping(store: MetadataStore, root: str) -> AsyncIterator[IndexKeeper]:
+    keeper = IndexKeeper(
+        store=store,
+        manager=LedgerManager(store, root, Layout.HIERARCHICAL),
+        clock=SystemClock(),
+        rescan_interval_s=3600,
+    )
+    task = asyncio.create_task(keeper.run())
+    try:
+        yield keeper
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def wait_complete(keeper: IndexKeeper, count: int) -> None:
+    while keeper.completed_count < count or not keeper.is_complete:
+        await keeper.wait_change(keeper.change_count)
+
+
+@on_loop
+async def test_bookies_that_come_and_go_are_seen_at_once(world: World) -> None:
+    store, other = await world.open(), await world.open()
+    available = f"{world.root}/available"
+    await other.create(f"{available}/readonly/b:1", with_parents=True)
+    await other.create(f"{available}/a:1")
+    views = ViewSource(Registration(store, world.root), SystemClock())
+    await views.refresh()
+    following = asyncio.create_task(views.run())
+
+    await other.delete(f"{available}/readonly/b:1")
+    await wait_available(views, {"a:1"})
+    await other.create(f"{available}/c:1")
+    await wait_available(views, {"a:1", "c:1"})
+
+    following.cancel()
+    await asyncio.gather(following, return_exceptions=True)
+
+
+async def wait_available(views: ViewSource, bookies: set[str]) -> None:
+    while views.current.available != bookies:
+        await views.wait_change(views.change_count)
