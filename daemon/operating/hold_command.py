@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from daemon.cli import EXIT_FAILED, config_option, output_option
-from daemon.operating.hold import HoldState, begin_hold, end_hold, read_hold
+from daemon.operating.hold import HoldState, begin_hold, concerns, end_hold, read_hold
 from daemon.operating.maintenance_command import Duration, WindowReason
+from daemon.operating.progress import tell
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 
@@ -61,6 +62,7 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
 
     async def act(cluster: Visit) -> HoldState:
         await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=SystemClock())
+        tell(await concerns(cluster))
         return await read_hold(cluster, clock=SystemClock())
 
     _print(run_visit(config, act), output)

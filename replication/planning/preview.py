@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from replication.cluster.cluster_view import ClusterView
+from replication.planning.open_ledger import held_back
 from replication.planning.plan import Plan, Repair, plan_repair
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.planning.targets import Receivers
@@ -57,7 +58,7 @@ class Previewer:
             case OpenEnd() as found:
                 plan = await self._plan_open(found)
             case Survey() as survey if survey.is_abandoned:
-                plan = Plan(blocked=(_ABANDONED,))
+                plan = Plan(blocked=(held_back(self._view.orders) or _ABANDONED,))
             case Survey() as survey:
                 plan = plan_repair(
                     survey,
@@ -72,7 +73,8 @@ class Previewer:
         plan = Plan()
         if closed_part is not None:
             plan = plan_repair(closed_part, self._receivers.targets(self._view))
-        return replace(plan, blocked=(*plan.blocked, _until_closed(found)))
+        waits = held_back(self._view.orders) or _until_closed(found)
+        return replace(plan, blocked=(*plan.blocked, waits))
 
 
 _ABANDONED = Blocked(

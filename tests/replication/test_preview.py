@@ -11,7 +11,8 @@ from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from ledgers.store import Operation
 from replication.cluster.cluster_view import ViewSource
-from replication.cluster.order_book import OrderBook
+from replication.cluster.order_book import OrderBook, hold_place
+from replication.cluster.orders import HoldOrder
 from replication.planning.preview import Preview, Previewer
 from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
@@ -100,6 +101,19 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() 
     [blocked] = found.plan.blocked
     assert blocked.reason is Reason.OPEN_LEDGER_GRACE
     assert B2 in blocked.detail
+
+
+@in_virtual_time
+async def test_while_a_hold_stands_an_open_ledger_is_told_to_wait_for_its_end() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
+    await cluster.kill(B2)
+    hold = HoldOrder(since_ms=1, reason="3 of 5 went")
+    await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
+
+    [blocked] = (await preview(cluster)).plan.blocked
+
+    assert blocked.reason is Reason.HOLD
 
 
 @in_virtual_time
