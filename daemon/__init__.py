@@ -1,7 +1,8 @@
 """The process: settings, threads, signals, logs, commands, and a local cluster to try things on.
 
 ``cli`` the command; ``node`` one daemon, its two ``halves`` on ``threads``, each with a ``session``;
-``settings``, the way to ``zookeeper`` that they say, ``logs``, ``limits``, ``local_bookie``,
+``settings``, the way to ``zookeeper`` that they say, ``logs`` and their ``tracebacks``,
+``limits``, ``local_bookie``,
 ``placing`` with its ``rack_sources``; ``visit`` and ``status`` for the commands that look;
 ``operating/`` those by which operators change things, ``local/`` a real cluster on loopback, ``demo/``
 what `make demo` shows.

@@ -4,18 +4,26 @@ JSON lines, so that a command can put a ledger's metadata back as it was (``rest
 several daemons on a host never write into each other's lines; when it has grown to its bound it is
 set aside, and the oldest files of all processes are deleted beyond a bound for all of them together.
 A process whose file was deleted begins another one; one that wrote nothing leaves none behind.
+Folder and files are for their owner alone.
 """
 
+import io
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
+import structlog
+
+from ledgers.errors import JournalError
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,7 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 FILE_BYTES_MAX = 64 * 1024 * 1024
 BYTES_MAX = 8 * FILE_BYTES_MAX
 """Of all processes of this host. Not a number of files: a process that starts again and again has many."""
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
 class MetadataJournal:
@@ -63,9 +72,11 @@ class MetadataJournal:
         self._directory = directory
         self._path = directory / f"metadata-{process}.jsonl"
         self._file_bytes_max, self._bytes_max = file_bytes_max, bytes_max
-        self._lock = threading.Lock()  # guards the file
-        directory.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("ab")
+        self._lock = threading.Lock()  # guards the file, and what is known of it
+        self._has_failed = False
+        """The last try to write was in vain."""
+        _make_private(directory)
+        self._file = self._open()
         self._delete_oldest()
 
     def of_cluster(self, cluster: str | None) -> Callable[[int, bytes, bytes], None]:
@@ -75,7 +86,7 @@ class MetadataJournal:
     def record(
         self, ledger_id: int, before: bytes, after: bytes, *, cluster: str | None = None
     ) -> None:
-        """Written to the file before the metadata is. Raises OSError: then nothing may be written."""
+        """Written to the file before the metadata is. Raises JournalError: then nothing may be written."""
         line = _encode(
             _Line(
                 time_ms=time.time_ns() // 1_000_000,
@@ -86,13 +97,47 @@ class MetadataJournal:
             )
         )
         with self._lock:
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                self._file.close()
-                self._file = self._path.open("ab")
-            self._file.write(line + b"\n")
-            self._file.flush()
-            if self._file.tell() >= self._file_bytes_max:
-                self._rotate()
+            try:
+                self._append(line + b"\n")
+                self._tell(None)
+            except OSError as error:
+                self._tell(error)
+                raise JournalError(
+                    f"{self._directory} cannot be written to on this host ({error.strerror}), and metadata "
+                    "is never changed without a record of what it was: make room there"
+                ) from error
+
+    def _append(self, line: bytes) -> None:
+        """All of it, or none. Raises OSError."""
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            self._reopen()
+        if self._file.tell() >= self._file_bytes_max:
+            self._rotate()
+        size_before = self._file.tell()
+        try:
+            rest = line
+            while rest:  # a disk that fills up takes a part
+                rest = rest[self._file.write(rest) or 0 :]
+        except OSError:
+            with suppress(OSError):
+                self._file.truncate(size_before)
+            raise
+
+    def _tell(self, error: OSError | None) -> None:
+        """Once when it begins to fail, and once when it is over."""
+        if self._has_failed is (error is not None):
+            return
+        self._has_failed = error is not None
+        if error is None:
+            log.info("journal.writable", path=str(self._path))
+        else:
+            log.error(
+                "journal.unwritable",
+                path=str(self._path),
+                error=error.strerror,
+                next_step="make room there, or give the service the right to write; until then this node "
+                "changes no metadata",
+            )
 
     def close(self) -> None:
         with self._lock:
@@ -101,10 +146,27 @@ class MetadataJournal:
             if is_empty:
                 self._path.unlink(missing_ok=True)
 
+    def _open(self) -> io.FileIO:
+        """Unbuffered: what could not be written is not to be written later, behind our back."""
+        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        file = io.FileIO(fd, "ab")
+        try:
+            size = file.seek(0, os.SEEK_END)
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # a crash cut the last line short
+                file.write(b"\n")
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _reopen(self) -> None:
+        former, self._file = self._file, self._open()
+        former.close()
+
     def _rotate(self) -> None:
-        self._file.close()
-        self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
-        self._file = self._path.open("ab")
+        with suppress(FileNotFoundError):  # as it is when this went wrong half-way before
+            self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
+        self._reopen()
         self._delete_oldest()
 
     def _delete_oldest(self) -> None:
@@ -117,6 +179,21 @@ class MetadataJournal:
             room -= size
             if room < 0:
                 file.unlink(missing_ok=True)
+
+
+def _make_private(directory: Path) -> None:
+    """For its owner alone, what it holds already included: metadata has ledgers' passwords in clear."""
+    directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    _tighten(directory, FOLDER_MODE)
+    for file in directory.glob("metadata-*.jsonl"):
+        _tighten(file, FILE_MODE)
+
+
+def _tighten(path: Path, mode: int) -> None:
+    """Another owner's we cannot, and another process may have deleted it."""
+    with suppress(PermissionError, FileNotFoundError):
+        if path.stat().st_mode & 0o777 & ~mode:
+            path.chmod(mode)
 
 
 def _modified_and_size(file: Path) -> tuple[float, int]:

@@ -22,11 +22,12 @@ class Reason(enum.Enum):
     MAINTENANCE = "maintenance"
     HOLD = "hold"
     LEFT_TO_OTHERS = "left-to-others"
+    JOURNAL = "journal-unwritable"
 
     @property
     def is_of_this_node(self) -> bool:
         """Whether another node may well succeed now: nothing about the ledger stands in the way."""
-        return self is Reason.LEFT_TO_OTHERS
+        return self in (Reason.LEFT_TO_OTHERS, Reason.JOURNAL)
 
     @property
     def needs_help(self) -> bool:
@@ -41,6 +42,7 @@ _NEEDS_HELP = frozenset(
         Reason.MISPLACED,
         Reason.CORRUPT_METADATA,
         Reason.DIGEST_SUSPECT,
+        Reason.JOURNAL,
     }
 )
 

@@ -16,6 +16,7 @@ import structlog
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
+    JournalError,
     LockLostError,
     NoNodeError,
     NoSuchLedgerError,
@@ -87,6 +88,8 @@ class Repairer:
         for _ in range(ROUNDS_MAX):
             try:
                 outcome = await self._round(take, sighting, memory, slots)
+            except JournalError as error:
+                return waiting(Blocked(reason=Reason.JOURNAL, detail=str(error)))
             except (ConflictError, NoNodeError):  # the metadata moved on, or is gone: read again
                 continue
             except UnknownOutcomeError:
@@ -207,7 +210,7 @@ class Repairer:
             return waiting(held)
         try:
             await self._open_ledgers.recover(versioned, view, guards=self._queue.guards(take))
-        except (ConflictError, SessionLostError, LockLostError):
+        except (ConflictError, JournalError, SessionLostError, LockLostError):
             raise
         except NoSuchLedgerError:
             return None

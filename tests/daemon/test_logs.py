@@ -1,5 +1,6 @@
 """Logs: for people on a terminal, JSON for everything else."""
 
+import asyncio
 import io
 import json
 import logging
@@ -95,6 +96,38 @@ def test_a_crash_is_one_line_of_json_with_its_traceback() -> None:
     assert "Traceback" in json.loads(line)["exception"]
 
 
+def deep(depth: int, error: Exception) -> None:
+    if depth:
+        deep(depth - 1, error)
+    raise error
+
+
+async def fail_together(count: int, depth: int) -> None:
+    async with asyncio.TaskGroup() as outer, asyncio.TaskGroup() as inner:
+        for number in range(count):
+            inner.create_task(asyncio.to_thread(deep, depth, OSError(28, f"no space for {number}")))
+        outer.create_task(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("log_format", ["text", "json"])
+def test_a_crash_of_many_tasks_deep_down_is_told_in_a_bounded_number_of_lines(
+    log_format: str,
+) -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(format=log_format), stream=stream)
+    try:
+        asyncio.run(fail_together(count=100, depth=200))
+    except BaseExceptionGroup as error:
+        structlog.get_logger().error("half.crashed", exc_info=error)
+
+    text = stream.getvalue()
+    text = json.loads(text)["exception"] if log_format == "json" else text
+    assert "no space for" in text, "a single error, not the groups that it comes in"
+    assert "more errors" in text
+    assert len(text.splitlines()) <= 110
+    assert len(text) < 10_000
+
+
 def test_kazoo_is_silenced() -> None:
     set_up_logs(LogSettings(), stream=io.StringIO())
 
@@ -115,3 +148,15 @@ def test_without_a_stream_they_go_to_what_is_standard_error_when_they_are_writte
     log.info("other.done")
 
     assert json.loads(after.getvalue())["event"] == "other.done"
+
+
+class FullDisk(io.StringIO):
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", FullDisk())
+    set_up_logs(LogSettings())
+
+    structlog.get_logger().info("thing.done")

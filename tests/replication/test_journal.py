@@ -1,11 +1,16 @@
 import base64
 import json
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
+from ledgers.errors import JournalError
 from replication.journal import JournalRecord, MetadataJournal, read_journal
 
 
@@ -171,3 +176,80 @@ def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
 
 def test_without_a_journal_nothing_is_recorded(tmp_path: Path) -> None:
     assert read_journal(tmp_path / "none", 7) == []
+
+
+# --- A disk that is full -------------------------------------------------------------------------
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that fills up: what is over is refused, or written in part."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_fails_is_told_with_the_folder_and_leaves_no_half_line(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+    journal.record(1, b"", b"one")
+
+    refused = pytest.raises(JournalError, match=str(tmp_path))
+    with capture_logs(), files_of_at_most(150), refused:
+        journal.record(2, bytes(100), b"two")
+    journal.record(3, b"", b"three")
+
+    assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 3]
+    journal.close()
+
+
+def test_it_is_logged_once_while_it_fails_and_once_when_it_is_over(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+
+    with capture_logs() as logs:
+        for _ in range(3):
+            with files_of_at_most(0), pytest.raises(JournalError):
+                journal.record(1, b"", b"")
+        journal.record(1, b"", b"")
+        journal.record(1, b"", b"")
+
+    assert [line["event"] for line in logs] == ["journal.unwritable", "journal.writable"]
+    assert logs[0]["path"].startswith(str(tmp_path))
+    assert "make room" in logs[0]["next_step"]
+    journal.close()
+
+
+def test_what_a_crash_cut_short_spoils_no_line_behind_it(tmp_path: Path) -> None:
+    (tmp_path / "metadata-host-1.jsonl").write_bytes(b'{"version":1,"time_ms":1,"ledger_id":1,"bef')
+    journal = MetadataJournal(tmp_path, process="host-1")
+    journal.record(1, b"before", b"after")
+    journal.close()
+
+    assert [record.after for record in read_journal(tmp_path, 1)] == [b"after"]
+
+
+# --- Passwords -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022])
+def test_folder_and_files_are_for_their_owner_alone_old_ones_too(
+    tmp_path: Path, umask: int
+) -> None:
+    directory = tmp_path / "journal"
+    directory.mkdir(mode=0o755)
+    old = directory / "metadata-host-0.jsonl"
+    old.touch(mode=0o644)
+    before = os.umask(umask)
+    try:
+        journal = MetadataJournal(directory, process="host-1", file_bytes_max=100)
+        for _ in range(3):
+            journal.record(1, b"", bytes(100))
+        journal.close()
+    finally:
+        os.umask(before)
+
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in directory.iterdir()} == {0o600}
+    assert len(list(directory.iterdir())) > 2

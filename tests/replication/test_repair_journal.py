@@ -1,0 +1,64 @@
+"""A host whose journal of metadata writes cannot be written to: nothing is changed, and it says so."""
+
+import asyncio
+
+from structlog.testing import capture_logs
+
+from ledgers.errors import JournalError
+from replication.outcome import OutcomeKind
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNotes
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B2
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import lost_b2, open_ledger, repair
+
+
+def full(ledger_id: int, before: bytes, after: bytes) -> None:
+    raise JournalError("/var/lib/x cannot be written to (No space left on device): make room there")
+
+
+@in_virtual_time
+async def test_rule_s2_without_a_record_nothing_is_changed_and_the_repair_is_put_aside() -> None:
+    cluster = await lost_b2()
+    before = await cluster.manager.read(LEDGER)
+
+    outcome = await repair(cluster, journal=full)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.JOURNAL)
+    assert "/var/lib/x" in outcome.detail
+    assert "make room" in outcome.detail
+    assert await cluster.manager.read(LEDGER) == before
+
+
+@in_virtual_time
+async def test_nor_is_an_open_ledger_recovered_without_a_record() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    before = await cluster.manager.read(LEDGER)
+
+    async with cluster.node(journal=full) as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(take, first.sighting)
+
+    assert outcome.reason is Reason.JOURNAL
+    assert await cluster.manager.read(LEDGER) == before
+
+
+@in_virtual_time
+async def test_it_is_noted_without_a_traceback_and_another_node_repairs_it_meanwhile() -> None:
+    cluster = await lost_b2()
+    with capture_logs() as logs:
+        async with cluster.node("full", journal=full) as ours, working(ours):
+            await asyncio.sleep(60)
+            (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+            assert note.reason is Reason.JOURNAL
+
+            async with cluster.node("healthy") as other, working(other):
+                await asyncio.sleep(60)
+
+    await cluster.assert_queue_empty()
+    await cluster.assert_whole()
+    assert "repair.crashed" not in {line["event"] for line in logs}
+    assert [line["event"] for line in logs].count("ledger.put_aside") == 1
