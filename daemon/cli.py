@@ -28,6 +28,7 @@ class LazyGroup(click.Group):
     modules: ClassVar[dict[str, str]] = {
         "daemon": "daemon.daemon_command:daemon",
         "status": "daemon.status_command:status",
+        "observe": "daemon.observe_command:observe",
         "queue": "daemon.queue_command:queue",
         "plan": "daemon.plan_command:plan",
         "ledger": "daemon.ledger_command:ledger",
@@ -35,6 +36,7 @@ class LazyGroup(click.Group):
         "repair": "daemon.operating.repair_command:repair",
         "limits": "daemon.operating.limits_command:limits",
         "hold": "daemon.operating.hold_command:hold",
+        "check": "daemon.operating.check_command:check",
         "disable": "daemon.operating.switch_command:disable",
         "enable": "daemon.operating.switch_command:enable",
         "local": "daemon.local.commands:local",

@@ -1,0 +1,279 @@
+"""``bookmender check``: what it shows of the periodic checks, and what it writes to have one now."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from auditor.checks.kinds import ALL_LEDGERS, IDLE_OPEN, KINDS, CheckKind
+from auditor.checks.records import CheckRecord, CheckRun, check_path, read_check
+from auditor.checks.schedule import FORCED_MS
+from auditor.election import Election
+from daemon.operating.check_command import _exit_code
+from daemon.operating.checks import (
+    BOOKIES,
+    FORCIBLE,
+    Checks,
+    force_check,
+    pause_checks,
+    read_checks,
+    resume_checks,
+    wait_checked,
+)
+from ledgers.errors import SettingsError
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook, hold_place
+from replication.cluster.orders import HoldOrder
+from replication.queue import payloads
+from tests.auditor.auditing import auditing
+from tests.auditor.checking import CountingCheck, checked_at_ms, checker, running, store_time
+from tests.auditor.scenes import SOON_S
+from tests.daemon.visits import Heard, visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import UR, node_info
+
+RUN = CheckRun(
+    started_ms=1_000,
+    cursor=51,
+    ledger_count=50,
+    ledgers_left=150,
+    active_ms=10_000,
+    counts={"found": 2, "marked": 1},
+)
+
+
+async def shown(cluster: Cluster) -> Checks:
+    return await read_checks(visiting(cluster), clock=cluster.clock)
+
+
+async def store_record(cluster: Cluster, record: CheckRecord, name: str = "all-ledgers") -> None:
+    await cluster.store.create(check_path(UR, name), record.to_json(), with_parents=True)
+
+
+@in_virtual_time
+async def test_where_nothing_ever_ran_all_is_due_but_what_is_switched_off() -> None:
+    cluster = await Cluster.start()
+
+    found = await shown(cluster)
+
+    now_ms = cluster.clock.wall_ms()
+    assert {row.name: row.due_ms for row in found.rows} == {
+        "bookies": now_ms,
+        "all-ledgers": now_ms,
+        "replicas": None,
+        "placement": now_ms,
+        "idle-open": now_ms,
+        "overdue": None,
+    }
+    assert found.concerns == ("nobody leads, so no check runs: bookmender daemon",)
+    assert "replicas: never run; switched off" in found.to_text(now_ms=now_ms)
+
+
+@in_virtual_time
+async def test_a_run_under_way_is_shown_with_what_is_left_and_the_last_ones_findings() -> None:
+    cluster = await Cluster.start()
+    await asyncio.sleep(100)
+    now_ms = cluster.clock.wall_ms()
+    last = replace(RUN, started_ms=now_ms - 90_000, finished_ms=now_ms - 60_000)
+    await store_time(cluster, now_ms - 60_000)
+    await store_record(
+        cluster, CheckRecord(running=replace(RUN, started_ms=now_ms - 50_000), last=last)
+    )
+
+    row = (await shown(cluster)).row("all-ledgers")
+
+    assert row.to_text(now_ms=now_ms).split("\n") == [
+        "all-ledgers: last run 1 min ago; a run is under way",
+        "  50 ledgers looked at, about 150 left, 30 s to go at 5 a second; 2 found, 1 marked",
+        "  found 1 min ago, of 50 ledgers in 10 s: 2 found, 1 marked",
+    ]
+    assert row.to_json()["running"]["remaining_s"] == 30
+
+
+@in_virtual_time
+async def test_the_time_that_javas_auditor_wrote_is_the_last_run() -> None:
+    cluster = await Cluster.start()
+    now_ms = cluster.clock.wall_ms()
+    await store_time(cluster, now_ms - 3_600_000)
+
+    row = (await shown(cluster)).row("all-ledgers")
+
+    assert (row.last_ms, row.last) == (now_ms - 3_600_000, None)
+    assert row.to_text(now_ms=now_ms) == "all-ledgers: last run 1 h ago; due in 6 d 23 h"
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("has_run", [False, True])
+@in_virtual_time
+async def test_a_check_that_is_asked_for_is_run_by_the_leader_at_once(
+    kind: CheckKind, has_run: bool
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    check = CountingCheck(kind)
+    if has_run:
+        async with checker(cluster, check) as made, running(made):
+            await force_check(visiting(cluster), check.kind.name)
+            await asyncio.sleep(5)
+        check.started_at.clear()
+
+    async with checker(cluster, check) as made, running(made):
+        await asyncio.sleep(5)
+        check.started_at.clear()
+        await force_check(visiting(cluster), check.kind.name)
+        await asyncio.sleep(5)
+
+    assert check.started_at == [0]
+    assert await checked_at_ms(cluster, check.kind) != FORCED_MS
+
+
+@pytest.mark.parametrize("name", [ALL_LEDGERS.name, IDLE_OPEN.name])
+@in_virtual_time
+async def test_what_is_asked_for_while_nobody_leads_is_kept_and_shown(name: str) -> None:
+    cluster = await Cluster.start()
+    last = replace(RUN, finished_ms=2_000)
+    await store_record(cluster, CheckRecord(last=last, last_ms=2_000), name)
+
+    await force_check(visiting(cluster), name)
+    await force_check(visiting(cluster), name)
+
+    row = (await shown(cluster)).row(name)
+    assert row.is_forced
+    assert row.last_ms == 2_000, "asking for it is no run"
+    assert "; asked for" in row.to_text(now_ms=cluster.clock.wall_ms())
+    assert (await read_check(cluster.store, UR, name)).last == last
+
+
+@in_virtual_time
+async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does() -> None:
+    cluster = await Cluster.start()
+    async with auditing(cluster):
+        await asyncio.sleep(60)
+        before = (await shown(cluster)).row(BOOKIES).last_ms
+        data, stat = await cluster.store.get(payloads.recovery_delay_path(UR))
+
+        await force_check(visiting(cluster), BOOKIES)
+        await asyncio.sleep(SOON_S)
+
+        after = (await shown(cluster)).row(BOOKIES).last_ms
+    assert before is not None
+    assert after is not None
+    assert after > before
+    again, changed = await cluster.store.get(payloads.recovery_delay_path(UR))
+    assert (again, changed.version) == (data, stat.version + 1)
+
+
+@in_virtual_time
+async def test_an_audit_where_no_auditor_ever_led_is_refused() -> None:
+    cluster = await Cluster.start()
+
+    with pytest.raises(SettingsError, match="no auditor has ever led"):
+        await force_check(visiting(cluster), BOOKIES)
+
+
+@in_virtual_time
+async def test_paused_checks_wait_until_they_are_resumed() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    check = CountingCheck()
+    changes = [await pause_checks(visiting(cluster), clock=cluster.clock) for _ in range(2)]
+    is_paused = (await shown(cluster)).is_paused
+
+    async with checker(cluster, check) as made, running(made):
+        await asyncio.sleep(60)
+        before = check.looked_at.copy()
+        changes += [await resume_checks(visiting(cluster)) for _ in range(2)]
+        await asyncio.sleep(5)
+
+    assert changes == [True, False, True, False]
+    assert (is_paused, (await shown(cluster)).is_paused) == (True, False)
+    assert (before, len(check.looked_at)) == ([], 1)
+
+
+@in_virtual_time
+async def test_what_keeps_checks_from_running_is_said() -> None:
+    cluster = await Cluster.start()
+    await pause_checks(visiting(cluster), clock=cluster.clock)
+    await cluster.store.create(payloads.disable_path(UR))
+    hold = HoldOrder(since_ms=1, is_by_operator=True)
+    await OrderBook(cluster.store, UR).give(hold_place(UR), hold, over=None)
+
+    concerns = (await shown(cluster)).concerns
+
+    assert [concern.partition(": ")[2] for concern in concerns] == [
+        "bookmender daemon",
+        "bookmender check resume",
+        "bookmender enable",
+        "bookmender hold",
+    ]
+
+
+@in_virtual_time
+async def test_that_javas_auditor_leads_is_said() -> None:
+    cluster = await Cluster.start()
+    election = payloads.election_path(UR)
+    vote = payloads.vote_to_bytes("java:3181")
+    await cluster.store.create(
+        f"{election}/V_", vote, is_ephemeral=True, is_sequential=True, with_parents=True
+    )
+
+    found = await shown(cluster)
+
+    assert found.leader == "java:3181"
+    assert "Java's AutoRecovery (java:3181)" in found.concerns[0]
+
+
+@in_virtual_time
+async def test_that_a_node_of_ours_leads_is_no_concern() -> None:
+    cluster = await Cluster.start()
+    membership = await Membership.join(cluster.store, UR, node_info("node-1", Half.AUDITOR))
+    await Election(cluster.store, UR, membership, candidate="node-1").win()
+
+    found = await shown(cluster)
+
+    assert (found.leader, found.concerns) == ("node-1", ())
+
+
+@in_virtual_time
+async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_then() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(10):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id)
+    check, heard = CountingCheck(ALL_LEDGERS, part_size=1, part_s=3), Heard()
+    async with checker(cluster, check) as made, running(made):
+        await asyncio.sleep(60)
+        before = (await shown(cluster)).row("all-ledgers").last
+        assert before is not None
+        await force_check(visiting(cluster), "all-ledgers")
+
+        run = await wait_checked(
+            visiting(cluster),
+            "all-ledgers",
+            after_ms=before.finished_ms,
+            show=heard.show,
+            clock=cluster.clock,
+        )
+
+    assert run.started_ms > before.started_ms
+    assert heard.left == sorted(heard.left, reverse=True)
+    assert len(set(heard.left)) > 2
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        pytest.param({}, 0, id="nothing"),
+        pytest.param({"gone": 3, "skipped": 2}, 0, id="nothing that means anything"),
+        pytest.param({"found": 1, "unknown": 1}, 1, id="something is wrong"),
+        pytest.param({"unknown": 1}, 3, id="nobody could tell of one"),
+        pytest.param({"unopened": 1}, 3, id="one could not be opened"),
+        pytest.param({"found": 0, "unknown": 0}, 0, id="kinds of which there are none"),
+    ],
+)
+def test_the_exit_code_says_what_a_run_found(counts: dict[str, int], expected: int) -> None:
+    assert _exit_code(replace(RUN, counts=counts)) == expected
+
+
+def test_every_check_of_ledgers_can_be_asked_for_by_its_name() -> None:
+    assert set(FORCIBLE) == {"bookies", "all-ledgers", "replicas", "placement", "idle-open"}
