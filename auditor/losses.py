@@ -146,8 +146,8 @@ class _DangerStream:
 
     async def take(self, count_max: int) -> Sequence[Endangered]:
         while not (self._is_all_found and not self._queue):
-            if self._is_over():
-                self._was_ended = True
+            self._was_ended = self._was_ended or self._is_over()
+            if self._was_ended:
                 return ()
             self._find_some()
             if part := self._next_unmarked(count_max):
