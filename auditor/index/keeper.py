@@ -207,8 +207,8 @@ class IndexKeeper:
 
     async def _scan_trees(self) -> None:
         """All that are due, one after the other. One that fails stays due."""
-        self._has_due.clear()
         if self._unwatched or not self._is_listed:
+            self._has_due.clear()
             return  # whichever of them is first would be counted as all of them
         self.progress = progress = ScanProgress(
             expected_count=len(self.index), started_s=self._clock.now_s()
@@ -224,6 +224,7 @@ class IndexKeeper:
                     raise
         finally:
             self.progress = None
+        self._has_due.clear()  # set also by what became due meanwhile, and has been scanned
         self._report(progress, strays)
         self.completed_count += 1
         await self._tell([])

@@ -55,6 +55,12 @@ class Ledgers:
             read_as = await self.manager.read(ledger_id)
             await self.manager.write(ledger_id, metadata, read_as=read_as)
 
+    async def append_segment(self, ledger_id: int, *bookies: BookieId) -> None:
+        """As a writer does when a bookie fails."""
+        found = await self.manager.read(ledger_id)
+        segment = Segment(first_entry_id=1, ensemble=bookies)
+        await self.manager.write(ledger_id, found.metadata.with_segment(segment), read_as=found)
+
     async def delete(self, ledger_id: int) -> None:
         await self.manager.delete(ledger_id, version=-1)
 
@@ -97,13 +103,12 @@ def store_of(keeper: IndexKeeper) -> MemoryStore:
     return keeper._store
 
 
-async def read_all(ledgers: Ledgers) -> dict[int, IndexedLedger]:
+async def read_all(manager: LedgerManager) -> dict[int, IndexedLedger]:
     """Every ledger that can be read, from scratch."""
     found = {}
-    async for ledger_ids in ledgers.manager.ledger_ids():
-        for ledger_id in ledger_ids:
-            read = await ledgers.manager.read(ledger_id)
-            found[ledger_id] = IndexedLedger.of(ledger_id, read.metadata, read.stat)
+    async for ledger_ids in manager.ledger_ids():
+        for read in await asyncio.gather(*map(manager.read, ledger_ids)):
+            found[read.ledger_id] = IndexedLedger.of(read.ledger_id, read.metadata, read.stat)
     return found
 
 

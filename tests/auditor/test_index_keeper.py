@@ -30,6 +30,7 @@ from tests.replication.nodes import ROOT, UR
 LONG = 2**40
 
 
+@pytest.mark.compat("BookieLedgerIndexTest.testSimpleBookieLedgerMapping", verdict="same")
 @pytest.mark.parametrize("layout", list(Layout))
 @in_virtual_time
 async def test_all_ledgers_are_known_once_it_is_built(layout: Layout) -> None:
@@ -38,7 +39,9 @@ async def test_all_ledgers_are_known_once_it_is_built(layout: Layout) -> None:
         await ledgers.write(LONG, B1, B4)
 
     async with keeping(ledgers) as keeper:
-        assert contents(keeper) == await read_all(ledgers)
+        assert contents(keeper) == await read_all(ledgers.manager)
+        assert keeper.index.naming(B1) == sorted(await read_all(ledgers.manager))
+        assert keeper.index.naming(B3) == list(range(25))
         assert keeper.completed_count == 1
         assert keeper.take_touched() == set()
 
@@ -60,7 +63,7 @@ async def test_what_happens_to_a_ledger_is_known_at_once(layout: Layout) -> None
         await ledgers.delete(2)
         await asyncio.sleep(SOON_S)
 
-        assert contents(keeper) == await read_all(ledgers)
+        assert contents(keeper) == await read_all(ledgers.manager)
         assert keeper.index.naming(B4) == [1]
         assert keeper.take_touched() == {1, 2, 7}
         assert keeper.take_touched() == set()
@@ -93,6 +96,45 @@ async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
         assert store_of(keeper).request_count == before
 
 
+@pytest.mark.compat(
+    "BookieLedgerIndexTest.testEnsembleReformation",
+    verdict="better",
+    why="the change itself is told: nothing is read but this ledger",
+)
+@in_virtual_time
+async def test_after_a_change_of_ensemble_its_old_and_its_new_bookies_name_the_ledger() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as keeper:
+        await asyncio.sleep(SOON_S)
+        before = store_of(keeper).request_count
+        await ledgers.append_segment(1, B2, B3, B4)
+        await asyncio.sleep(SOON_S)
+
+        assert keeper.index.naming(B1) == keeper.index.naming(B2) == [0, 1, 2]
+        assert keeper.index.naming(B4) == [1]
+        assert store_of(keeper).request_count == before + 1
+
+
+@pytest.mark.compat("BookieLedgerIndexTest.testWithoutZookeeper", verdict="same")
+@in_virtual_time
+async def test_without_zookeeper_the_index_is_not_complete() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers, is_built=False) as keeper:
+        ledgers.tree.suspend(store_of(keeper))
+        await asyncio.sleep(SOON_S)
+        assert not keeper.is_complete
+        assert keeper.completed_count == 0
+
+        ledgers.tree.resume(store_of(keeper))
+        assert await soon(keeper) == [0, 1, 2]
+        assert keeper.is_complete
+
+
+@pytest.mark.compat(
+    "G4",
+    verdict="better",
+    why="it is told by id and counted, and every other ledger is known",
+)
 @pytest.mark.parametrize("data", [b"rubbish", b""], ids=["rubbish", "half-written"])
 @in_virtual_time
 async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on(data: bytes) -> None:
@@ -141,7 +183,7 @@ async def test_what_a_suspended_session_missed_is_found_when_it_is_resumed() -> 
         ledgers.tree.resume(store_of(keeper))
         await asyncio.sleep(SOON_S)
 
-        assert contents(keeper) == await read_all(ledgers)
+        assert contents(keeper) == await read_all(ledgers.manager)
         assert keeper.take_touched() == {1, 2, 9}
         assert keeper.completed_count == 2
 
@@ -228,7 +270,7 @@ async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
             await ledgers.write(ledger_id + 100, B3, B4)
         await asyncio.sleep(SOON_S)
 
-        assert contents(keeper) == await read_all(ledgers)
+        assert contents(keeper) == await read_all(ledgers.manager)
         assert keeper.is_complete
 
 

@@ -1,0 +1,142 @@
+"""The index of all ledgers on a real ZooKeeper: right in the end, whatever happens while it is built and kept."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from auditor.index.keeper import IndexKeeper
+from auditor.index.ledger_index import IndexedLedger
+from ledgers.clock import SystemClock
+from ledgers.errors import NoSuchLedgerError
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.zookeeper.store import ZooKeeperStore
+from tests.auditor.indexing import closed, contents, read_all
+from tests.contract.metadata_stores import on_loop
+from tests.tcp_proxy import TcpProxy
+from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+
+pytestmark = pytest.mark.cluster
+
+ROOT = "/ledgers"
+LEDGERS = 3_000
+BOOKIES = [BookieId(f"bookie-{number}:3181") for number in range(20)]
+WRITES_AT_ONCE = 100
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+class Writers:
+    """Create, change and delete ledgers as a seed draws them: some with short ids, some with long ones."""
+
+    def __init__(self, store: ZooKeeperStore, *, seed: int) -> None:
+        print(f"seed: {seed}")
+        self.manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
+        self._rng = random.Random(seed)
+
+    async def create(self, ledger_ids: Sequence[int]) -> None:
+        for start in range(0, len(ledger_ids), WRITES_AT_ONCE):
+            part = ledger_ids[start : start + WRITES_AT_ONCE]
+            await asyncio.gather(*(self.manager.create(i, self._metadata()) for i in part))
+
+    async def change(self, ledger_ids: Sequence[int]) -> None:
+        for start in range(0, len(ledger_ids), WRITES_AT_ONCE):
+            part = ledger_ids[start : start + WRITES_AT_ONCE]
+            await asyncio.gather(*map(self._change_one, part))
+
+    def some(self, count: int) -> list[int]:
+        """Ids that there may be or not."""
+        numbers = self._rng.sample(range(2 * LEDGERS), count)
+        return [number if number < LEDGERS else 2**40 + number for number in numbers]
+
+    async def _change_one(self, ledger_id: int) -> None:
+        """Whatever there is now is deleted or moved; what is not there comes."""
+        try:
+            found = await self.manager.read(ledger_id)
+        except NoSuchLedgerError:
+            await self.manager.create(ledger_id, self._metadata())
+            return
+        if self._rng.random() < 0.5:
+            await self.manager.delete(ledger_id, version=found.version)
+        else:
+            await self.manager.write(ledger_id, self._metadata(), read_as=found)
+
+    def _metadata(self) -> LedgerMetadata:
+        return closed(*self._rng.sample(BOOKIES, 3))
+
+
+@asynccontextmanager
+async def keeping(address: str) -> AsyncIterator[IndexKeeper]:
+    store = await ZooKeeperStore.open(address)
+    keeper = IndexKeeper(
+        store=store,
+        manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
+        clock=SystemClock(),
+        rescan_interval_s=3_600,
+    )
+    task = asyncio.create_task(keeper.run())
+    try:
+        yield keeper
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await store.close()
+
+
+async def complete(keeper: IndexKeeper, count: int) -> None:
+    while keeper.completed_count < count or not keeper.is_complete:
+        await keeper.wait_change(keeper.change_count)
+
+
+async def assert_comes_to_be(keeper: IndexKeeper, expected: dict[int, IndexedLedger]) -> None:
+    """The events of the last writes may still be on their way."""
+    try:
+        async with asyncio.timeout(20):
+            while not keeper.is_complete or contents(keeper) != expected:
+                await keeper.wait_change(keeper.change_count)
+    except TimeoutError:
+        assert contents(keeper) == expected
+
+
+@on_loop
+async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_its_session_is_cut(
+    server: ZooKeeperServer,
+) -> None:
+    ours = await ZooKeeperStore.open(server.address)
+    writers = Writers(ours, seed=random.randrange(2**32))
+    await writers.create(range(LEDGERS))
+    proxy = TcpProxy(server.port)
+    async with keeping(await proxy.start()) as keeper:
+        while len(keeper.index) < LEDGERS / 4:
+            await keeper.wait_change(keeper.change_count)
+        assert not keeper.is_complete
+        await writers.change(writers.some(500))
+        proxy.cut()
+        await writers.change(writers.some(500))
+        proxy.restore()
+        await complete(keeper, 1)
+        await writers.change(writers.some(500))
+        await assert_comes_to_be(keeper, await read_all(writers.manager))
+
+        keeper.take_touched()
+        before, scans = contents(keeper), keeper.completed_count
+        proxy.cut()
+        await writers.change(writers.some(500))
+        proxy.restore()
+        await complete(keeper, scans + 1)
+        await writers.change(writers.some(500))
+        await assert_comes_to_be(keeper, await read_all(writers.manager))
+
+        after = contents(keeper)
+        changed = {i for i in before.keys() | after.keys() if before.get(i) != after.get(i)}
+        assert changed <= set(keeper.take_touched())
+    await proxy.close()
+    await ours.close()
