@@ -1,4 +1,4 @@
-"""A safety hold on real servers: three of five bookies go at once, come back, and go for good."""
+"""A safety hold on real servers: three of five bookies go at once and come back, a rack goes for good."""
 
 import asyncio
 from pathlib import Path
@@ -9,6 +9,7 @@ from daemon.demo.shapes import Ending
 from daemon.demo.workload import Written
 from ledgers.metadata import LedgerState
 from replication.cluster.order_book import OrderBook
+from replication.cluster.rack_memory import remembered_racks
 from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids
 from replication.reasons import Reason
@@ -48,18 +49,27 @@ async def is_held_back(on: Bench, written: Written) -> bool:
     return note is not None and note.reason is Reason.HOLD
 
 
-def test_three_of_five_bookies_that_go_at_once_are_held_for_until_they_are_back_or_said_to_be_lost(
+def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_says_they_are_lost(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     cluster = make_cluster(bookies=5, session_timeout_s=SESSION_TIMEOUT_S)
-    uri, wave = cluster.metadata_service_uri, cluster.bookies[:3]
+    uri, wave, rack = cluster.metadata_service_uri, cluster.bookies[:3], cluster.bookies[:2]
+    racks = dict(zip(cluster.bookies, ("/a", "/a", "/b", "/c", "/c"), strict=True))
+    racks_file = tmp_path / "racks"
+    racks_file.write_text("".join(f"{bookie} {racks[bookie]}\n" for bookie in racks))
+    settings = SETTINGS | {"PLACEMENT_RACKS_FILE": str(racks_file)}
 
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             written = await on.write(*(shape(number) for number in range(10)))
             [unclosed] = await on.write(shape(10, quorums=(5, 3, 2), ending=Ending.ABANDONED))
-            node = start("ours", settings=SETTINGS)
+            node = start("ours", settings=settings)
             await wait_for(lambda: events(node, "audit.finished"), "first audit")
+
+            async def are_remembered() -> bool:
+                return await remembered_racks(on.seen.store, on.seen.ur) == racks
+
+            await wait_for(are_remembered, "racks that are remembered")
 
             for bookie in wave:
                 await asyncio.to_thread(kill_and_expire, cluster, bookie)
@@ -89,9 +99,11 @@ def test_three_of_five_bookies_that_go_at_once_are_held_for_until_they_are_back_
             assert (await on.metadata(unclosed)).state is LedgerState.OPEN
             await on.assert_whole(written)
 
-            for bookie in wave:
+            for bookie in rack:
                 await asyncio.to_thread(kill_and_expire, cluster, bookie)
-            await wait_for(lambda: is_held(on), "second hold")
+            await wait_for(
+                lambda: is_held(on), "hold for a whole rack, though it is but two bookies"
+            )
             meant = await bookmender(uri, "hold", "end", "--yes")
             assert meant.exit_code == 0, meant
             await wait_for(lambda: events(node, "bookies.lost"), "loss")
