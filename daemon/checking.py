@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack
 from auditor.checks.all_ledgers import AllLedgersCheck
 from auditor.checks.check import Check
 from auditor.checks.copies import CopyReader
+from auditor.checks.idle_open import IdleOpenCheck
+from auditor.checks.idle_sightings import Sightings
 from auditor.checks.overdue import OverdueMarks
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
@@ -79,6 +81,7 @@ async def run_checks(
             (
                 *_reading_checks(settings, session, batcher, bookies, findings),
                 _placement_check(settings, session, batcher, keeper, findings, placing),
+                *_idle_open_check(settings, session, batcher, keeper, bookies),
             ),
             store=session.store,
             ur=session.ur,
@@ -129,6 +132,30 @@ def _placement_check(
         rack_of=placing.racks.rack,
         reports=Reports(marker, findings) if settings.checks.repairs_placement else None,
     )
+
+
+def _idle_open_check(
+    settings: Settings,
+    session: Session,
+    batcher: Batcher,
+    keeper: IndexKeeper,
+    bookies: Bookies,
+) -> Sequence[Check]:
+    """None where nothing counts as idle."""
+    checks = settings.checks
+    if not checks.idle_open_after_s:
+        return ()
+    check = IdleOpenCheck(
+        index=keeper.index,
+        manager=session.manager,
+        bookies=bookies,
+        views=session.views,
+        sightings=Sightings(session.store, batcher, session.ur),
+        after_s=checks.idle_open_after_s,
+        reads_per_s=checks.reads_per_s,
+        clock=session.clock,
+    )
+    return (check,)
 
 
 def _reading_checks(

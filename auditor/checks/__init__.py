@@ -4,5 +4,6 @@
 ``records`` how far each is and what it found; ``runner`` runs them, one at a time. ``copies`` looks at a
 ledger's copies twice before anything is said of them: for ``all_ledgers``, which looks for lost entries, and
 ``replicas``, which counts copies. ``placement`` holds where copies are against the policy. ``overdue`` looks
-at marks instead of ledgers.
+at marks instead of ledgers. ``idle_open`` looks for open ledgers whose writers are gone, by what
+``idle_sightings`` keeps from run to run.
 """

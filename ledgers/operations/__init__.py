@@ -2,5 +2,6 @@
 ``fencing``.
 
 They share ``appending`` (adds to a write set, with ``acks`` and ``ensembles``), ``asking`` (several
-bookies for one answer), ``ahead`` (reads in advance) and ``tasks``.
+bookies for one answer), ``ahead`` (reads in advance) and ``tasks``. ``last_entries`` is a guess at how far a
+ledger reaches.
 """

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from ledgers.bookies import LAST_ENTRY, Bookies
+from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.entry import EntryDigest, EntryHeader
-from ledgers.errors import BookmenderError, NoSuchEntryError
+from ledgers.entry import EntryDigest
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, Segment
 from ledgers.operations.ensembles import Targets
+from ledgers.operations.last_entries import last_entry_id
 from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate
 from ledgers.store import Operation
@@ -123,20 +123,13 @@ class OpenLedgers:
         now = WriterSighting(
             segment=found.versioned.metadata.last_segment,
             last_entries={
-                b: await self._last_entry(b, ledger_id) for b in found.leaving if b not in there
+                b: await last_entry_id(self._bookies, b, ledger_id)
+                for b in found.leaving
+                if b not in there
             },
             draining=tuple(b for b in found.leaving if b in there),
         )
         return next_sighting(before, now)
-
-    async def _last_entry(self, bookie: BookieId, ledger_id: int) -> int | None:
-        try:
-            entry = await self._bookies.read(bookie, ledger_id, LAST_ENTRY)
-            return EntryHeader.of(entry).entry_id
-        except NoSuchEntryError:
-            return -1
-        except BookmenderError:
-            return None
 
     async def recover(
         self,

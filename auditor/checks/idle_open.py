@@ -1,0 +1,141 @@
+"""Looks for open ledgers that nobody writes any more, though all their bookies are there (gap G35).
+
+The bookies of the last ensemble are asked for their last entry, without fencing; one that stays the same from
+one run to the next, while the metadata is not written either, means that the ledger is idle. It is told of,
+with its age, and never closed: a writer may be slow, and closing locks him out (``bookmender ledger close``).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import structlog
+from prometheus_client import Gauge
+
+from auditor.checks.check import Check
+from auditor.checks.each import look_at_each
+from auditor.checks.idle_sightings import Sighting, Sightings, seen_again
+from auditor.checks.kinds import IDLE_OPEN
+from auditor.checks.records import CheckRun
+from auditor.index.ledger_index import LedgerIndex
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import NoSuchLedgerError
+from ledgers.manager import LedgerManager
+from ledgers.metadata import LedgerState
+from ledgers.operations.last_entries import highest_entry_id
+from replication.cluster.cluster_view import ViewSource
+
+log = structlog.get_logger()
+OLDEST = Gauge(
+    "bookmender_idle_open_oldest_seconds",
+    "How long the open ledger that has been idle longest is so, as the last check found; 0: none is.",
+)
+
+LEDGERS_AT_ONCE = 16
+
+
+class IdleOpenCheck(Check):
+    """Counts ``open`` ledgers, those that are ``idle``, and those of which no bookie said anything:
+    ``unknown``."""
+
+    kind = IDLE_OPEN
+    part_size = 1_000
+
+    def __init__(
+        self,
+        *,
+        index: LedgerIndex,
+        manager: LedgerManager,
+        bookies: Bookies,
+        views: ViewSource,
+        sightings: Sightings,
+        after_s: float,
+        reads_per_s: int,
+        clock: Clock,
+    ) -> None:
+        """``after_s``, ``reads_per_s``: see ``ChecksSettings``."""
+        self._index = index
+        self._manager = manager
+        self._bookies = bookies
+        self._views = views
+        self._sightings = sightings
+        self._after_s = after_s
+        self._read_s = 1 / reads_per_s if reads_per_s else 0.0
+        self._clock = clock
+        self._known: dict[int, Sighting] = {}
+        self._started_ms: int | None = None
+        """Of the run that ``_known`` is of."""
+        self._next_read_s = 0.0
+
+    async def begin(self, run: CheckRun) -> None:
+        """What an earlier leader saw in this run is lost: those ledgers are as the run before saw them."""
+        if self._started_ms != run.started_ms:
+            self._known = await self._sightings.read()
+            self._started_ms = run.started_ms
+
+    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        open_ids = [ledger_id for ledger_id in ledger_ids if self._is_open(ledger_id)]
+        for start in range(0, len(open_ids), LEDGERS_AT_ONCE):
+            part = open_ids[start : start + LEDGERS_AT_ONCE]
+            counts += await look_at_each(self.kind, part, self._look_at_one)
+        return counts
+
+    async def finish(self, run: CheckRun) -> None:
+        """Those that were closed or deleted meanwhile are forgotten."""
+        self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
+        await self._sightings.write(self._known)
+        now_ms = self._clock.wall_ms()
+        ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
+        oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id], default=None)
+        if oldest is None or ages_s[oldest] < self._after_s:
+            OLDEST.set(0)
+            return
+        OLDEST.set(ages_s[oldest])
+        log.warning(
+            "ledgers.idle",
+            ledger_count=sum(age_s >= self._after_s for age_s in ages_s.values()),
+            oldest_ledger_id=oldest,
+            oldest_idle_s=round(ages_s[oldest]),
+            next_step="bookmender ledger idle lists them",
+        )
+
+    def _is_open(self, ledger_id: int) -> bool:
+        ledger = self._index.get(ledger_id)
+        return ledger is not None and ledger.state is not LedgerState.CLOSED
+
+    async def _look_at_one(self, ledger_id: int) -> Counter[str]:
+        try:
+            versioned = await self._manager.read(ledger_id)
+        except NoSuchLedgerError:
+            return Counter()
+        if versioned.metadata.is_closed:
+            return Counter()
+        there = self._views.current.available
+        members = [b for b in versioned.metadata.last_segment.ensemble if b in there]
+        await self._wait_turn(len(members))
+        last_entry_id = await highest_entry_id(self._bookies, members, ledger_id)
+        found = seen_again(
+            self._known.get(ledger_id),
+            last_entry_id=last_entry_id,
+            written_ms=versioned.stat.mtime_ms,
+            now_ms=self._clock.wall_ms(),
+        )
+        return Counter(open=1) + self._note(ledger_id, found, is_unknown=last_entry_id is None)
+
+    def _note(self, ledger_id: int, found: Sighting | None, *, is_unknown: bool) -> Counter[str]:
+        if found is None:
+            self._known.pop(ledger_id, None)
+        else:
+            self._known[ledger_id] = found
+        if is_unknown:
+            return Counter(unknown=1)
+        assert found is not None, ledger_id
+        return Counter(idle=int(found.idle_s(self._clock.wall_ms()) >= self._after_s))
+
+    async def _wait_turn(self, read_count: int) -> None:
+        now_s = self._clock.now_s()
+        turn_s = max(now_s, self._next_read_s)
+        self._next_read_s = turn_s + read_count * self._read_s
+        if turn_s > now_s:
+            await self._clock.sleep(turn_s - now_s)

@@ -1,0 +1,258 @@
+"""Open ledgers that nobody writes any more: when one counts as idle, and what is kept of it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.checks import idle_sightings
+from auditor.checks.idle_open import IdleOpenCheck
+from auditor.checks.idle_sightings import (
+    Sighting,
+    Sightings,
+    idle_path,
+    read_sightings,
+    seen_again,
+    sightings_to_json,
+)
+from auditor.checks.records import CheckRun
+from ledgers.metadata import LedgerState
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
+from replication.queue.batching import Batcher
+from tests.auditor.checking import indexed
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT, UR
+from tests.replication.repairs import watch_fencing
+
+DAY_S = 86_400
+BEFORE = Sighting(last_entry_id=5, since_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("before", "last_entry_id", "written_ms", "expected"),
+    [
+        pytest.param(None, 5, 0, Sighting(last_entry_id=5, since_ms=9_000), id="seen first"),
+        pytest.param(None, -1, 0, Sighting(last_entry_id=-1, since_ms=9_000), id="an empty one"),
+        pytest.param(BEFORE, 5, 999, BEFORE, id="nothing came"),
+        pytest.param(BEFORE, 6, 0, Sighting(last_entry_id=6, since_ms=9_000), id="an entry came"),
+        pytest.param(BEFORE, 4, 0, BEFORE, id="whoever has the last one is silent"),
+        pytest.param(
+            BEFORE, 5, 1_001, Sighting(last_entry_id=5, since_ms=9_000), id="metadata was written"
+        ),
+        pytest.param(BEFORE, None, 0, BEFORE, id="nobody says anything"),
+        pytest.param(BEFORE, None, 1_001, None, id="nor do we know anything any more"),
+        pytest.param(None, None, 0, None, id="nobody ever said anything"),
+    ],
+)
+def test_what_is_known_of_a_ledger_that_is_seen_again(
+    before: Sighting | None, last_entry_id: int | None, written_ms: int, expected: Sighting | None
+) -> None:
+    found = seen_again(before, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=9_000)
+
+    assert found == expected
+
+
+# --- The check -------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
+    """Of a leader that has just been elected, and knows every ledger."""
+    batcher = Batcher(cluster.store, ())
+    sending = asyncio.create_task(batcher.run())
+    views = ViewSource(
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+    )
+    await views.refresh()
+    yield IdleOpenCheck(
+        index=await indexed(cluster.manager),
+        manager=cluster.manager,
+        bookies=cluster.bookies,
+        views=views,
+        sightings=Sightings(cluster.store, batcher, UR),
+        after_s=DAY_S,
+        reads_per_s=1_000,
+        clock=cluster.clock,
+    )
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+
+
+async def run(cluster: Cluster) -> Counter[str]:
+    """By a leader of its own, as if each were elected for it."""
+    async with check(cluster) as made:
+        await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
+        counts = await made.look_at(range(100))
+        await made.finish(CheckRun(started_ms=0))
+    return +counts
+
+
+async def open_ledgers(*ledger_ids: int) -> Cluster:
+    cluster = await Cluster.start()
+    for ledger_id in ledger_ids:
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id, state=LedgerState.OPEN)
+    return cluster
+
+
+async def idle_ids(cluster: Cluster) -> list[int]:
+    now_ms = cluster.clock.wall_ms()
+    found = await read_sightings(cluster.store, UR)
+    return [i for i, each in found.items() if each.idle_s(now_ms) >= DAY_S]
+
+
+@pytest.mark.compat(
+    "G35",
+    verdict="better",
+    why="it is told of with its age, across changes of leader; closing it is left to an operator",
+)
+@in_virtual_time
+async def test_a_ledger_that_gets_no_entry_for_so_long_is_told_of_and_left_as_it_is() -> None:
+    cluster = await open_ledgers(1, 2)
+    await cluster.write_ledger((B1, B2), ledger_id=3)
+    fenced = watch_fencing(cluster)
+
+    assert await run(cluster) == {"open": 2}
+    await asyncio.sleep(DAY_S)
+    cluster.put(2, 10, B1, B2)
+    with capture_logs() as logs:
+        assert await run(cluster) == {"open": 2, "idle": 1}
+
+    [told] = [entry for entry in logs if entry["event"] == "ledgers.idle"]
+    assert (told["ledger_count"], told["oldest_ledger_id"]) == (1, 1)
+    assert told["oldest_idle_s"] == DAY_S
+    assert await idle_ids(cluster) == [1]
+    assert (await cluster.metadata(1)).state is LedgerState.OPEN
+    assert fenced == []
+
+
+@in_virtual_time
+async def test_one_look_too_early_makes_nothing_idle() -> None:
+    cluster = await open_ledgers(1)
+
+    assert await run(cluster) == {"open": 1}
+    await asyncio.sleep(DAY_S - 10)
+
+    assert await run(cluster) == {"open": 1}
+
+
+@in_virtual_time
+async def test_a_recovery_that_somebody_began_and_left_counts_as_well() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
+
+    await run(cluster)
+    await asyncio.sleep(DAY_S)
+
+    assert await run(cluster) == {"open": 1, "idle": 1}
+
+
+@in_virtual_time
+async def test_a_writer_that_changes_its_bookies_is_alive() -> None:
+    cluster = await open_ledgers(1)
+    await run(cluster)
+    await asyncio.sleep(DAY_S)
+
+    versioned = await cluster.manager.read(1)
+    await cluster.manager.write(1, versioned.metadata, read_as=versioned)
+
+    assert await run(cluster) == {"open": 1}
+
+
+@in_virtual_time
+async def test_where_no_bookie_answers_nothing_is_known() -> None:
+    cluster = await open_ledgers(1)
+    for bookie in (B1, B2, B3):
+        cluster.bookie(bookie).is_down = True
+
+    assert await run(cluster) == {"open": 1, "unknown": 1}
+    assert await read_sightings(cluster.store, UR) == {}
+
+
+@in_virtual_time
+async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
+    cluster = await open_ledgers(1, 2, 3)
+    await run(cluster)
+    assert set(await read_sightings(cluster.store, UR)) == {1, 2, 3}
+    await cluster.manager.delete(1, version=-1)
+    versioned = await cluster.manager.read(2)
+    closed = versioned.metadata.with_state(LedgerState.IN_RECOVERY).closed(
+        last_entry_id=9, length=100
+    )
+    await cluster.manager.write(2, closed, read_as=versioned)
+
+    assert await run(cluster) == {"open": 1}
+    assert set(await read_sightings(cluster.store, UR)) == {3}
+
+
+@in_virtual_time
+async def test_a_run_that_another_leader_goes_on_with_forgets_nothing_of_the_one_before() -> None:
+    cluster = await open_ledgers(1, 2)
+    await run(cluster)
+    await asyncio.sleep(DAY_S)
+
+    async with check(cluster) as resumed:
+        await resumed.begin(CheckRun(started_ms=5, cursor=2))
+        assert +(await resumed.look_at([2])) == {"open": 1, "idle": 1}
+        await resumed.finish(CheckRun(started_ms=5))
+
+    assert await idle_ids(cluster) == [1, 2]
+
+
+@in_virtual_time
+async def test_no_more_is_read_in_a_second_than_is_allowed() -> None:
+    cluster = await open_ledgers(*range(100))
+    began_s = cluster.clock.now_s()
+
+    await run(cluster)
+
+    assert 0.25 <= cluster.clock.now_s() - began_s <= 1
+
+
+# --- What is kept ------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_of_too_many_those_of_the_longest_standing_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(idle_sightings, "SIGHTINGS_MAX", 2)
+    cluster = await open_ledgers(1)
+    await run(cluster)
+    for ledger_id in (2, 3):
+        await asyncio.sleep(1)
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
+        await run(cluster)
+
+    assert list(await read_sightings(cluster.store, UR)) == [1, 2]
+
+
+def test_ten_thousand_fit_into_a_znode() -> None:
+    many = {10**9 + i: Sighting(last_entry_id=10**6, since_ms=10**12 + i) for i in range(10_000)}
+
+    assert len(sightings_to_json(many)) < 400_000
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"nonsense",
+        b'{"version":2,"ledger_ids":[],"last_entry_ids":[],"since_ms":[]}',
+        b'{"version":1,"ledger_ids":[1],"last_entry_ids":[],"since_ms":[1]}',
+        b'{"version":1,"ledger_ids":[1],"last_entry_ids":["x"],"since_ms":[1]}',
+        b'{"version":1,"ledger_ids":[1],"last_entry_ids":[-2],"since_ms":[1]}',
+        b'{"version":1,"ledger_ids":1,"last_entry_ids":1,"since_ms":1}',
+    ],
+)
+@in_virtual_time
+async def test_what_cannot_be_read_counts_as_nothing(data: bytes) -> None:
+    cluster = await open_ledgers(1)
+    await cluster.store.create(idle_path(UR), data, with_parents=True)
+
+    assert await read_sightings(cluster.store, UR) == {}
+    assert await run(cluster) == {"open": 1}
