@@ -4,24 +4,27 @@ import asyncio
 import gc
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import AbstractAsyncContextManager, closing
 from functools import partial
-from pathlib import Path
 
 import structlog
 
 from daemon.halves import run_auditor_session, run_worker_session
+from daemon.observe_node import ReportFile, run_observer_session
+from daemon.observing import open_observing
 from daemon.session import open_session
 from daemon.settings import Settings
+from daemon.state import open_journal, state_dir
 from daemon.threads import HalfThread, own_cause
 from ledgers.errors import SettingsError
 from replication.cluster.membership import Half
 from replication.journal import MetadataJournal
 
 log = structlog.get_logger()
+
+OpenSession = AbstractAsyncContextManager[object]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_TIMEOUT_S = 4.0
@@ -34,24 +37,27 @@ ledgers at work at once are more than."""
 
 def run_node(settings: Settings) -> int:
     """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
-    if settings.node.mode != "repair":  # better no node than one that repairs when told not to
-        raise SettingsError(
-            f"node.mode is {settings.node.mode!r}, which this release cannot do yet",
-            setting="node.mode",
-        )
+    if settings.node.mode == "observe":
+        session = partial(run_observer_session, settings, ReportFile(state_dir(settings)))
+        observer = HalfThread("observer", session, loop_factory=loop_factory())
+        return _run(settings, [observer], partial(open_observing, settings))
     with closing(open_journal(settings)) as journal:
-        return _run(settings, journal)
+        halves = _halves(settings, journal)
+        return _run(settings, halves, partial(open_session, settings, Half.WORKER, journal))
 
 
-def _run(settings: Settings, journal: MetadataJournal) -> int:
-    halves = _halves(settings, journal)
-    check_cluster(settings, journal)  # a signal ends it at once: it holds nothing
+def _run(
+    settings: Settings, halves: Sequence[HalfThread], open_once: Callable[[], OpenSession]
+) -> int:
+    """``open_once``: tried in this thread, so that what is wrong is said before anything starts."""
+    check_cluster(open_once)  # a signal ends it at once: it holds nothing
     stop = threading.Event()
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     log.info(
         "node.started",
         pid=os.getpid(),
+        mode=settings.node.mode,
         cluster=settings.metadata_service_uri,
         auditor=settings.auditor.enabled,
         replication=settings.replication.enabled,
@@ -94,11 +100,11 @@ def _stop(halves: Sequence[HalfThread]) -> bool:
     return all(stopped)
 
 
-def check_cluster(settings: Settings, journal: MetadataJournal) -> None:
-    """Open a session once, in this thread, so that what is wrong is said before anything starts."""
+def check_cluster(open_once: Callable[[], OpenSession]) -> None:
+    """Open a session and close it again. Raises BookmenderError."""
 
     async def check() -> None:
-        async with open_session(settings, Half.WORKER, journal):
+        async with open_once():
             pass
 
     try:
@@ -107,29 +113,6 @@ def check_cluster(settings: Settings, journal: MetadataJournal) -> None:
         if (cause := own_cause(group)) is None:
             raise
         raise cause from group
-
-
-def open_journal(settings: Settings) -> MetadataJournal:
-    """Raises SettingsError when its directory cannot be written to."""
-    directory = state_dir(settings) / "journal"
-    try:
-        return MetadataJournal(directory, process=f"{socket.gethostname()}-{os.getpid()}")
-    except OSError as error:
-        raise SettingsError(
-            f"node.state_dir: {directory} cannot be written to ({error.strerror}); "
-            "metadata is never changed without a record of what it was",
-            setting="node.state_dir",
-        ) from error
-
-
-def state_dir(settings: Settings) -> Path:
-    """The configured directory, systemd's, or the user's."""
-    if settings.node.state_dir:
-        return Path(settings.node.state_dir)
-    if systemd := os.environ.get("STATE_DIRECTORY"):
-        return Path(systemd.split(":")[0])
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return home / "bookmender"
 
 
 def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:

@@ -131,7 +131,7 @@ def to_text(found: Previews) -> str:
     entry_count = sum(each.entry_count for each in found.ledgers)
     byte_count = sum(each.byte_count for each in found.ledgers)
     lines.append(
-        f"{there_count} ledgers, {entry_count} entries to copy, about {_size(byte_count)}"
+        f"{there_count} ledgers, {entry_count} entries to copy, about {size_text(byte_count)}"
         + _more(found.more)
     )
     return "\n".join(lines)
@@ -159,7 +159,7 @@ def _lines(found: Preview) -> list[str]:
     if found.plan.is_whole:
         return [head + "nothing to do"]
     if found.repairs:
-        head += f"{found.entry_count} entries to copy, about {_size(found.byte_count)}"
+        head += f"{found.entry_count} entries to copy, about {size_text(found.byte_count)}"
     else:
         head += "nothing can be copied now"
     return [
@@ -185,7 +185,7 @@ def _copy_text(repair: Repair) -> str:
     return f"{where}: {what} from the others' copies, {repair.replaced} -> {repair.target}"
 
 
-def _size(byte_count: int) -> str:
+def size_text(byte_count: int) -> str:
     size = float(byte_count)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:

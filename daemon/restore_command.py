@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
-from daemon.node import open_journal, state_dir
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
+from daemon.state import open_journal, state_dir
 from daemon.visit import Visit, visit
 from ledgers.clock import SystemClock
 from ledgers.errors import SettingsError

@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from daemon.cli import config_option, output_option
-from daemon.node import open_journal
 from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
 from daemon.operating.progress import ProgressLine
 from daemon.operating.repair_by_hand import (
@@ -19,6 +18,7 @@ from daemon.operating.repair_by_hand import (
     repair_by_hand,
 )
 from daemon.settings import Settings, load_settings
+from daemon.state import open_journal
 from daemon.status import help_text, note_record
 from daemon.threads import own_cause
 from daemon.visit import log_errors_only, visit

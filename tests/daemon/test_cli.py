@@ -186,20 +186,8 @@ def test_a_wrong_setting_is_said_with_its_file(
     )
 
 
-def test_a_node_that_is_to_observe_does_not_repair_instead(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk://127.0.0.1:1/ledgers")
-    monkeypatch.setenv("BOOKMENDER_NODE_STATE_DIR", str(tmp_path))
-    monkeypatch.setenv("BOOKMENDER_NODE_MODE", "observe")
-
-    assert exit_code(monkeypatch, "daemon") == 2
-
-    assert "node.mode is 'observe'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    "command", [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"]]
+    "command", [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"], ["observe"]]
 )
 def test_without_a_zookeeper_it_could_not_tell_and_says_whom_it_asked_and_why(
     monkeypatch: pytest.MonkeyPatch,

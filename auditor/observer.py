@@ -1,0 +1,245 @@
+"""The leader's decisions without the leadership: who is lost, what would be held, what would be marked.
+
+It reads, and writes nothing: no vote, no lock, no znode whatever. What decides is the leader's own code
+(``absence``, ``holding``, ``endangered``); what it cannot know is what a leader of ours would have noted
+before: beside Java alone absences count from when it began to look, and nobody's cookie was seen before.
+"""
+
+import asyncio
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from auditor.absence import lost_bookies, next_loss_s, still_absent
+from auditor.causes import Why, read_causes
+from auditor.delay import Delay, read_delay
+from auditor.endangered import Endangered, Missing, most_endangered_first, reborn_bookies
+from auditor.holds import HoldJudge
+from auditor.index.keeper import IndexKeeper
+from auditor.observation import Observation, compare, lost_bytes, missing_bookies
+from auditor.records import read_absences, read_identities
+from auditor.settings import AuditorSettings
+from ledgers.clock import Clock
+from ledgers.metadata import BookieId
+from ledgers.store import MetadataStore
+from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.cluster.orders import HoldOrder
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids, read_marks
+
+SLICE = 500
+"""Ledgers looked up in one go: some milliseconds."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What follows from what was seen before. Times are monotonic seconds."""
+
+    absent_since_s: dict[BookieId, float] = field(default_factory=dict)
+    settled_since_s: dict[BookieId, float] = field(default_factory=dict)
+    """Of those away: whose ledgers a leader would have marked by now."""
+    delay: Delay | None = None
+    overruled_s: float = -math.inf
+    """When an operator last asked not to wait out the recovery delay."""
+    hold: HoldOrder | None = None
+    """As a leader would have written it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Danger:
+    """What ``missing`` means for the ledgers, when the index had so many changes."""
+
+    missing: Missing
+    change_count: int
+    endangered: tuple[Endangered, ...]
+    lost_bytes: int
+
+
+class Observer:
+    """Of one session. ``keeper`` and ``views`` are run by somebody else."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        ur: str,
+        keeper: IndexKeeper,
+        views: ViewSource,
+        settings: AuditorSettings,
+        judge: HoldJudge,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._ur = ur
+        self._keeper = keeper
+        self._views = views
+        self._settings = settings
+        self._judge = judge
+        self._clock = clock
+        self._known = _Known()
+        self._danger: _Danger | None = None
+        self._marks: dict[int, Collection[BookieId]] = {}
+        """The shared queue as it was last read: by ledger, the replicas named."""
+
+    async def prepare(self) -> None:
+        """Go on with the absences where a leader of ours is, if there is one."""
+        stored = await read_absences(self._store, self._ur)
+        self._known.absent_since_s = stored.resumed(
+            now_s=self._clock.now_s(), wall_ms=self._clock.wall_ms()
+        )
+
+    async def look(self) -> Observation:
+        """What would be done now. Raises UnavailableError when something could not be read whole."""
+        view = self._views.current
+        delay_s = await self._follow_delay()
+        await self._follow_absences(view)
+        hold = self._follow_hold(view)
+        missing = await self._missing(view, delay_s=delay_s)
+        if hold is None:
+            self._known.settled_since_s |= missing.lost_since_s
+        danger = await self._weigh(missing)
+        await self._read_marks(danger.endangered)
+        index, waiting_s = self._keeper.index, self._waiting_s(missing, delay_s)
+        return Observation(
+            seen_ms=self._clock.wall_ms(),
+            is_index_complete=self._keeper.is_complete,
+            ledger_count=len(index),
+            unreadable=tuple(sorted(index.unreadable)),
+            writable_count=len(view.writable),
+            read_only_count=len(view.available) - len(view.writable),
+            recovery_delay_s=delay_s,
+            missing=missing_bookies(
+                missing.lost_since_s,
+                waiting_s,
+                missing.reborn,
+                endangered=danger.endangered,
+                naming={bookie: index.naming_count(bookie) for bookie in waiting_s},
+            ),
+            endangered=danger.endangered,
+            lost_bytes=danger.lost_bytes,
+            marked_count=len(self._marks),
+            difference=compare(danger.endangered, self._marks),
+            is_disabled=await self._store.exists(payloads.disable_path(self._ur)) is not None,
+            hold=hold,
+            is_hold_ordered=hold is not None and view.orders.is_held,
+        )
+
+    @property
+    def wait_s(self) -> float:
+        """Until ``look`` may say something else though nothing was seen to happen."""
+        known = self._known
+        loss_s = next_loss_s(
+            known.absent_since_s,
+            now_s=self._clock.now_s(),
+            delay_s=known.delay.delay_s if known.delay else 0,
+        )
+        return min(math.inf if loss_s is None else loss_s, self._judge.wait_s)
+
+    # --- Who is missing ------------------------------------------------------------------------------
+
+    async def _follow_delay(self) -> int:
+        """The recovery delay in seconds. Written anew, unchanged, it asks not to wait any longer."""
+        before = self._known.delay
+        delay = await read_delay(
+            self._store, self._ur, default_s=self._settings.lost_bookie_recovery_delay_s
+        )
+        if before is not None and delay.is_asking_for_audit(before):
+            self._known.overruled_s = self._clock.now_s()
+        self._known.delay = delay
+        return delay.delay_s
+
+    async def _follow_absences(self, view: ClusterView) -> None:
+        known, now_s, now_ms = self._known, self._clock.now_s(), self._clock.wall_ms()
+        known.absent_since_s = still_absent(
+            known.absent_since_s,
+            known=view.cookies.keys() | self._keeper.index.bookies,
+            available=view.available,
+            excused=view.orders.maintenance.keys(),
+            now_s=now_s,
+        )
+        for bookie, cause in (await read_causes(self._store, self._ur)).items():
+            if cause.why is Why.LOST and cause.ended_ms is None:
+                known.settled_since_s[bookie] = now_s - max(0, now_ms - cause.since_ms) / 1000
+        known.settled_since_s = {
+            bookie: since_s
+            for bookie, since_s in known.settled_since_s.items()
+            if bookie in known.absent_since_s
+        }
+
+    def _follow_hold(self, view: ClusterView) -> HoldOrder | None:
+        """The one that binds now: an order goes before what we would have ordered."""
+        known = self._known
+        muster = self._judge.muster(view, known.absent_since_s, lost_since_s=known.settled_since_s)
+        standing = known.hold if view.orders.hold is None else view.orders.hold
+        known.hold = self._judge.wanted(standing, muster)
+        return None if known.hold is None or known.hold.is_released else known.hold
+
+    async def _missing(self, view: ClusterView, *, delay_s: int) -> Missing:
+        """Also while a hold stands: who would be missing without it."""
+        absent_since_s = self._known.absent_since_s
+        lost = lost_bookies(
+            absent_since_s,
+            now_s=self._clock.now_s(),
+            delay_s=delay_s,
+            overruled_s=self._known.overruled_s,
+        )
+        return Missing(
+            lost_since_s={bookie: absent_since_s[bookie] for bookie in lost},
+            reborn=reborn_bookies(view.cookies, await read_identities(self._store, self._ur)),
+        )
+
+    def _waiting_s(self, missing: Missing, delay_s: int) -> dict[BookieId, float]:
+        """Of those that are away and not lost yet, what is left of the delay."""
+        now_s = self._clock.now_s()
+        return {
+            bookie: max(0.0, since_s + delay_s - now_s)
+            for bookie, since_s in self._known.absent_since_s.items()
+            if bookie not in missing.lost_since_s
+        }
+
+    # --- What that means -----------------------------------------------------------------------------
+
+    async def _weigh(self, missing: Missing) -> _Danger:
+        """Nothing is computed again while nothing has changed."""
+        was = self._danger
+        is_same = was is not None and was.change_count == self._keeper.change_count
+        if was is None or not is_same or was.missing != missing:
+            self._danger = was = await self._endangered(missing)
+        return was
+
+    async def _endangered(self, missing: Missing) -> _Danger:
+        index, change_count = self._keeper.index, self._keeper.change_count
+        naming = list({i for bookie in missing.bookies for i in index.naming(bookie)})
+        found: list[Endangered] = []
+        weight = 0.0
+        for start in range(0, len(naming), SLICE):
+            for ledger_id in naming[start : start + SLICE]:
+                ledger = index.get(ledger_id)
+                danger = None if ledger is None else missing.danger(ledger)
+                if ledger is not None and danger is not None:
+                    found.append(danger)
+                    weight += lost_bytes(ledger, danger.lost)
+            await asyncio.sleep(0)
+        return _Danger(
+            missing=missing,
+            change_count=change_count,
+            endangered=tuple(most_endangered_first(found, missing.lost_since_s)),
+            lost_bytes=round(weight),
+        )
+
+    async def _read_marks(self, endangered: Sequence[Endangered]) -> None:
+        """All that stand. Those that were as we would make them are not read again: they only grow.
+
+        When one of them goes, its ledger was repaired: then it is endangered no more, and is looked at.
+        """
+        listed = await marked_ledger_ids(self._store, self._ur)
+        agreed = {
+            each.ledger_id
+            for each in endangered
+            if set(each.lost) <= set(self._marks.get(each.ledger_id, ()))
+        }
+        marks = {i: self._marks[i] for i in listed if i in agreed}
+        rest = [i for i in listed if i not in agreed]
+        for marked in await read_marks(self._store, self._ur, rest):
+            marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
+        self._marks = marks

@@ -1,0 +1,205 @@
+"""Observe mode: one session that only reads, and what it sees of what a node of ours would do.
+
+For beside Java's AutoRecovery, or before a node is trusted: no vote, no lock, no write anywhere in
+ZooKeeper, not even to say that we are here, and no fencing. It shows what would be marked, by the
+leader's own decisions, and what would be repaired, by the very code of ``bookmender plan``.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from auditor.holds import HoldJudge
+from auditor.index.keeper import IndexKeeper
+from auditor.observation import Observation
+from auditor.observer import Observer
+from daemon.limits import keep_to_requests_per_s
+from daemon.local_bookie import local_bookie
+from daemon.placing import Placing, begin_placing
+from daemon.planning import Previews, preview_all
+from daemon.session import end_with_session
+from daemon.settings import Settings
+from daemon.visit import Visit
+from daemon.zookeeper import open_store
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.manager import LedgerManager
+from ledgers.operations.tasks import task_scope
+from ledgers.placement.racks import Racks
+from ledgers.read_only import ReadOnlyStore
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
+from replication.planning.preview import Preview
+
+log = structlog.get_logger()
+
+LOOK_INTERVAL_S = 30.0
+"""Between two looks, where nothing was seen to happen meanwhile."""
+LOOK_INTERVAL_MIN_S = 2.0
+"""Between two looks in any case: bookies often come and go together."""
+PLANNED_MAX = 20
+"""Ledgers planned for at each look of a node: each costs a few reads at bookies."""
+
+PreviewAll = Callable[[Sequence[int]], Awaitable[Sequence[Preview]]]
+"""Plans for these ledgers, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What was seen at one look. ``plan``: for the first ledgers that a worker of ours would take."""
+
+    observation: Observation
+    plan: Previews
+
+
+class Observing:
+    """Looks, as long as its session lasts."""
+
+    def __init__(
+        self,
+        *,
+        observer: Observer,
+        keeper: IndexKeeper,
+        views: ViewSource,
+        preview: PreviewAll,
+        clock: Clock,
+    ) -> None:
+        """``keeper`` and ``views`` are run by somebody else."""
+        self._observer = observer
+        self.keeper = keeper
+        self._views = views
+        self._preview = preview
+        self._clock = clock
+
+    async def look(self, *, planned_max: int) -> Sight:
+        """Raises UnavailableError when something could not be read whole."""
+        seen = await self._observer.look()
+        to_repair = ledgers_to_repair(seen)
+        chosen = to_repair[:planned_max]
+        plan = Previews(
+            ledgers=await self._preview(chosen) if chosen else (),
+            more=len(to_repair) - len(chosen),
+        )
+        return Sight(observation=seen, plan=plan)
+
+    async def looks(self, *, planned_max: int) -> AsyncGenerator[Sight, None]:
+        """One after the other, whenever something may have changed. One that fails is tried again."""
+        while True:
+            seen, was_complete = self._views.change_count, self.keeper.is_complete
+            try:
+                yield await self.look(planned_max=planned_max)
+            except SessionLostError:
+                raise
+            except UnavailableError as error:
+                log.warning("observe.failed", error=str(error))
+            await self._clock.sleep(LOOK_INTERVAL_MIN_S)
+            if was_complete:
+                await self._wait_change(seen)
+
+    async def _wait_change(self, seen: int) -> None:
+        try:
+            async with asyncio.timeout(min(LOOK_INTERVAL_S, self._observer.wait_s)):
+                await self._views.wait_change(seen)
+        except TimeoutError:
+            pass
+
+
+def ledgers_to_repair(seen: Observation) -> list[int]:
+    """In the order in which workers would take them: what would be marked, then what else is marked."""
+    return [*(each.ledger_id for each in seen.would_mark), *seen.difference.surplus]
+
+
+@asynccontextmanager
+async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
+    """A session that cannot write, with its index being built. What ends the session ends the body.
+
+    Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
+    """
+    zookeeper, clock = await open_store(settings), SystemClock()
+    store = ReadOnlyStore(zookeeper)
+    try:
+        cluster = await _visit(settings, store)
+        views = ViewSource(cluster.registration, clock, OrderBook(store, cluster.ur))
+        await views.refresh()
+        placing = await _racks(cluster, views, clock)
+        async with (
+            task_scope() as beside,
+            observe(cluster, views, placing.racks, clock) as observing,
+        ):
+            for work in (
+                views.run(),
+                placing.run(),
+                keep_to_requests_per_s(settings, views, zookeeper),
+                end_with_session(store),
+            ):
+                beside.start(work)
+            yield observing
+    finally:
+        await store.close()
+
+
+async def _visit(settings: Settings, store: MetadataStore) -> Visit:
+    return Visit(
+        settings=settings,
+        store=store,
+        manager=await LedgerManager.open(store, settings.uri),
+        registration=Registration(store, settings.uri.root),
+    )
+
+
+async def _racks(cluster: Visit, views: ViewSource, clock: Clock) -> Placing:
+    """For what a hold goes by; a plan draws its targets by its own."""
+    settings = cluster.settings
+    return await begin_placing(
+        settings.placement,
+        store=cluster.store,
+        ur=cluster.ur,
+        views=views,
+        local=local_bookie(settings.node.bookie_id, views.current.bookies),
+        clock=clock,
+        rng=random.Random(),
+    )
+
+
+@asynccontextmanager
+async def observe(
+    cluster: Visit,
+    views: ViewSource,
+    racks: Racks,
+    clock: Clock,
+    preview: PreviewAll | None = None,
+) -> AsyncIterator[Observing]:
+    """On a session that somebody else keeps. ``preview``: where not as ``bookmender plan`` does."""
+    settings = cluster.settings
+    keeper = IndexKeeper(
+        store=cluster.store,
+        manager=cluster.manager,
+        clock=clock,
+        rescan_interval_s=settings.auditor.rescan_interval_s,
+    )
+    observer = Observer(
+        store=cluster.store,
+        ur=cluster.ur,
+        keeper=keeper,
+        views=views,
+        settings=settings.auditor,
+        judge=HoldJudge(settings.hold, clock, rack_of=racks.rack),
+        clock=clock,
+    )
+    await observer.prepare()
+    async with task_scope() as beside:
+        beside.start(keeper.run())
+        yield Observing(
+            observer=observer,
+            keeper=keeper,
+            views=views,
+            preview=preview or partial(preview_all, cluster),
+            clock=clock,
+        )

@@ -1,0 +1,32 @@
+"""What this process keeps on the local disk, and where."""
+
+import os
+import socket
+from pathlib import Path
+
+from daemon.settings import Settings
+from ledgers.errors import SettingsError
+from replication.journal import MetadataJournal
+
+
+def open_journal(settings: Settings) -> MetadataJournal:
+    """Raises SettingsError when its directory cannot be written to."""
+    directory = state_dir(settings) / "journal"
+    try:
+        return MetadataJournal(directory, process=f"{socket.gethostname()}-{os.getpid()}")
+    except OSError as error:
+        raise SettingsError(
+            f"node.state_dir: {directory} cannot be written to ({error.strerror}); "
+            "metadata is never changed without a record of what it was",
+            setting="node.state_dir",
+        ) from error
+
+
+def state_dir(settings: Settings) -> Path:
+    """The configured directory, systemd's, or the user's."""
+    if settings.node.state_dir:
+        return Path(settings.node.state_dir)
+    if systemd := os.environ.get("STATE_DIRECTORY"):
+        return Path(systemd.split(":")[0])
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return home / "bookmender"

@@ -1,0 +1,81 @@
+"""What would be marked against what is, as values."""
+
+import pytest
+
+from auditor.endangered import Endangered
+from auditor.index.ledger_index import IndexedLedger
+from auditor.observation import Absence, compare, lost_bytes, missing_bookies
+from ledgers.metadata import BookieId, LedgerState
+from tests.replication.ledger_values import B1, B2, B3, B4
+
+
+def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
+    return Endangered(ledger_id=ledger_id, lost=lost, copies_left=1, length=100)
+
+
+@pytest.mark.parametrize(
+    ("marks", "agreed", "unmarked", "surplus"),
+    [
+        pytest.param(
+            {}, 0, (5, 2), (), id="nobody marked anything: the most endangered stays first"
+        ),
+        pytest.param({5: (B1,), 2: (B1, B2)}, 2, (), (), id="all as we would"),
+        pytest.param({5: (B1,), 2: (B1,)}, 1, (2,), (), id="a mark that lacks a lost replica"),
+        pytest.param({5: (B1, B3), 2: (B2, B1)}, 2, (), (), id="a mark that names more"),
+        pytest.param({5: (), 2: (B1, B2)}, 1, (5,), (), id="a mark that nobody can read"),
+        pytest.param({9: (B3,), 8: (B3,)}, 0, (5, 2), (8, 9), id="marks of other ledgers"),
+    ],
+)
+def test_marks_are_compared_by_ledger_and_by_what_they_name(
+    marks: dict[int, tuple[BookieId, ...]],
+    agreed: int,
+    unmarked: tuple[int, ...],
+    surplus: tuple[int, ...],
+) -> None:
+    found = compare([endangered(5, B1), endangered(2, B1, B2)], marks)
+
+    assert (found.agreed_count, found.unmarked, found.surplus) == (agreed, unmarked, surplus)
+
+
+@pytest.mark.parametrize(
+    ("ensembles", "write_quorum", "lost", "weight"),
+    [
+        pytest.param([(B1, B2)], 2, {B1}, 1_000, id="a copy of all of it"),
+        pytest.param([(B1, B2)], 2, {B1, B2}, 2_000, id="both copies"),
+        pytest.param([(B1, B2, B3)], 1, {B1}, 333, id="a stripe"),
+        pytest.param([(B1, B2), (B3, B2)], 2, {B1}, 500, id="in one of two segments"),
+        pytest.param([(B1, B2)], 2, {B4}, 0, id="none of its bookies"),
+    ],
+)
+def test_lost_copies_weigh_their_share_of_the_ledger(
+    ensembles: list[tuple[BookieId, ...]], write_quorum: int, lost: set[BookieId], weight: int
+) -> None:
+    ledger = IndexedLedger(
+        ledger_id=1,
+        state=LedgerState.CLOSED,
+        write_quorum=write_quorum,
+        ack_quorum=1,
+        length=1_000,
+        ensembles=tuple(ensembles),
+        czxid=1,
+        mzxid=1,
+    )
+
+    assert round(lost_bytes(ledger, lost)) == weight
+
+
+def test_a_bookie_is_listed_once_with_what_it_endangers_and_most_first() -> None:
+    rows = missing_bookies(
+        {B1, B4},
+        {B2: 30.0},
+        {B3, B4, BookieId("new:3181")},
+        endangered=[endangered(1, B1, B3), endangered(2, B3)],
+        naming={B2: 7},
+    )
+
+    assert [(row.bookie, row.absence, row.left_s, row.ledger_count) for row in rows] == [
+        (B2, Absence.WAITING, 30.0, 7),
+        (B3, Absence.REBORN, 0.0, 2),
+        (B1, Absence.LOST, 0.0, 1),
+        (B4, Absence.LOST, 0.0, 0),
+    ], "one that is new, and lacks nothing, is as any other"
