@@ -1,6 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
-from auditor.absence import lost_bookies, next_loss_s, still_absent
+from auditor.absence import (
+    UNSEEN_MAX_MS,
+    StoredAbsences,
+    lost_bookies,
+    next_loss_s,
+    still_absent,
+)
 from ledgers.metadata import BookieId
 
 A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")
@@ -73,3 +81,31 @@ def test_a_bookie_that_goes_after_its_window_begins_with_its_going() -> None:
     since_s = still_absent(since_s, known=[A], available=[], now_s=1050.0)
 
     assert since_s == {A: 1050.0}
+
+
+# --- From one leader to the next ------------------------------------------------------------------
+
+WALL_MS = 1_700_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("seen_ms_ago", "wall_ms_later", "away_s"),
+    [
+        pytest.param(0, 0, 50, id="at once"),
+        pytest.param(0, 20_000, 70, id="the time between two leaders counts"),
+        pytest.param(0, UNSEEN_MAX_MS, 50 + UNSEEN_MAX_MS / 1000, id="as long as nobody may look"),
+        pytest.param(0, UNSEEN_MAX_MS + 1, None, id="nobody looked for too long"),
+        pytest.param(UNSEEN_MAX_MS, 1, None, id="also while that leader led"),
+        pytest.param(0, -20_000, 30, id="a clock that is behind by less"),
+        pytest.param(0, -3_600_000, 0, id="a clock that is behind by far"),
+    ],
+)
+def test_a_leader_goes_on_counting_where_the_last_one_was(
+    seen_ms_ago: int, wall_ms_later: int, away_s: float | None
+) -> None:
+    stored = StoredAbsences.of({A: 950.0}, now_s=1000.0, wall_ms=WALL_MS)
+    stored = replace(stored, seen_ms=WALL_MS - seen_ms_ago)
+
+    resumed = stored.resumed(now_s=7.0, wall_ms=WALL_MS + wall_ms_later)
+
+    assert resumed == ({} if away_s is None else {A: 7.0 - away_s})

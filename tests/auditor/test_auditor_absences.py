@@ -1,0 +1,217 @@
+"""Since when bookies are away, over changes of leader, and what never looks like many that are."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
+from auditor.auditor import ABSENCES_WRITE_S
+from auditor.records import read_absences
+from ledgers.errors import UnavailableError
+from ledgers.store import Delete
+from replication.cluster.own_state import own_path
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import DELAY, SOON_S, delayed, marked_soon, set_delay, with_ledgers
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
+from tests.replication.nodes import ROOT, UR
+
+ABSENCES = f"{own_path(UR)}/absences"
+
+
+async def stored(cluster: Cluster) -> StoredAbsences:
+    return await read_absences(cluster.store, UR)
+
+
+# --- Over changes of leader -----------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_delay_goes_on_when_another_node_leads() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, "node-1", delayed(60)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(30)
+
+    async with auditing(cluster, "node-2", delayed(60)):
+        await asyncio.sleep(28)
+        assert await cluster.marked() == []
+        await asyncio.sleep(3)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_each_bookie_s_own_delay_goes_on() -> None:
+    cluster = await with_ledgers((B1, B3), (B2, B4))
+    async with auditing(cluster, "node-1", delayed(60)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(30)
+        await cluster.kill(B2)
+        await asyncio.sleep(10)
+
+    async with auditing(cluster, "node-2", delayed(60)):
+        await asyncio.sleep(22)
+        assert await cluster.marked() == [0]
+        await asyncio.sleep(30)
+        assert await cluster.marked() == [0, 1]
+
+
+@in_virtual_time
+async def test_what_is_noted_of_absences_changes_with_them_and_is_renewed_now_and_then() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)) as leader:
+        await asyncio.sleep(SOON_S)
+        assert await cluster.store.exists(ABSENCES) is None, "nobody was away yet"
+
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        first = await stored(cluster)
+        await asyncio.sleep(3 * ABSENCES_WRITE_S)
+        later = await stored(cluster)
+        assert first.since_ms.keys() == later.since_ms.keys() == {B1}
+        assert first.since_ms[B1] == pytest.approx(later.since_ms[B1], abs=2)
+        assert later.seen_ms - first.seen_ms == pytest.approx(3000 * ABSENCES_WRITE_S, abs=2000)
+
+        await cluster.revive(B1)
+        await asyncio.sleep(SOON_S)
+        assert (await stored(cluster)).since_ms == {}
+        before = leader.store.request_count
+        await asyncio.sleep(3600)
+        assert leader.store.request_count == before, "nothing to be renewed"
+
+
+@in_virtual_time
+async def test_an_absence_that_nobody_watched_for_long_begins_anew() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, "node-1", delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+    await asyncio.sleep(3600 + UNSEEN_MAX_MS / 1000)  # it may have come back and gone again
+
+    async with auditing(cluster, "node-2", delayed(3600)):
+        await asyncio.sleep(3590)
+        assert await cluster.marked() == []
+        await asyncio.sleep(20)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_the_record_goes_on_being_written_by_a_leader_that_found_one() -> None:
+    cluster = await with_ledgers((B1, B2))
+    for name in ("node-1", "node-2", "node-3"):
+        async with auditing(cluster, name, delayed(2000)):
+            await asyncio.sleep(SOON_S)
+            if name == "node-1":
+                await cluster.kill(B1)
+            await asyncio.sleep(UNSEEN_MAX_MS / 1000 - 10)
+            assert await cluster.marked() == []
+
+    async with auditing(cluster, "node-4", delayed(2000)):
+        await asyncio.sleep(2000 - 3 * (UNSEEN_MAX_MS / 1000 - 10) + 1)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_a_maintenance_window_is_no_absence_that_is_noted() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    now_ms = cluster.clock.wall_ms()
+    window = b'{"version": 1, "since_ms": %d, "until_ms": %d}' % (now_ms, now_ms + 3_600_000)
+    path = f"{own_path(UR)}/orders/maintenance/{B1}"
+    await cluster.store.create(path, window, with_parents=True)
+    async with auditing(cluster):
+        await asyncio.sleep(10)
+
+        assert (await stored(cluster)).since_ms == {}
+
+
+# --- The delay in force ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("znode", "source", "delay_s"),
+    [
+        pytest.param(None, "setting", 60, id="absent"),
+        pytest.param(b"30", "lostBookieRecoveryDelay", 30, id="stored"),
+        pytest.param(b"soon", "setting", 60, id="unreadable"),
+    ],
+)
+@in_virtual_time
+async def test_a_leader_says_at_its_start_which_delay_is_in_force_and_whence(
+    znode: bytes | None, source: str, delay_s: int
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    if znode is not None:
+        await cluster.store.create(DELAY, znode)
+    with capture_logs() as logs:
+        async with auditing(cluster, settings=delayed(60)):
+            await asyncio.sleep(SOON_S)
+
+    (line,) = [each for each in logs if each["event"] == "recovery_delay.read"]
+    assert (line["source"], line["delay_s"]) == (source, delay_s)
+
+
+@pytest.mark.compat("G29", verdict="better", why="the watch outlives the znode")
+@in_virtual_time
+async def test_g29_a_delay_znode_that_is_deleted_and_made_anew_is_obeyed() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(60)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await cluster.store.delete(DELAY)
+        await asyncio.sleep(10)
+        assert await cluster.marked() == [], "a deletion asks for nothing"
+
+        await cluster.store.create(DELAY, b"3600")
+        await asyncio.sleep(100)
+        assert await cluster.marked() == []
+        await set_delay(cluster, 0)
+        assert await marked_soon(cluster) == [0]
+
+
+# --- Many at once (rule S8) -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["available", "available/readonly"])
+@in_virtual_time
+async def test_rule_s8_a_list_of_bookies_that_breaks_off_marks_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        children = leader.store.children
+
+        async def break_off(path: str) -> list[str]:
+            if path == f"{ROOT}/{name}":
+                raise UnavailableError("the listing broke off")
+            return await children(path)
+
+        monkeypatch.setattr(leader.store, "children", break_off)
+        await cluster.kill(B1)
+        await asyncio.sleep(30)
+        assert await cluster.marked() == []
+
+        monkeypatch.undo()
+        await asyncio.sleep(2)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_rule_s8_a_list_that_is_empty_for_a_while_leaves_nobody_lost() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        operations = [Delete(path=f"{ROOT}/available/{bookie}") for bookie in BOOKIES]
+        cluster.tree.apply(cluster.store.session_id, operations)
+        await asyncio.sleep(100)
+        for bookie in BOOKIES:
+            await cluster.register(bookie)
+        await asyncio.sleep(10)
+
+        assert await cluster.marked() == []
+        assert (await stored(cluster)).since_ms == {}
