@@ -84,10 +84,8 @@ class LedgerIndex:
 
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
         """As it was read: ``stat`` is of the same read. Whether that is news."""
-        if self._unreadable and self._unreadable.get(ledger_id, -1) >= stat.mzxid:
-            return False
         place = self._find(ledger_id)
-        if place is not None and place[0].mzxid(place[1]) >= stat.mzxid:
+        if self._mzxid(ledger_id, place) >= stat.mzxid:
             return False
         self._unreadable.pop(ledger_id, None)
         row = self._row_of(metadata, stat)
@@ -102,9 +100,7 @@ class LedgerIndex:
 
     def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:
         """It is there, and nobody can say what it names. Whether that is news."""
-        place = self._find(ledger_id)
-        known = self._unreadable.get(ledger_id, -1) if place is None else place[0].mzxid(place[1])
-        if known >= stat.mzxid:
+        if self.is_known(ledger_id, stat):
             return False
         self.remove(ledger_id)
         self._unreadable[ledger_id] = stat.mzxid
@@ -125,6 +121,10 @@ class LedgerIndex:
         if not block:
             del self._blocks[number], self._firsts[number]
         return True
+
+    def is_known(self, ledger_id: int, stat: Stat) -> bool:
+        """Whether it is in the index as of this write of its metadata, or of a later one."""
+        return self._mzxid(ledger_id, self._find(ledger_id)) >= stat.mzxid
 
     def get(self, ledger_id: int) -> IndexedLedger | None:
         """None when there is no such ledger, or it is unreadable."""
@@ -229,6 +229,13 @@ class LedgerIndex:
         return row is not None and self._shapes.values[row.words[0]][0] is not LedgerState.CLOSED
 
     # --- Blocks ------------------------------------------------------------------------------------
+
+    def _mzxid(self, ledger_id: int, place: tuple[LedgerBlock, int] | None) -> int:
+        """-1 for a ledger that is not known. ``place``: where ``_find`` finds it."""
+        if place is not None:
+            block, position = place
+            return block.mzxid(position)
+        return self._unreadable.get(ledger_id, -1)
 
     def _find(self, ledger_id: int) -> tuple[LedgerBlock, int] | None:
         number = bisect_right(self._firsts, ledger_id) - 1

@@ -50,6 +50,8 @@ class IndexReader:
         if found is None:
             return self._index.remove(ledger_id)
         data, stat = found
+        if self._index.is_known(ledger_id, stat):  # nearly always, when all are read again
+            return False
         try:
             return self._index.put(ledger_id, parse_metadata(data), stat)
         except CorruptionError:
