@@ -1,0 +1,321 @@
+"""Observe mode: what it looks at and in which order, what it says, and that it leaves no trace."""
+
+import json
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
+
+from auditor.endangered import Endangered
+from auditor.observation import Absence, Difference, MissingBookie, Observation
+from daemon.observe_command import exit_code
+from daemon.observe_node import ReportFile, Teller
+from daemon.observe_report import to_record, to_text
+from daemon.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
+from daemon.planning import Previews
+from daemon.visit import Visit
+from ledgers.errors import SettingsError, UnavailableError
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.memory.store import MemoryStore
+from ledgers.metadata import LedgerState
+from ledgers.operations.tasks import task_scope
+from ledgers.placement import RandomPlacement
+from ledgers.placement.racks import Racks
+from ledgers.read_only import ReadOnlyStore
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
+from replication.cluster.orders import HoldOrder
+from replication.planning.plan import Plan, Repair
+from replication.planning.preview import Preview, Previewer
+from replication.planning.survey import Surveyor
+from replication.planning.targets import Receivers
+from replication.reasons import Blocked, Reason
+from tests.auditor.scenes import with_ledgers
+from tests.daemon.visits import visiting
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment
+from tests.replication.nodes import ROOT, UR
+from tests.replication.test_preview import touching_nothing
+
+COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
+WAIT = Blocked(reason=Reason.NO_TARGET, detail="no bookie can take over")
+LOST = MissingBookie(bookie=B1, absence=Absence.LOST, left_s=0.0, ledger_count=2)
+NOTHING = Sight(
+    observation=Observation(
+        seen_ms=1_700_000_000_000,
+        is_index_complete=True,
+        ledger_count=1_200,
+        unreadable=(),
+        writable_count=3,
+        read_only_count=1,
+        recovery_delay_s=90,
+        missing=(),
+        endangered=(),
+        lost_bytes=0,
+        marked_count=0,
+        difference=Difference(agreed_count=0, unmarked=(), surplus=()),
+        is_disabled=False,
+        hold=None,
+        is_hold_ordered=False,
+    ),
+    plan=Previews(ledgers=(), more=0),
+)
+
+
+def seeing(plan: Previews | None = None, **fields: object) -> Sight:
+    """A look at which nothing else was seen."""
+    observation = replace(NOTHING.observation, **fields)  # type: ignore[arg-type]
+    return Sight(observation=observation, plan=plan or NOTHING.plan)
+
+
+def endangered(*ledger_ids: int, copies_left: int = 1) -> tuple[Endangered, ...]:
+    return tuple(
+        Endangered(ledger_id=each, lost=(B1,), copies_left=copies_left, length=100)
+        for each in ledger_ids
+    )
+
+
+LOSS = seeing(
+    Previews(
+        ledgers=(
+            Preview(ledger_id=5, plan=Plan(repairs=(COPY,))),
+            Preview(ledger_id=2, plan=Plan(blocked=(WAIT,))),
+        ),
+        more=1,
+    ),
+    missing=(LOST,),
+    endangered=(*endangered(5), *endangered(2, copies_left=2)),
+    lost_bytes=5_000,
+    marked_count=2,
+    difference=Difference(agreed_count=1, unmarked=(2,), surplus=(9,)),
+)
+
+
+# --- Looking -------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def observing(cluster: Cluster) -> AsyncIterator[Observing]:
+    """On a session that refuses every write, planning by the worker's own code."""
+    store = ReadOnlyStore(MemoryStore(cluster.tree))
+    manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
+    registration = Registration(store, ROOT)
+    visit = Visit(
+        settings=visiting(cluster).settings,
+        store=store,
+        manager=manager,
+        registration=registration,
+    )
+    views = ViewSource(registration, cluster.clock, OrderBook(store, UR))
+    await views.refresh()
+    rng = random.Random(cluster.seed)
+    surveyor = Surveyor(
+        manager=manager,
+        bookies=cluster.bookies,
+        clock=cluster.clock,
+        rng=rng,
+        fallback_digest=DIGEST,
+    )
+
+    async def preview(ledger_ids: Sequence[int]) -> list[Preview]:
+        receivers = Receivers(RandomPlacement(rng), clock=cluster.clock, local=None)
+        previewer = Previewer(surveyor, receivers, views.current)
+        return [await previewer.preview(each) for each in ledger_ids]
+
+    async with (
+        task_scope() as beside,
+        observe(visit, views, Racks(), cluster.clock, preview) as looking,
+    ):
+        beside.start(views.run())
+        yield looking
+
+
+@in_virtual_time
+async def test_rule_s5_a_loss_is_planned_for_and_nothing_written_or_fenced() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
+    await cluster.write_ledger((B1, B2, B3), ledger_id=3, state=LedgerState.OPEN)
+    await cluster.kill(B1)
+    async with (
+        touching_nothing(cluster),
+        observing(cluster) as looking,
+        aclosing(looking.looks(planned_max=5)) as looks,
+    ):
+        await anext(looks)
+        sight = await anext(looks)
+
+    closed, open_one = sorted(sight.plan.ledgers, key=lambda each: each.ledger_id)
+    assert (closed.ledger_id, open_one.ledger_id) == (0, 3)
+    assert closed.entry_count == 10
+    assert [each.reason for each in open_one.plan.blocked] == [Reason.OPEN_LEDGER_GRACE]
+
+
+@in_virtual_time
+async def test_the_plan_is_bounded_and_marks_of_others_come_after_what_is_endangered() -> None:
+    cluster = await with_ledgers((B1, B2), (B3, B2), (B4, B2))
+    await cluster.mark(B4, ledger_id=2)
+    await cluster.kill(B1)
+    async with observing(cluster) as looking, aclosing(looking.looks(planned_max=1)) as looks:
+        await anext(looks)
+        sight = await anext(looks)
+        all_of_it = await looking.look(planned_max=2)
+
+    assert ([each.ledger_id for each in sight.plan.ledgers], sight.plan.more) == ([0], 1)
+    assert [each.ledger_id for each in all_of_it.plan.ledgers] == [0, 2]
+
+
+@in_virtual_time
+async def test_it_looks_again_soon_while_the_index_is_built_at_a_change_and_now_and_then() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
+        assert not (await anext(looks)).observation.is_index_complete
+        began_s = cluster.clock.now_s()
+        assert (await anext(looks)).observation.is_index_complete
+        assert cluster.clock.now_s() - began_s == pytest.approx(LOOK_INTERVAL_MIN_S, abs=1)
+
+        await anext(looks)
+        waited_s = LOOK_INTERVAL_MIN_S + LOOK_INTERVAL_MIN_S + LOOK_INTERVAL_S
+        assert cluster.clock.now_s() - began_s == pytest.approx(waited_s, abs=1)
+
+        await cluster.kill(B1)
+        assert (await anext(looks)).observation.would_mark
+        assert cluster.clock.now_s() - began_s < waited_s + LOOK_INTERVAL_S
+
+
+@in_virtual_time
+async def test_a_look_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
+        await anext(looks)
+        look, failures = looking.look, [UnavailableError("ZooKeeper is away")]
+
+        async def failing_once(*, planned_max: int) -> Sight:
+            if failures:
+                raise failures.pop()
+            return await look(planned_max=planned_max)
+
+        monkeypatch.setattr(looking, "look", failing_once)
+        with capture_logs() as logs:
+            sight = await anext(looks)
+
+    assert sight.observation.ledger_count == 1
+    assert [each["error"] for each in logs if each["event"] == "observe.failed"]
+
+
+# --- Saying --------------------------------------------------------------------------------------------
+
+
+def test_people_read_what_is_missing_first_then_what_would_be_done() -> None:
+    assert to_text(LOSS).splitlines() == [
+        f"missing     {B1}  lost, 2 ledgers",
+        "would mark  2 ledgers, about 5 kB of copies lost; most endangered first",
+        "              1 with 1 copy left",
+        "              1 with 2 copies left",
+        "              ledger 5, 2",
+        "marks       2 ledgers marked, 1 as we would",
+        "              1 we would mark are not: ledger 2",
+        "              1 we would not mark are: ledger 9",
+        "would copy  7 entries of 2 ledgers, about 7 kB; 1 ledger more not planned for",
+        "              in the way, 1 time: no-target",
+        "bookies     3 writable, 1 read-only; lost after 1 min 30 s away",
+        "ledgers     1,200 known",
+    ]
+
+
+def test_what_keeps_from_marking_is_said_before_all_else() -> None:
+    hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
+    held = seeing(missing=(LOST,), endangered=endangered(5), hold=hold, is_disabled=True)
+
+    lines = to_text(held).splitlines()
+
+    assert lines[0].startswith("DISABLED")
+    assert lines[1] == r"HOLD        a leader of ours would hold: 3 of 4 bookies went\x1b[2J"
+    assert lines[2] == f"missing     {B1}  held, 2 ledgers"
+    assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
+
+
+def test_a_program_gets_counts_and_the_first_ids() -> None:
+    record = to_record(seeing(endangered=endangered(*range(1_000)), missing=(LOST,)))
+
+    assert json.loads(json.dumps(record))["endangered"]["by_copies_left"] == {"1": 1_000}
+    assert record["would_mark"] == 1_000
+    assert record["endangered"]["first_ledgers"] == list(range(20))
+    assert record["bookies"]["missing"] == [
+        {"bookie": B1, "state": "lost", "left_s": 0, "ledgers": 2}
+    ]
+
+
+WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("sight", "code"),
+    [
+        pytest.param(NOTHING, 0, id="nothing would be done"),
+        pytest.param(LOSS, 1, id="something would"),
+        pytest.param(seeing(missing=(WAITING,)), 1, id="it will, unless the bookie comes back"),
+        pytest.param(
+            seeing(missing=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
+        ),
+        pytest.param(seeing(marked_count=1), 1, id="somebody else found something to do"),
+        pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
+        pytest.param(seeing(is_index_complete=False), 3, id="not all of them are known"),
+        pytest.param(
+            seeing(unreadable=(7,), endangered=endangered(5)),
+            1,
+            id="there is something to do at any rate",
+        ),
+    ],
+)
+def test_the_exit_code_says_whether_anything_would_be_done(sight: Sight, code: int) -> None:
+    assert exit_code(sight) == code
+
+
+# --- A node --------------------------------------------------------------------------------------------
+
+
+def test_a_node_leaves_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) -> None:
+    teller = Teller(ReportFile(tmp_path / "state"))
+
+    teller.tell(NOTHING)
+    teller.tell(LOSS)
+
+    assert json.loads((tmp_path / "state" / "observe.json").read_text()) == to_record(LOSS)
+    name = "bookmender_observe_would_mark_ledgers"
+    counts = [REGISTRY.get_sample_value(name, {"copies_left": left}) for left in ("0", "1", "more")]
+    assert counts == [0, 1, 1]
+    assert REGISTRY.get_sample_value("bookmender_observe_unmarked_ledgers") == 1
+    assert REGISTRY.get_sample_value("bookmender_observe_surplus_marks") == 1
+    assert REGISTRY.get_sample_value("bookmender_observe_lost_bookies") == 1
+
+
+def test_the_log_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
+    teller = Teller(ReportFile(tmp_path))
+    with capture_logs() as logs:
+        for sight in (NOTHING, NOTHING, LOSS, LOSS):
+            teller.tell(sight)
+
+    marks = [each["ledger_count"] for each in logs if each["event"] == "observe.would_mark"]
+    plans = [each["byte_count"] for each in logs if each["event"] == "observe.would_repair"]
+    assert (marks, plans) == ([0, 2], [0, 7_000])
+
+
+def test_a_report_that_cannot_be_written_is_said_at_start_and_later_costs_nothing_else(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(SettingsError, match=r"node\.state_dir"):
+        ReportFile(tmp_path / "file" / "below")
+
+    report = ReportFile(tmp_path / "state")
+    report.path.mkdir()  # nothing can take its place
+    with capture_logs() as logs:
+        report.write({})
+
+    assert [each["event"] for each in logs] == ["observe.report_failed"]
