@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from auditor.causes import MarkReasons
 from daemon.cli import config_option, output_option
 from daemon.operating.progress import printable
 from daemon.status import lock_record, note_record
@@ -36,7 +37,7 @@ def queue() -> None:
 @output_option
 @click.option("--limit", type=click.IntRange(min=1), default=1000, show_default=True)
 def list_queue(config: Path | None, output: str, limit: int) -> None:
-    """Marked ledgers by id: what each misses, since when, and why it waits if it does.
+    """Marked ledgers by id: what each misses, why it is marked, and why it waits if it does.
 
     Those of draining bookies and of repairs by hand are in a queue of our own, which Java does not
     see; they may well be whole.
@@ -83,12 +84,21 @@ async def queue_rows(
         note.ledger_id: note
         for note in await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
     }
+    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
     return [
         {
             "ledger_id": ledger.ledger_id,
             "missing": list(ledger.mark.replicas) if ledger.mark else None,
             "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
             "is_own": ledger.ledger_id in own,
+            "reasons": [
+                reason.to_json()
+                for reason in reasons.of(
+                    ledger.ledger_id,
+                    ledger.mark.replicas if ledger.mark else (),
+                    is_own=ledger.ledger_id in own,
+                )
+            ],
             "is_locked": ledger.ledger_id in locks,
             "lock": _lock_record(locks.get(ledger.ledger_id), ours),
             "waiting": note_record(note) if (note := notes.get(ledger.ledger_id)) else None,
@@ -104,6 +114,9 @@ def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, 
 def line_of(row: dict[str, Any], *, now_ms: int) -> str:
     """A row for people."""
     line = f"ledger {row['ledger_id']}: {_meant(row)}"
+    reasons = [_reason(reason, now_ms=now_ms) for reason in row["reasons"]]
+    if told := "; ".join(reason for reason in reasons if reason):
+        line += f" [{told}]"
     if lock := row["lock"]:
         line += f" (locked by {lock['holder'] or 'nobody known'}"
         line += "" if lock["is_ours"] else ", no node of ours,"
@@ -123,3 +136,23 @@ def _meant(row: dict[str, Any]) -> str:
     if row["is_own"]:
         return f"to leave {named}" if named else "to be checked"
     return f"misses {named or 'nothing'}"
+
+
+def _reason(reason: dict[str, Any], *, now_ms: int) -> str:
+    """Empty for one that nobody knows."""
+    bookie, detail = reason["bookie"], reason["detail"]
+    age = "" if reason["since_ms"] is None else f"{age_s(reason['since_ms'], now_ms)} s"
+    match reason["cause"]:
+        case "unknown":
+            return ""
+        case "lost":
+            told = f"lost for {age}" if not detail else f"lost {age} ago, {detail}"
+        case "reborn":
+            told = f"set up anew {age} ago"
+        case "drained":
+            told = f"draining for {age}"
+        case "hand":
+            told = "by hand" if not detail else f"by hand, {detail}"
+        case check:
+            told = f"{check} check, {age} ago: {detail}"
+    return told if bookie is None else f"{bookie}: {told}"

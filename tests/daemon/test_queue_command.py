@@ -1,0 +1,67 @@
+"""``bookmender queue list``: why each ledger is marked."""
+
+import pytest
+
+from auditor.causes import Cause, Why, causes_path, causes_to_bytes
+from auditor.findings import Finding, findings_path
+from daemon.queue_command import line_of, queue_rows
+from replication.cluster.order_book import OrderBook, drain_place
+from replication.cluster.orders import DrainOrder
+from replication.queue.listing import MarkedLedger, read_marks
+from replication.queue.payloads import Mark
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import UR
+
+
+@in_virtual_time
+async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
+    cluster = await Cluster.start()
+    now_ms = cluster.clock.wall_ms()
+    causes = {
+        B1: Cause(why=Why.LOST, since_ms=now_ms - 60_000),
+        B2: Cause(why=Why.LOST, since_ms=now_ms - 90_000, ended_ms=now_ms),
+        B3: Cause(why=Why.REBORN, since_ms=now_ms - 5_000),
+    }
+    await cluster.store.create(causes_path(UR), causes_to_bytes(causes))
+    finding = Finding(check="replicas", bookies=(B4,), detail="entry 3 is gone", found_ms=now_ms)
+    await cluster.store.create(findings_path(UR, 4), finding.to_json(), with_parents=True)
+    for ledger_id, named in enumerate([(B1,), (B2, B3), (B5,), (), (B4,)]):
+        await cluster.mark(*named, ledger_id=ledger_id)
+
+    marked = await read_marks(cluster.store, UR, range(5))
+    rows = await queue_rows(visiting(cluster), marked, own=())
+
+    assert [line_of(row, now_ms=now_ms).partition(": ")[2] for row in rows] == [
+        f"misses {B1} [{B1}: lost for 60 s]",
+        f"misses {B2}, {B3} [{B2}: lost 90 s ago, back by now; {B3}: set up anew 5 s ago]",
+        f"misses {B5}",
+        "misses nothing",
+        f"misses {B4} [{B4}: replicas check, 0 s ago: entry 3 is gone]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("is_draining", "line"),
+    [
+        pytest.param(True, f"to leave {B1} [{B1}: draining for 30 s]", id="drained"),
+        pytest.param(
+            False, f"to leave {B1} [{B1}: by hand, or its drain was taken back]", id="by hand"
+        ),
+    ],
+)
+@in_virtual_time
+async def test_the_queue_tells_why_a_ledger_of_our_own_queue_is_marked(
+    is_draining: bool, line: str
+) -> None:
+    cluster = await Cluster.start()
+    now_ms = cluster.clock.wall_ms()
+    if is_draining:
+        order = DrainOrder(since_ms=now_ms - 30_000)
+        await OrderBook(cluster.store, UR).give(drain_place(UR, B1), order, over=None)
+    marked = [MarkedLedger(ledger_id=5, mark=Mark(replicas=(B1,)))]
+
+    (row,) = await queue_rows(visiting(cluster), marked, own=[5])
+
+    assert line_of(row, now_ms=now_ms) == f"ledger 5: {line}"
