@@ -44,8 +44,9 @@ class ReplicationSettings:
     entries_per_s: int = 0
     """Likewise entries."""
     yields_to_writers: bool = True
-    """Whether this node asks less of a bookie whose answers grow slower, so that its clients do not
-    suffer. False: as much as the other limits allow."""
+    """Whether the bookies' clients go first: this node copies at a gentle pace (12,000 entries a second,
+    or 300 small ledgers), and less where a bookie's answers grow slower. False: as much as the
+    other limits allow."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import click
 
-from daemon.cli import config_option, output_option
+from daemon.cli import EXIT_FAILED, config_option, output_option
 from daemon.limits import given, limits_in_force
 from daemon.operating.progress import tell
+from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.settings import Settings
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
@@ -24,7 +26,7 @@ EXPLAINED: Mapping[str, str] = {
     "entries_per_s": "likewise entries",
     "reads_in_flight_per_bookie": "reads under way at one bookie, of each node",
     "requests_per_s": "requests that each half of a node sends to ZooKeeper in a second",
-    "yields_to_writers": "asking less of a bookie whose answers grow slower",
+    "yields_to_writers": "a gentle pace, and less of a bookie whose answers grow slower",
 }
 LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 """Less is a slip, most likely: of the unit, say."""
@@ -65,7 +67,7 @@ class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
 @click.option(
     "--full-speed/--gentle",
     default=None,
-    help="Whether bookies whose answers grow slower are asked for as much as ever.",
+    help="Whether to copy as fast as the other limits allow, rather than let writers go first.",
 )
 @click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
 def limits(
@@ -82,7 +84,8 @@ def limits(
 
     Only what is given changes; without any option they are shown. Every number is a node's own: with
     ten nodes, ten times as much is copied. What no order says is shown as this host's settings have
-    it; other nodes' may differ.
+    it; other nodes' may differ. An order that cannot be read leaves in force what was before, or a node's
+    settings if it started since: exit code 1.
     """
     wanted = LimitsOrder(
         bytes_per_s=bytes_per_s,
@@ -92,14 +95,18 @@ def limits(
         yields_to_writers=None if full_speed is None else not full_speed,
     )
 
-    async def act(cluster: Visit) -> list[EffectiveLimit]:
+    async def act(cluster: Visit) -> tuple[list[EffectiveLimit], bool]:
+        place, is_unreadable = limits_place(cluster.ur), False
         if reset or wanted != LimitsOrder():
             order = await change_limits(cluster, wanted, reset=reset)
         else:
-            order = (await OrderBook(cluster.store, cluster.ur).read()).limits
-        return effective_limits(order, cluster.settings)
+            orders = await OrderBook(cluster.store, cluster.ur).read()
+            order, is_unreadable = orders.limits, place.path in orders.unreadable
+        if is_unreadable:
+            tell(unreadable_texts([place.path]))
+        return effective_limits(order, cluster.settings), is_unreadable
 
-    found = run_visit(config, act)
+    found, is_unreadable = run_visit(config, act)
     tell(concerns(found))
     if output == "json":
         record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
@@ -107,6 +114,7 @@ def limits(
     else:
         for each in found:
             click.echo(each.to_text())
+    sys.exit(EXIT_FAILED if is_unreadable else 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

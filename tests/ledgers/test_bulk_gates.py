@@ -6,7 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.bookie.bulk.gates import BURST_S, Pace
+from ledgers.bookie.bulk.gates import (
+    BURST_S,
+    GENTLE_BURST_S,
+    GENTLE_ENTRIES_PER_S,
+    TRANSFER_ENTRIES,
+    GentlePace,
+    Pace,
+)
 from ledgers.bookie.bulk.readings import AnyReading
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import in_virtual_time
@@ -22,6 +29,9 @@ class Copying:
     expected_bytes: int = 100
     quantum: int = 16
     passed: object = None
+    is_begun: bool = False
+    is_small: bool = False
+    """It wants no more than the first it gets."""
     passages: list[tuple[float, int]] = field(default_factory=list)
     """When how many were let through."""
 
@@ -42,8 +52,10 @@ class Copying:
 
     def go_on(self) -> None:
         reading = cast(AnyReading, self)
-        while count := self.pace.take(reading, self.quantum):
+        while self.quantum and (count := self.pace.take(reading, self.quantum)):
             self.passages.append((asyncio.get_running_loop().time(), count))
+            if self.is_small:
+                self.quantum = 0
         if self.quantum:
             self.pace.park(reading)
 
@@ -162,6 +174,32 @@ async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
     assert max(counts) < 1.1 * min(counts)
 
 
+@in_virtual_time
+async def test_a_gentle_pace_is_kept_in_small_bursts() -> None:
+    pace = GentlePace(is_kept=True)
+    copying = Copying(pace, quantum=60)
+
+    await copied_in_a_minute(pace, copying)
+
+    assert copying.entry_count == pytest.approx(GENTLE_ENTRIES_PER_S * MINUTE_S, rel=0.02)
+    burst: dict[float, int] = {}
+    for at_s, count in copying.passages:
+        burst[at_s] = burst.get(at_s, 0) + count
+    assert max(burst.values()) <= GENTLE_ENTRIES_PER_S * GENTLE_BURST_S
+
+
+@in_virtual_time
+async def test_a_gentle_pace_takes_small_transfers_for_what_they_cost_besides() -> None:
+    pace = GentlePace(is_kept=True)
+    transfers = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
+
+    began_s = asyncio.get_running_loop().time()
+    await copied_in_a_minute(pace, *transfers)
+
+    took_s = max(at_s for transfer in transfers for at_s, _ in transfer.passages) - began_s
+    assert took_s == pytest.approx(3_000 * (10 + TRANSFER_ENTRIES) / GENTLE_ENTRIES_PER_S, rel=0.1)
+
+
 # --- In transfers ------------------------------------------------------------------------------
 
 
@@ -239,3 +277,22 @@ def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
         assert [result.entry_count for result in results] == [50] * 20
 
     play(act, memory_entries_max=8)
+
+
+def test_the_gentle_pace_is_lifted_when_writers_no_longer_go_first() -> None:
+    async def act(scene: Scene) -> None:
+        count = GENTLE_ENTRIES_PER_S // 2
+        scene.fill(range(count))
+        loop = asyncio.get_running_loop()
+
+        began_s = loop.time()
+        await scene.run(scene.halves(count))
+        gentle_s = loop.time() - began_s
+        scene.bulk.yields = False
+        began_s = loop.time()
+        await scene.run(scene.halves(count))
+        full_s = loop.time() - began_s
+
+        assert gentle_s > 0.4 > full_s
+
+    play(act, yields=True)

@@ -59,6 +59,8 @@ class Job:
         """How many entries a source may be asked for in one turn."""
         self.is_weighed = False
         """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's guess."""
+        self.is_begun = False
+        """Whether the gentle pace has let any of it through."""
         self.is_over = False
         self._good_count = 0
         self._good_bytes = 0

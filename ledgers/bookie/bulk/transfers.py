@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ledgers.bookie.budget import Budgets, ReadBudget, Window
 from ledgers.bookie.bulk.batches import BatchReads
-from ledgers.bookie.bulk.gates import Gate, Pace, WindowGate
+from ledgers.bookie.bulk.gates import Gate, GentlePace, Pace, WindowGate
 from ledgers.bookie.bulk.job import Job, Totals, Writing
 from ledgers.bookie.bulk.lane import Common, Lane, Resolve
 from ledgers.bookie.bulk.readings import BATCH_ENTRY_BYTES_MAX, has_runs
@@ -75,6 +75,7 @@ class BulkTransfers:
         self._next_check: asyncio.TimerHandle | None = None
         self.totals = Totals()
         self.pace = Pace()
+        self._gentle = GentlePace(is_kept=yields)
         self.memory = WindowGate(Window(count_max=memory_entries_max, bytes_max=memory_bytes_max))
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
@@ -95,12 +96,14 @@ class BulkTransfers:
 
     @property
     def yields(self) -> bool:
-        """Whether a bookie is asked less while its replies grow slower. May be set at any time."""
+        """Whether writers go first: copying keeps to a gentle pace, and a bookie is asked less while its
+        replies grow slower. May be set at any time."""
         return self._common.yields
 
     @yields.setter
     def yields(self, yields: bool) -> None:
         self._common.yields = yields
+        self._gentle.keep(yields)
         for target in self._targets.values():
             target.keep_to_limit()
         self._wake_all()
@@ -125,6 +128,7 @@ class BulkTransfers:
         if self._next_check is not None:
             self._next_check.cancel()
         self.pace.close()
+        self._gentle.close()
         for lane in self._lanes():
             await lane.close()
 
@@ -132,7 +136,7 @@ class BulkTransfers:
         """Scarcest first. A worker's pace is of copying: the reads of its checks are let pass."""
         if transfer.target is None:
             return (self.pace, self.memory) if self._paces_reads else (self.memory,)
-        return (self.pace, self._target(transfer.target).gate, self.memory)
+        return (self._gentle, self.pace, self._target(transfer.target).gate, self.memory)
 
     def _start(self, job: Job) -> None:
         for bookie, entry_ids in job.transfer.reads.items():
