@@ -1,10 +1,11 @@
 """Who leads: the node with the smallest vote, as Java's AutoRecovery elects, in the same znodes.
 
 Votes are ephemeral and sequential below ``<ur>/auditorelection``; everyone but the smallest watches
-just its predecessor. Leadership is proven, not remembered (rule S9): every write made as leader is a
+just its predecessor, besides its own vote. Leadership is proven, not remembered (rule S9): every write made as leader is a
 multi that checks the vote and the session's znode. Source: BookKeeper's ZkLedgerAuditorManager.
 """
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
+from ledgers.operations.tasks import task_scope
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
 from replication.cluster.membership import Membership, ensure
 from replication.queue import payloads
@@ -47,14 +49,17 @@ class Election:
         self._vote = payloads.vote_to_bytes(candidate)
 
     async def win(self) -> Leadership:
-        """Stand for election and wait to be elected. Raises LeadershipLostError when our vote vanishes."""
+        """Stand for election and wait to be elected. Raises LeadershipLostError when our vote vanishes.
+
+        Who waits without a vote would not be there when the leader goes: so that is noticed at once, too.
+        """
         await ensure(self._store, self._election)
         vote_path = await self._store.create(
             f"{self._election}/{VOTE_PREFIX}", self._vote, is_ephemeral=True, is_sequential=True
         )
         log.info("election.entered", vote=vote_path)
         while (predecessor := await self._predecessor(vote_path)) is not None:
-            await self._wait_gone(f"{self._election}/{predecessor}")
+            await self._wait_either_gone(f"{self._election}/{predecessor}", vote_path)
         leadership = Leadership(vote_path=vote_path, membership=self._membership)
         await self._announce(leadership)
         log.info("election.won", vote=vote_path)
@@ -84,6 +89,11 @@ class Election:
             raise LeadershipLostError("our vote is gone", path=vote_path)
         position = votes.index(own)
         return votes[position - 1] if position else None
+
+    async def _wait_either_gone(self, *paths: str) -> None:
+        async with task_scope() as scope:
+            waits = [scope.start(self._wait_gone(path)) for path in paths]
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     async def _wait_gone(self, path: str) -> None:
         async with aclosing(self._store.watch(path)) as events:

@@ -177,6 +177,7 @@ async def test_the_znode_of_the_election_is_made_where_it_is_missing() -> None:
     await ours.end()
 
 
+@pytest.mark.compat("G1", verdict="better")
 @pytest.mark.parametrize("is_expired", [False, True], ids=["deleted by hand", "session expired"])
 @in_virtual_time
 async def test_rule_s9_a_leader_learns_that_its_vote_is_gone(is_expired: bool) -> None:
@@ -199,18 +200,34 @@ async def test_rule_s9_a_leader_learns_that_its_vote_is_gone(is_expired: bool) -
     await ours.end()
 
 
+@pytest.mark.compat("G1", verdict="better", why="the vote is watched, and proven by each write")
 @in_virtual_time
-async def test_a_candidate_whose_vote_was_deleted_does_not_come_to_lead() -> None:
+async def test_g1_a_candidate_whose_vote_is_deleted_learns_that_at_once() -> None:
     cluster = await Cluster.start()
     one = await Candidate.stand(cluster, "node-1")
     two = await Candidate.stand(cluster, "node-2")
-    await cluster.store.delete(f"{ELECTION}/V_0000000001")
 
-    await one.end()
+    await cluster.store.delete(f"{ELECTION}/V_0000000001")
 
     with pytest.raises(LeadershipLostError):
         await two.leadership()
-    await two.end()
+    await one.leadership()
+    for candidate in (one, two):
+        await candidate.end()
+
+
+@in_virtual_time
+async def test_a_candidate_whose_session_ends_while_it_waits_learns_that() -> None:
+    cluster = await Cluster.start()
+    one = await Candidate.stand(cluster, "node-1")
+    two = await Candidate.stand(cluster, "node-2")
+
+    cluster.tree.expire(two.store)
+
+    with pytest.raises(SessionLostError):
+        await two.leadership()
+    for candidate in (one, two):
+        await candidate.end()
 
 
 @in_virtual_time
