@@ -1,0 +1,134 @@
+"""Observe mode on a real ZooKeeper: no trace of it, and what it sees of Java's auditor at work."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import stop_all
+from replication.cluster.own_state import own_path
+from tests.cluster.beside_java import javas
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.commands import bookmender
+from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.cluster.test_mixed_cluster import wait_leader
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+OBSERVE = {"NODE_MODE": "observe"}
+LEDGERS = 6
+ON_ALL = (4, 2, 2)
+"""On every bookie there is: nobody can take over, and marks stay."""
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"bookies": 4, "session_timeout_s": SESSION_TIMEOUT_S}
+
+
+@contextmanager
+def a_loss(cluster: LocalCluster) -> Iterator[str]:
+    """A bookie is away in the meantime."""
+    victim = cluster.bookies[0]
+    kill_and_expire(cluster, victim)
+    try:
+        yield victim
+    finally:
+        cluster.start_bookie(victim)
+
+
+def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            await on.write(*(shape(number, quorums=ON_ALL) for number in range(LEDGERS)))
+            with a_loss(module_cluster) as victim:
+                before = whole_tree(on)
+
+                said = await bookmender(uri, "observe", "--json")
+                node = start("looking-on", settings=OBSERVE)
+                report = await wait_for(lambda: told(tmp_path, would_mark=LEDGERS), "report")
+                await asyncio.to_thread(stop_all, [node], timeout_s=STOP_TIMEOUT_S)
+
+                assert whole_tree(on) == before
+                assert said.exit_code == 1, said
+                for record in (said.record, report):
+                    [missing] = record["bookies"]["missing"]
+                    assert (missing["bookie"], missing["ledgers"]) == (victim, LEDGERS)
+                    assert record["marks"]["unmarked"] == LEDGERS
+                    assert len(record["would_repair"]["ledgers"]) == LEDGERS
+                *_, last = events(node, "observe.would_mark")
+                assert last["ledger_count"] == LEDGERS
+                assert errors(node) == []
+
+    asyncio.run(run())
+
+
+def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with (
+            bench(uri) as on,
+            javas(module_cluster) as start_java,
+            nodes(uri, tmp_path) as start,
+        ):
+            start_java()
+            await wait_leader(on, is_java=True)
+            written = await on.write(*(shape(number, quorums=ON_ALL) for number in range(LEDGERS)))
+            start("looking-on", settings=OBSERVE)
+            await wait_for(lambda: told(tmp_path, would_mark=0), "report before the loss")
+            with a_loss(module_cluster):
+                at_risk = [ledger.ledger_id for ledger in written]
+
+                def agree() -> Any:
+                    report = told(tmp_path)
+                    return report and report["marks"]["agreed"] >= len(at_risk) and report
+
+                report = await wait_for(agree, "agreement with Java's auditor")
+                assert report["marks"]["unmarked"] == report["marks"]["surplus"] == 0
+                assert report["would_mark"] == report["marks"]["standing"]
+                reasons = {
+                    blocked["reason"]
+                    for ledger in report["would_repair"]["ledgers"]
+                    for blocked in ledger["in_the_way"]
+                }
+                assert reasons == {"no-target"}
+            assert await on.seen.store.exists(own_path(on.seen.ur)) is None
+            await on.wait_idle()  # Java finds them whole again
+
+    asyncio.run(run())
+
+
+def told(folder: Path, **fields: object) -> dict[str, Any] | None:
+    """The node's last report, if it says this."""
+    path = folder / "looking-on" / "observe.json"
+    if not path.exists():
+        return None
+    record: dict[str, Any] = json.loads(path.read_text())
+    is_built = record["index"]["is_complete"]
+    return record if is_built and fields.items() <= record.items() else None
+
+
+def whole_tree(on: Bench) -> dict[str, tuple[int, int, int, bytes]]:
+    """Every znode, with the transactions that made it, wrote it, and touched its children last."""
+    client = KazooClient(on.seen.settings.uri.hosts)
+    client.start()
+    try:
+        tree, paths = {}, ["/"]
+        while paths:
+            path = paths.pop()
+            data, stat = client.get(path)
+            tree[path] = (stat.czxid, stat.mzxid, stat.pzxid, data)
+            paths += [f"{path.rstrip('/')}/{name}" for name in client.get_children(path)]
+        return tree
+    finally:
+        client.stop()
+        client.close()
