@@ -1,0 +1,212 @@
+"""Who leads, on a real ZooKeeper: leaders that stop, are killed, lose their vote or everything."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.election import current_leader, in_order
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child, stop_all
+from replication.cluster.membership import live_nodes
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+LONG_S = 30.0
+"""A session that lasts so long after its process has gone does not end within a test's wait by itself."""
+SOON_S = 10.0
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 4}
+
+
+@dataclass(slots=True, kw_only=True)
+class Electorate:
+    """Daemons that stand for election."""
+
+    on: Bench
+    start_node: Any
+    running: dict[str, Child] = field(default_factory=dict)
+
+    async def start(self, name: str, **settings: str) -> Child:
+        """One that has cast its vote."""
+        node: Child = self.start_node(name, settings={**AUDITOR_ONLY, **settings})
+        self.running[name] = node
+        await wait_for(lambda: events(node, "election.entered"), f"vote of {name}")
+        return node
+
+    async def leader(self) -> str | None:
+        """The name of the daemon that leads; None while none does."""
+        store, ur = self.on.seen.store, self.on.seen.ur
+        leader = await current_leader(store, ur)
+        live = {node.session_id: node.info.pid for node in await live_nodes(store, ur)}
+        pid = None if leader is None else live.get(leader.session_id)
+        return next((name for name, node in self.running.items() if node.pid == pid), None)
+
+    async def wait_leader(self, among: Collection[str], *, within_s: float = SOON_S) -> str:
+        async def elected() -> str | None:
+            leader = await self.leader()
+            is_won = leader is not None and leader in among and self.has_won(leader)
+            return leader if is_won else None
+
+        return str(await wait_for(elected, f"leader among {sorted(among)}", within_s=within_s))
+
+    def has_won(self, name: str) -> bool:
+        return bool(events(self.running[name], "election.won"))
+
+    def kill(self, name: str) -> None:
+        os.kill(self.running.pop(name).pid, signal.SIGKILL)
+
+    async def stop(self, name: str) -> None:
+        await asyncio.to_thread(stop_all, [self.running.pop(name)], timeout_s=SOON_S)
+
+    async def votes(self) -> list[str]:
+        store, election = self.on.seen.store, payloads.election_path(self.on.seen.ur)
+        return [f"{election}/{vote}" for vote in in_order(await store.children(election))]
+
+
+@asynccontextmanager
+async def electorate(uri: str, folder: Path) -> AsyncIterator[Electorate]:
+    async with bench(uri) as on, nodes(uri, folder) as start:
+        yield Electorate(on=on, start_node=start)
+
+
+@pytest.mark.compat("AuditorBookieTest.testShutdown", verdict="same")
+def test_a_leader_that_stops_leaves_no_vote_behind_and_is_followed_at_once_by_who_knows_all_ledgers(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with electorate(uri, tmp_path) as nodes:
+            await nodes.on.write(shape(1))
+            patient = {"ZOOKEEPER_SESSION_TIMEOUT_S": str(LONG_S)}
+            await nodes.start("one", **patient)
+            await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_INDEX="true")
+            (first, _) = await nodes.votes()
+            standby = nodes.running["two"]
+            await wait_for(lambda: events(standby, "index.built"), "index of the standby")
+            assert await nodes.wait_leader({"one"}) == "one"
+
+            await nodes.stop("one")
+            assert await nodes.wait_leader({"two"}) == "two"
+
+            assert first not in await nodes.votes()
+            assert len(events(standby, "index.built")) == 1, "it had it"
+            await wait_for(lambda: events(standby, "audit.finished"), "first audit")
+
+    asyncio.run(run())
+
+
+@pytest.mark.compat(
+    "AuditorBookieTest.testSuccessiveAuditorCrashes",
+    "AuditorBookieTest.testRestartAuditorBookieAfterCrashing",
+    "AuditorBookieTest.testEnsureOnlySingleAuditor",
+    verdict="same",
+)
+def test_leaders_that_are_killed_are_followed_by_one_each_and_do_not_take_the_lead_away_again(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with electorate(uri, tmp_path) as nodes:
+            for name in ("one", "two", "three"):
+                await nodes.start(name)
+            for leader, rest in (("one", {"two", "three"}), ("two", {"three"})):
+                assert await nodes.wait_leader({leader}) == leader
+                nodes.kill(leader)
+                await nodes.wait_leader(rest)
+
+            await nodes.start("one again")
+            await nodes.start("another")
+            await nodes.stop("one again")
+            assert await nodes.leader() == "three"
+            assert [name for name in nodes.running if nodes.has_won(name)] == ["three"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.compat("G1", verdict="better", why="the vote is watched, and proven by each write")
+def test_g1_a_leader_whose_vote_is_deleted_by_hand_lets_another_lead_and_stands_again(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with electorate(uri, tmp_path) as nodes:
+            one = await nodes.start("one")
+            await nodes.start("two")
+            await nodes.wait_leader({"one"})
+
+            await nodes.on.seen.store.delete((await nodes.votes())[0])
+
+            await nodes.wait_leader({"two"})
+            await wait_for(lambda: len(events(one, "election.entered")) == 2, "its next vote")
+            assert len(await nodes.votes()) == 2
+            assert not errors(one)
+
+    asyncio.run(run())
+
+
+@pytest.mark.compat("AuditorBookieTest.testBookieClusterRestart", verdict="same")
+@pytest.mark.compat("G2", verdict="better", why="a session that is over ends no process")
+def test_after_a_restart_of_zookeeper_and_of_all_nodes_but_one_there_is_one_leader(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with electorate(uri, tmp_path) as nodes:
+            survivor = await nodes.start("one", ZOOKEEPER_SESSION_TIMEOUT_S="1")
+            await nodes.start("two")
+            await nodes.wait_leader({"one"})
+
+            module_cluster.kill_zookeeper()
+            nodes.kill("two")
+            await wait_for(lambda: events(survivor, "half.restarted"), "end of its session")
+            await asyncio.to_thread(module_cluster.restart_zookeeper)
+            await nodes.start("two again")
+
+            await nodes.wait_leader({"one", "two again"})
+            await wait_for(lambda: _has_voted_twice(survivor), "the survivor's next vote")
+            assert survivor.is_running
+
+    asyncio.run(run())
+
+
+def _has_voted_twice(node: Child) -> bool:
+    return len(events(node, "election.entered")) >= 2
+
+
+@pytest.mark.compat("AuditorRollingRestartTest.testAuditingDuringRollingRestart", verdict="same")
+def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_the_old_one(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    victim = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with electorate(uri, tmp_path) as nodes:
+            store, ur = nodes.on.seen.store, nodes.on.seen.ur
+            written = await nodes.on.write(*(shape(number) for number in range(3)))
+            assert await nodes.on.names(written, victim)
+            await nodes.start("one")
+            two = await nodes.start("two")
+            await nodes.wait_leader({"one"})
+            await store.create(payloads.disable_path(ur))
+            try:
+                nodes.kill("one")
+                kill_and_expire(module_cluster, victim)
+                await nodes.wait_leader({"two"})
+                await wait_for(lambda: events(two, "index.built"), "index of the new leader")
+                await asyncio.sleep(1)  # for what must not happen
+                assert await marked_ledger_ids(store, ur) == []
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, victim)
+                await store.delete(payloads.disable_path(ur))
+
+    asyncio.run(run())
