@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from daemon.cli import config_option, output_option
+from daemon.operating.idle_command import close, idle
 from daemon.restore_command import earlier_metadata_hint, restore
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
@@ -37,6 +38,8 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
 
 
+ledger.add_command(idle)
+ledger.add_command(close)
 ledger.add_command(restore)
 
 

@@ -157,6 +157,7 @@ class Looking:
     view: ClusterView
     clock: SystemClock
     rng: random.Random
+    fallback_digest: EntryDigest
 
 
 @asynccontextmanager
@@ -174,20 +175,27 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
         rng=rng,
         settings=BookieClientSettings(),
     )
+    fallback_digest = EntryDigest(
+        DigestType[ours.default_digest_type], ours.default_password.encode()
+    )
     surveyor = Surveyor(
         manager=cluster.manager,
         bookies=bookies,
         clock=clock,
         rng=rng,
-        fallback_digest=EntryDigest(
-            DigestType[ours.default_digest_type], ours.default_password.encode()
-        ),
+        fallback_digest=fallback_digest,
         checked_share=ours.checked_share,
         entry_lists=ours.entry_lists,
     )
     try:
         yield Looking(
-            surveyor=surveyor, bookies=bookies, views=views, view=view, clock=clock, rng=rng
+            surveyor=surveyor,
+            bookies=bookies,
+            views=views,
+            view=view,
+            clock=clock,
+            rng=rng,
+            fallback_digest=fallback_digest,
         )
     finally:
         await bookies.close()

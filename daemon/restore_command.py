@@ -17,13 +17,12 @@ from daemon.cli import config_option, output_option
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal, state_dir
-from daemon.visit import Visit, visit
-from ledgers.clock import SystemClock
+from daemon.visit import Visit, by_hand, visit
 from ledgers.errors import SettingsError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
-from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.cluster.membership import Membership
 from replication.journal import JournalRecord, read_journal
 from replication.restoring import Restorer, Restoring, readable
 
@@ -111,7 +110,7 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
             manager = await LedgerManager.open(
                 cluster.store, settings.uri, journal=journal.of_cluster(cluster_id)
             )
-            membership = await Membership.join(cluster.store, cluster.ur, _by_hand())
+            membership = await Membership.join(cluster.store, cluster.ur, by_hand())
             async with _open_restorer(cluster, manager, cluster_id) as restorer:
                 return await restorer.restore(
                     record,
@@ -135,16 +134,6 @@ async def _open_restorer(
             cluster=cluster_id,
             clock=looking.clock,
         )
-
-
-def _by_hand() -> NodeInfo:
-    return NodeInfo(
-        half=Half.HAND,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        bookie_id=None,
-        started_ms=SystemClock().wall_ms(),
-    )
 
 
 def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> str:

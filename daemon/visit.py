@@ -1,7 +1,8 @@
-"""A short session for a command that looks, or leaves an order, and goes: it joins nothing."""
+"""A short session for a command that looks, or leaves an order, and goes: it joins nothing of itself."""
 
 import asyncio
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,9 +12,11 @@ from typing import TypeVar
 from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
 from daemon.zookeeper import open_store
+from ledgers.clock import SystemClock
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
+from replication.cluster.membership import Half, NodeInfo
 from replication.queue.payloads import underreplication_path
 
 T = TypeVar("T")
@@ -64,3 +67,14 @@ def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T
 def log_errors_only(settings: Settings) -> None:
     """To standard error: what a command has to say, it prints."""
     set_up_logs(replace(settings.log, level="error"))
+
+
+def by_hand() -> NodeInfo:
+    """What such a session says of itself where it joins, to hold a ledger's lock."""
+    return NodeInfo(
+        half=Half.HAND,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        bookie_id=None,
+        started_ms=SystemClock().wall_ms(),
+    )

@@ -6,13 +6,12 @@ store: copies that it named then may be gone since. So its bookies are asked fir
 transaction the ledger is marked in our own queue: nodes check it in any case, and mend it.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ledgers.clock import Clock
 from ledgers.errors import (
-    ConflictError,
     CorruptionError,
     LockLostError,
     NodeExistsError,
@@ -24,7 +23,7 @@ from ledgers.errors import (
 from ledgers.formats.metadata_codec import parse_metadata
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, SetData, Stat
+from ledgers.store import Check, Create, MetadataStore, MultiFailed, SetData, Stat
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import own_path, waiting_path
@@ -32,8 +31,8 @@ from replication.journal import JournalRecord
 from replication.planning.copy_doubts import copy_doubts
 from replication.planning.survey import OpenEnd, Surveyor
 from replication.queue import payloads
+from replication.queue.lock_by_hand import locked
 from replication.queue.payloads import Mark
-from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
 
 MARK_TRIES_MAX = 5
 """Each fails only when a worker tidies the mark's empty directories away at that very moment."""
@@ -161,7 +160,7 @@ class Restorer:
         LockLostError and UnknownOutcomeError as ``LedgerManager.write``.
         """
         ledger_id = record.ledger_id
-        async with _locked(ledger_id, self._store, self._ur, session, holder) as lock:
+        async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
             found = await self.plan(record)
             if found.is_done:
                 return found
@@ -219,32 +218,3 @@ class Restorer:
             return [mark]
         await ensure(self._store, directory.rpartition("/")[0])
         return [Create(path=directory), mark]
-
-
-@asynccontextmanager
-async def _locked(
-    ledger_id: int, store: MetadataStore, ur: str, session: Check, holder: str
-) -> AsyncIterator[Check]:
-    """The ledger's lock, marked or not: made as the queue makes it."""
-    path, data = payloads.lock_path(ur, ledger_id), payloads.lock_to_bytes(holder)
-    try:
-        await store.multi([session, *lock_operations(path, data)])
-    except MultiFailed as failure:
-        if isinstance(failure.cause, NodeExistsError):
-            raise UnavailableError(
-                "somebody is repairing it now: try again in a moment", ledger_id=ledger_id
-            ) from failure
-        raise failure.cause from failure
-    try:
-        yield Check(path=path, version=OWN_LOCK_VERSION)
-    finally:
-        await _unlock(path, store, session)
-
-
-async def _unlock(path: str, store: MetadataStore, session: Check) -> None:
-    """If it still is ours; otherwise it went with our session."""
-    try:
-        await store.multi([session, Delete(path=path, version=OWN_LOCK_VERSION)])
-    except MultiFailed as failure:
-        if not isinstance(failure.cause, NoNodeError | ConflictError):
-            raise failure.cause from failure

@@ -1,0 +1,200 @@
+"""Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its lock.
+
+Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to go by. To
+close it locks the writer out for good. So where it may be alive that takes a person's word.
+"""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+
+from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
+from daemon.operating.progress import duration_text
+from daemon.placing import begin_placing
+from daemon.planning import Looking, open_looking
+from daemon.settings import Settings
+from daemon.state import open_journal
+from daemon.visit import Visit, by_hand, visit
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import RejectedError
+from ledgers.instance_id import read_instance_id
+from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.operations.last_entries import highest_entry_id
+from ledgers.store import Check, MetadataStore
+from replication.cluster.cluster_view import ClusterView
+from replication.cluster.membership import Membership
+from replication.planning.open_ledger import OpenLedgers
+from replication.planning.targets import Receivers
+from replication.queue.lock_by_hand import locked
+
+
+class CloseRefusedError(RejectedError):
+    """Somebody may still write the ledger. The message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
+
+    ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why somebody
+    may still write it.
+    """
+
+    found: VersionedMetadata
+    last_entry_id: int | None = None
+    doubts: tuple[str, ...] = ()
+    closed: VersionedMetadata | None = None
+
+
+def doubts_about(
+    sighting: Sighting | None,
+    *,
+    last_entry_id: int | None,
+    written_ms: int,
+    now_ms: int,
+    after_s: float,
+) -> list[str]:
+    """Why somebody may still write an open ledger. ``sighting``: how the last check saw it."""
+    if last_entry_id is None:
+        return ["none of its bookies says how far it reaches"]
+    if sighting is None:
+        return ["no check has seen it idle: nobody knows when it got its last entry"]
+    now = seen_again(sighting, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=now_ms)
+    if now != sighting:
+        return ["it got an entry, or other bookies, since the last check"]
+    idle_s = sighting.idle_s(now_ms)
+    if idle_s < after_s:
+        return [f"for all that is known it got its last entry {duration_text(idle_s)} ago"]
+    return []
+
+
+class Closer:
+    """One for a command."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        manager: LedgerManager,
+        bookies: Bookies,
+        view: ClusterView,
+        open_ledgers: OpenLedgers,
+        ur: str,
+        after_s: float,
+        clock: Clock,
+    ) -> None:
+        """``after_s``: for so long a ledger must have got no entry."""
+        self._store = store
+        self._manager = manager
+        self._bookies = bookies
+        self._view = view
+        self._open_ledgers = open_ledgers
+        self._ur = ur
+        self._after_s = after_s
+        self._clock = clock
+
+    async def look(self, ledger_id: int) -> Closing:
+        """Nothing is written, or fenced. Raises NoSuchLedgerError, CorruptionError."""
+        await self._manager.sync(ledger_id)
+        found = await self._manager.read(ledger_id)
+        if found.metadata.is_closed:
+            return Closing(found=found)
+        members = self._view.available.intersection(found.metadata.last_segment.ensemble)
+        last_entry_id = await highest_entry_id(self._bookies, members, ledger_id)
+        doubts = doubts_about(
+            (await read_sightings(self._store, self._ur)).get(ledger_id),
+            last_entry_id=last_entry_id,
+            written_ms=found.stat.mtime_ms,
+            now_ms=self._clock.wall_ms(),
+            after_s=self._after_s,
+        )
+        if self._view.orders.is_held:
+            doubts.append("a hold stands: nothing is to be fenced")
+        return Closing(found=found, last_entry_id=last_entry_id, doubts=tuple(doubts))
+
+    async def close(
+        self, ledger_id: int, *, session: Check, holder: str, is_forced: bool = False
+    ) -> Closing:
+        """Recover and close it; one that is closed already stays as it is.
+
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts. Raises
+        CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``.
+        """
+        async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
+            before = await self.look(ledger_id)
+            if before.found.metadata.is_closed:
+                return before
+            if before.doubts and not is_forced:
+                raise CloseRefusedError(
+                    f"{'; '.join(before.doubts)}; to close it locks a writer that is alive out for good",
+                    ledger_id=ledger_id,
+                )
+            closed = await self._open_ledgers.recover(before.found, self._view, [session, lock])
+        return Closing(
+            found=before.found,
+            last_entry_id=before.last_entry_id,
+            doubts=before.doubts,
+            closed=closed,
+        )
+
+
+async def look_before_closing(cluster: Visit, ledger_id: int) -> Closing:
+    """Errors are those of ``Closer.look``."""
+    async with _open_closer(cluster, cluster.manager) as closer:
+        return await closer.look(ledger_id)
+
+
+async def close_by_hand(settings: Settings, ledger_id: int, *, is_forced: bool) -> Closing:
+    """Errors are those of ``Closer.close``; SettingsError where nothing can be recorded."""
+    with closing(open_journal(settings)) as journal:
+        async with visit(settings) as cluster:
+            cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+            manager = await LedgerManager.open(
+                cluster.store, settings.uri, journal=journal.of_cluster(cluster_id)
+            )
+            membership = await Membership.join(cluster.store, cluster.ur, by_hand())
+            async with _open_closer(cluster, manager) as closer:
+                return await closer.close(
+                    ledger_id,
+                    session=membership.guard.check,
+                    holder=socket.gethostname(),
+                    is_forced=is_forced,
+                )
+
+
+@asynccontextmanager
+async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[Closer]:
+    async with open_looking(cluster) as looking:
+        yield Closer(
+            store=cluster.store,
+            manager=manager,
+            bookies=looking.bookies,
+            view=looking.view,
+            open_ledgers=await _open_ledgers(cluster, manager, looking),
+            ur=cluster.ur,
+            after_s=cluster.settings.checks.idle_open_after_s,
+            clock=looking.clock,
+        )
+
+
+async def _open_ledgers(cluster: Visit, manager: LedgerManager, looking: Looking) -> OpenLedgers:
+    """What a worker recovers with. Who takes over from bookies that fail is chosen by the policy."""
+    placing = await begin_placing(
+        cluster.settings.placement,
+        store=cluster.store,
+        ur=cluster.ur,
+        views=looking.views,
+        local=None,
+        clock=looking.clock,
+        rng=looking.rng,
+    )
+    return OpenLedgers(
+        manager=manager,
+        bookies=looking.bookies,
+        views=looking.views,
+        fallback_digest=looking.fallback_digest,
+        receivers=Receivers(placing.policy, clock=looking.clock, rack=placing.racks.rack),
+        clock=looking.clock,
+    )

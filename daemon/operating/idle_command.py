@@ -1,0 +1,155 @@
+"""``bookmender ledger idle`` and ``bookmender ledger close``."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli import EXIT_FAILED, config_option, output_option
+from daemon.operating.close_ledger import Closing, close_by_hand, look_before_closing
+from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
+from daemon.operating.maintenance_command import Duration
+from daemon.operating.progress import counted, duration_text
+from daemon.settings import Settings, load_settings
+from daemon.visit import Visit, log_errors_only, run_visit, visit
+from ledgers.clock import SystemClock
+
+NEVER_CHECKED = "no check has looked for them yet: bookmender check idle-open asks for one"
+
+
+@click.command()
+@click.option(
+    "--for",
+    "idle_s",
+    type=Duration(),
+    help="At least so long, as in 12h or 7d; else checks.idle_open_after_s.",
+)
+@config_option
+@output_option
+@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+def idle(idle_s: int | None, config: Path | None, output: str) -> None:
+    """Open ledgers that nobody seems to write any more, the longest idle first.
+
+    As the leader's periodic check idle-open last saw them: their bookies' last entry has not changed since,
+    nor was their metadata written. Nothing closes them but bookmender ledger close, or a client.
+
+    Exits 0 when there are none, 1 when there are some, 3 when it could not tell.
+    """
+
+    async def look(cluster: Visit) -> IdleLedgers:
+        after_s = cluster.settings.checks.idle_open_after_s if idle_s is None else idle_s
+        return await find_idle(cluster, after_s=after_s, clock=SystemClock())
+
+    found = run_visit(config, look)
+    click.echo(json.dumps(_record(found), indent=2) if output == "json" else _text(found))
+    sys.exit(EXIT_FAILED if found.ledgers else 0)
+
+
+def _record(found: IdleLedgers) -> dict[str, Any]:
+    return {
+        "checked_ms": found.checked_ms,
+        "ledgers": [
+            {
+                "ledger_id": each.ledger_id,
+                "state": each.state.name,
+                "idle_s": round(each.idle_s),
+                "last_entry_id": each.last_entry_id,
+                "bookies": list(each.bookies),
+            }
+            for each in found.ledgers
+        ],
+    }
+
+
+def _text(found: IdleLedgers) -> str:
+    if found.checked_ms is None and not found.ledgers:
+        return NEVER_CHECKED
+    return "\n".join([*map(_line, found.ledgers), counted(len(found.ledgers), "idle open ledger")])
+
+
+def _line(ledger: IdleLedger) -> str:
+    return (
+        f"ledger {ledger.ledger_id}: {ledger.state.name}, {_reach(ledger.last_entry_id)}, "
+        f"idle for {duration_text(ledger.idle_s)} at least, on {', '.join(ledger.bookies)}"
+    )
+
+
+def _reach(last_entry_id: int | None) -> str:
+    if last_entry_id is None:
+        return "its end is not known"
+    return "no entry" if last_entry_id < 0 else f"last entry {last_entry_id}"
+
+
+@click.command()
+@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
+@click.option("--force", is_flag=True, help="Though somebody may still write it.")
+@config_option
+@output_option
+def close(ledger_id: int, yes: bool, force: bool, config: Path | None, output: str) -> None:
+    """Find the end of an open ledger whose writer is gone, and close it there.
+
+    \b
+      bookmender ledger close 17          what is known of it, and what speaks against it
+      bookmender ledger close 17 --yes    close it
+
+    Its bookies are fenced: a writer that is alive is locked out for good, and his next write fails. So it is
+    refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle),
+    or while a hold stands. Nothing that was acknowledged is lost. The ledger's lock is taken for it, and the
+    writes are recorded on this host: run it as the daemon's user, with its settings.
+
+    Exits 0 when it is done or shown, or the ledger is closed already; 1 when it is refused; 3 when too few
+    bookies answer: then it can be tried again.
+    """
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+    done = asyncio.run(_close(settings, ledger_id, force) if yes else _look(settings, ledger_id))
+    click.echo(
+        json.dumps(_closing_record(done), indent=2) if output == "json" else _closing_text(done)
+    )
+
+
+async def _look(settings: Settings, ledger_id: int) -> Closing:
+    async with visit(settings) as cluster:
+        return await look_before_closing(cluster, ledger_id)
+
+
+async def _close(settings: Settings, ledger_id: int, is_forced: bool) -> Closing:
+    return await close_by_hand(settings, ledger_id, is_forced=is_forced)
+
+
+def _closing_record(done: Closing) -> dict[str, Any]:
+    left = done.found if done.closed is None else done.closed
+    metadata = left.metadata
+    return {
+        "ledger_id": left.ledger_id,
+        "state_before": done.found.metadata.state.name,
+        "state": metadata.state.name,
+        "last_entry_id": metadata.last_entry_id if metadata.is_closed else done.last_entry_id,
+        "length": metadata.length if metadata.is_closed else None,
+        "doubts": list(done.doubts),
+        "has_changed": done.closed is not None,
+    }
+
+
+def _closing_text(done: Closing) -> str:
+    ledger = f"ledger {done.found.ledger_id}"
+    if done.closed is not None:
+        metadata = done.closed.metadata
+        end = f"{_reach(metadata.last_entry_id)}, {metadata.length:,} bytes"
+        return f"{ledger}: closed, {end}; whoever wrote it is locked out"
+    metadata = done.found.metadata
+    if metadata.is_closed:
+        return f"{ledger}: closed already, {_reach(metadata.last_entry_id)}"
+    lines: Sequence[str] = [
+        f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} by what its bookies say",
+        f"  on {', '.join(metadata.last_segment.ensemble)}",
+        *(f"  doubt: {doubt}" for doubt in done.doubts),
+        "nothing was changed: --yes closes it" + (" if forced, too" if done.doubts else ""),
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,247 @@
+"""Open ledgers by hand: which are idle, when one may be closed, and that it is closed under its lock."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
+from daemon.operating.close_ledger import Closer, CloseRefusedError, Closing, doubts_about
+from daemon.operating.idle_ledgers import find_idle
+from ledgers.errors import NoSuchLedgerError, UnavailableError
+from ledgers.metadata import LedgerState
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook, hold_place
+from replication.cluster.orders import HoldOrder
+from replication.planning.open_ledger import OpenLedgers
+from replication.planning.targets import Receivers
+from replication.queue import payloads
+from tests.daemon.visits import visiting
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.repairs import watch_fencing
+
+DAY_S = 86_400
+SEEN = Sighting(last_entry_id=9, since_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("sighting", "last_entry_id", "written_ms", "idle_s", "doubt"),
+    [
+        pytest.param(SEEN, 9, 500, DAY_S, None, id="nothing came for a day"),
+        pytest.param(SEEN, 9, 500, DAY_S - 1, "last entry 23 h 59 min ago", id="not long enough"),
+        pytest.param(SEEN, 10, 500, DAY_S, "it got an entry", id="an entry came"),
+        pytest.param(SEEN, 9, 1_001, DAY_S, "or other bookies", id="metadata was written"),
+        pytest.param(SEEN, None, 500, DAY_S, "none of its bookies says", id="nobody answers"),
+        pytest.param(None, 9, 500, DAY_S, "no check has seen it idle", id="nobody looked yet"),
+    ],
+)
+def test_what_speaks_against_closing(
+    sighting: Sighting | None,
+    last_entry_id: int | None,
+    written_ms: int,
+    idle_s: float,
+    doubt: str | None,
+) -> None:
+    found = doubts_about(
+        sighting,
+        last_entry_id=last_entry_id,
+        written_ms=written_ms,
+        now_ms=1_000 + int(idle_s * 1000),
+        after_s=DAY_S,
+    )
+
+    assert len(found) == (doubt is not None)
+    assert doubt is None or doubt in found[0]
+
+
+# --- On a cluster in memory ------------------------------------------------------------------------
+
+
+async def remember(cluster: Cluster, sightings: Mapping[int, Sighting]) -> None:
+    """As the leader's check does."""
+    await cluster.store.create(idle_path(UR), sightings_to_json(sightings), with_parents=True)
+
+
+async def idle_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
+    """Entries 0 to 9, of which the check says that they came more than a day ago."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), state=state)
+    await remember(cluster, {LEDGER: Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
+    await asyncio.sleep(DAY_S)
+    return cluster
+
+
+async def closer(cluster: Cluster) -> Closer:
+    views = ViewSource(
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+    )
+    view = await views.refresh()
+    receivers = Receivers(RandomPlacement(random.Random(0)), clock=cluster.clock)
+    return Closer(
+        store=cluster.store,
+        manager=cluster.manager,
+        bookies=cluster.bookies,
+        view=view,
+        open_ledgers=OpenLedgers(
+            manager=cluster.manager,
+            bookies=cluster.bookies,
+            views=views,
+            fallback_digest=DIGEST,
+            receivers=receivers,
+            clock=cluster.clock,
+        ),
+        ur=UR,
+        after_s=DAY_S,
+        clock=cluster.clock,
+    )
+
+
+async def close(cluster: Cluster, *, is_forced: bool = False) -> Closing:
+    membership = await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
+    return await (await closer(cluster)).close(
+        LEDGER, session=membership.guard.check, holder="me", is_forced=is_forced
+    )
+
+
+@pytest.mark.compat(
+    "G35", verdict="better", why="and an operator closes it with one command, under its lock"
+)
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@in_virtual_time
+async def test_an_idle_ledger_is_closed_at_its_last_entry(state: LedgerState) -> None:
+    cluster = await idle_ledger(state)
+
+    done = await close(cluster)
+
+    metadata = await cluster.metadata()
+    assert done.closed is not None
+    assert done.closed.metadata == metadata
+    assert (metadata.is_closed, metadata.last_entry_id) == (True, 9)
+    assert await cluster.locked() == []
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_ledger_that_got_an_entry_lately_is_left_to_its_writer() -> None:
+    cluster = await idle_ledger()
+    cluster.put(LEDGER, 10, B1, B2)
+    fenced = watch_fencing(cluster)
+
+    with pytest.raises(CloseRefusedError, match=r"it got an entry, .* locks a writer"):
+        await close(cluster)
+
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+    assert fenced == []
+    assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_somebodys_word_is_enough() -> None:
+    cluster = await idle_ledger()
+    cluster.put(LEDGER, 10, B1, B2)
+
+    await close(cluster, is_forced=True)
+
+    assert (await cluster.metadata()).last_entry_id == 10
+
+
+@in_virtual_time
+async def test_while_a_hold_stands_nothing_is_fenced() -> None:
+    cluster = await idle_ledger()
+    hold = HoldOrder(since_ms=cluster.clock.wall_ms())
+    await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+
+    with pytest.raises(CloseRefusedError, match="a hold stands"):
+        await close(cluster)
+
+
+@in_virtual_time
+async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
+    cluster = await idle_ledger()
+    path = payloads.lock_path(UR, LEDGER)
+    await cluster.store.create(path, payloads.lock_to_bytes("other"), is_ephemeral=True)
+
+    with pytest.raises(UnavailableError, match="somebody is repairing it"):
+        await close(cluster, is_forced=True)
+
+    assert await cluster.locked() == [path.rpartition("/")[2]]
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_while_too_few_bookies_answer_it_is_not_closed_and_not_locked() -> None:
+    cluster = await idle_ledger()
+    for bookie in (B1, B2):
+        cluster.bookie(bookie).is_down = True
+
+    with pytest.raises(UnavailableError):
+        await close(cluster)
+
+    assert not (await cluster.metadata()).is_closed
+    assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_closed_ledger_stays_as_it_is() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2))
+
+    done = await close(cluster)
+
+    assert done.closed is None
+    assert done.doubts == ()
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_not_there_is_told() -> None:
+    with pytest.raises(NoSuchLedgerError):
+        await close(await Cluster.start(), is_forced=True)
+
+
+@in_virtual_time
+async def test_a_look_changes_nothing() -> None:
+    cluster = await idle_ledger()
+    fenced = watch_fencing(cluster)
+
+    found = await (await closer(cluster)).look(LEDGER)
+
+    assert (found.last_entry_id, found.doubts, found.closed) == (9, (), None)
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+# --- Which are idle ----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idle_first() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(4):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
+    await cluster.write_ledger((B1, B2), ledger_id=4)
+    seen_ms = cluster.clock.wall_ms()
+    ages_s = {3: 3, 0: 2, 1: 2, 4: 2, 5: 2, 2: 0}
+    await remember(
+        cluster,
+        {
+            ledger_id: Sighting(last_entry_id=9, since_ms=seen_ms + 1000 * (3 - age_s))
+            for ledger_id, age_s in ages_s.items()
+        },
+    )
+    await asyncio.sleep(3)
+    versioned = await cluster.manager.read(1)
+    await cluster.manager.write(1, versioned.metadata, read_as=versioned)
+
+    found = await find_idle(visiting(cluster), after_s=1, clock=cluster.clock)
+
+    assert [each.ledger_id for each in found.ledgers] == [3, 0]
+    assert found.checked_ms is None
+    assert found.ledgers[0].idle_s == 3
+    assert found.ledgers[0].bookies == (B1, B2)
