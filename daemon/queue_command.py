@@ -11,7 +11,7 @@ import click
 
 from auditor.causes import MarkReasons
 from daemon.cli import config_option, output_option
-from daemon.operating.progress import printable
+from daemon.operating.progress import counted, printable
 from daemon.status import lock_record, note_record
 from daemon.status_command import age_s, seconds_until
 from daemon.visit import Visit, run_visit

@@ -1,19 +1,22 @@
 """The state of a cluster's recovery at one moment: gathered here, printed by ``status_command``."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.election import current_leader
 from auditor.records import AuditRecord, last_audit
-from daemon.operating.bookies import BookieRow, BookieState, gather_bookies
+from daemon.operating.bookies import BookieRow, BookieState, bookie_rows
 from daemon.operating.hold import current_hold, hold_record
 from daemon.operating.progress import printable
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
+from ledgers.errors import CorruptionError, NoSuchLedgerError
 from ledgers.metadata import BookieId
 from replication.cluster.membership import NodeInfo, live_nodes
+from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import HoldOrder
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
@@ -39,6 +42,8 @@ VERDICTS = {
     "disabled": "ledgers are marked, and auto-recovery is switched off",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "bookies-lost": "nothing is marked, but a bookie is lost",
+    "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
+    "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read, and nobody follows it",
 }
 
 
@@ -71,6 +76,8 @@ class Status:
     """The bookies that drain, or are under maintenance."""
     hold: HoldOrder | None = None
     """The one that stands now."""
+    unreadable_orders: tuple[str, ...] = ()
+    """Paths of orders that nobody can read, and so nobody follows."""
     foreign_locks: tuple[LockedLedger, ...] = ()
     """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
     most ``LOCKS_READ_MAX``."""
@@ -83,12 +90,20 @@ class Status:
         if self.marked_count:
             if self.is_disabled:
                 return "disabled"
-            stuck_count = sum(note.reason.needs_help for note in self.waiting)
-            is_stuck = stuck_count >= self.marked_count + self.own_marked_count
-            return "stuck" if is_stuck else "repairing"
+            return "stuck" if self._is_stuck else "repairing"
         if self.audit is not None and self.audit.unreadable_count:
             return "unreadable"
-        return "bookies-lost" if self.lost or not self.writable else "whole"
+        if self.lost or not self.writable:
+            return "bookies-lost"
+        if self.own_marked_count and self._is_stuck:
+            return "drain-stuck"
+        return "orders-unreadable" if self.unreadable_orders else "whole"
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Whether each ledger that is marked, in either queue, waits for help."""
+        stuck_count = sum(note.reason.needs_help for note in self.waiting)
+        return stuck_count >= self.marked_count + self.own_marked_count
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -113,6 +128,7 @@ class Status:
                 "foreign_locks": [lock_record(lock) for lock in self.foreign_locks],
             },
             "ordered_bookies": [row.to_json() for row in self.ordered],
+            "unreadable_orders": list(self.unreadable_orders),
             "waiting": {
                 "count": self.waiting_count,
                 "ledgers": [note_record(note) for note in self.waiting],
@@ -172,7 +188,8 @@ async def gather_status(cluster: Visit) -> Status:
     locked_ids = await locked_ledger_ids(store, ur)
     notes = WaitingNotes(store, ur)
     noted = sorted(await notes.ledger_ids() & (marked_ids | own_ids))
-    bookies = await gather_bookies(cluster, clock=SystemClock())
+    orders = await OrderBook(store, ur).read()
+    bookies = await bookie_rows(cluster, orders, clock=SystemClock())
     return Status(
         leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
         leader_node=next(
@@ -193,14 +210,39 @@ async def gather_status(cluster: Visit) -> Status:
         under_repair=len(locked_ids & (marked_ids | own_ids)),
         waiting=tuple(await notes.read_all(noted[:WAITING_SHOWN_MAX])),
         waiting_count=len(noted),
-        audit=await last_audit(store, ur),
+        audit=await _audit_as_it_is_now(cluster),
         own_marked_count=len(own_ids),
         ordered=tuple(
             row for row in bookies if row.drain is not None or row.maintenance is not None
         ),
         hold=await current_hold(cluster, clock=SystemClock()),
+        unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
     )
+
+
+async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:
+    """The last audit, without those that it could not read and that can be read by now, or are gone.
+
+    Of very many only the ids that it tells of, a hundred at most, are looked at again.
+    """
+    audit = await last_audit(cluster.store, cluster.ur)
+    if audit is None or not audit.unreadable:
+        return audit
+    are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))
+    still = tuple(i for i, is_so in zip(audit.unreadable, are_unreadable, strict=True) if is_so)
+    mended_count = len(audit.unreadable) - len(still)
+    return replace(audit, unreadable=still, unreadable_count=audit.unreadable_count - mended_count)
+
+
+async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
+    try:
+        await cluster.manager.read(ledger_id)
+    except CorruptionError:
+        return True
+    except NoSuchLedgerError:
+        return False
+    return False
 
 
 async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[LockedLedger, ...]:

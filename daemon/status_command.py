@@ -11,7 +11,8 @@ import click
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
 from daemon.operating.hold import hold_text
-from daemon.operating.progress import printable
+from daemon.operating.progress import counted, printable
+from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
 from replication.queue.listing import LockedLedger
@@ -30,7 +31,7 @@ def status(config: Path | None, output: str) -> None:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
         click.echo(render(found, now_ms=time.time_ns() // 1_000_000))
-    sys.exit(0 if found.verdict == "whole" else 1)
+    sys.exit(0 if found.verdict == "whole" and not found.unreadable_orders else 1)
 
 
 status.help = "\n".join(
@@ -40,7 +41,7 @@ status.help = "\n".join(
         "The verdict is one word:",
         "",
         "\b",
-        *(f"  {verdict:<13} {meaning}" for verdict, meaning in VERDICTS.items()),
+        *(f"  {verdict:<17} {meaning}" for verdict, meaning in VERDICTS.items()),
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does. Exits 0 when whole, 1 when not, 3 when it could not tell.",
@@ -58,7 +59,7 @@ def render(found: Status, *, now_ms: int) -> str:
         f"nodes     {_nodes(found)}",
         f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only, "
         f"{len(found.lost)} lost" + "".join(f"\n          lost: {b}" for b in found.lost),
-        f"queue     {found.marked_count} ledgers marked, {found.under_repair} locked for repair, "
+        f"queue     {counted(found.marked_count, 'ledger')} marked, {found.under_repair} locked for repair, "
         f"{found.waiting_count} waiting",
     ]
     lines += [
@@ -69,10 +70,9 @@ def render(found: Status, *, now_ms: int) -> str:
         lines.append(f"          {found.own_marked_count} more to be drained or repaired by hand")
     if found.foreign_locks:
         lines.append(f"locks     {_foreign_locks(found.foreign_locks, now_ms=now_ms)}")
-    lines += [
-        f"{'orders' if not index else '':<10}{row.to_text(now_ms=now_ms)}"
-        for index, row in enumerate(found.ordered)
-    ]
+    orders = [row.to_text(now_ms=now_ms) for row in found.ordered]
+    orders += unreadable_texts(found.unreadable_orders)
+    lines += [f"{'' if index else 'orders':<10}{text}" for index, text in enumerate(orders)]
     if found.audit is not None:
         lines.append(f"audit     {_audit(found.audit, now_ms=now_ms)}")
     if found.waiting:
@@ -84,7 +84,7 @@ def render(found: Status, *, now_ms: int) -> str:
 
 
 def _audit(audit: AuditRecord, *, now_ms: int) -> str:
-    text = f"{age_s(audit.finished_ms, now_ms)} s ago, {audit.ledger_count} ledgers"
+    text = f"{age_s(audit.finished_ms, now_ms)} s ago, {counted(audit.ledger_count, 'ledger')}"
     if not audit.unreadable_count:
         return text
     shown = ", ".join(map(str, audit.unreadable[:LEDGERS_SHOWN_MAX]))

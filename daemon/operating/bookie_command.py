@@ -1,17 +1,21 @@
 """``bookmender bookie``."""
 
 import json
+import sys
 from pathlib import Path
 
 import click
 
-from daemon.cli import config_option, output_option
-from daemon.operating.bookies import gather_bookies
+from daemon.cli import EXIT_FAILED, config_option, output_option
+from daemon.operating.bookies import BookieRow, bookie_rows
 from daemon.operating.decommission_command import decommission
 from daemon.operating.drain_command import drain
 from daemon.operating.maintenance_command import maintenance
-from daemon.visit import run_visit
+from daemon.operating.progress import counted, tell
+from daemon.operating.unreadable_orders import unreadable_texts
+from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
+from replication.cluster.order_book import OrderBook
 
 
 @click.group()
@@ -33,17 +37,26 @@ def bookie() -> None:
 @output_option
 @click.option("--room", is_flag=True, help="Ask each bookie how full its disks are, too.")
 def list_bookies(config: Path | None, output: str, room: bool) -> None:
-    """Every bookie the cluster knows: writable, read-only or away, and what is ordered of it."""
+    """Every bookie the cluster knows: writable, read-only or away, and what is ordered of it.
 
-    rows = run_visit(
-        config, lambda cluster: gather_bookies(cluster, clock=SystemClock(), with_room=room)
-    )
+    Exits 1 when an order cannot be read: it says which, and what to do.
+    """
+
+    async def look(cluster: Visit) -> tuple[list[BookieRow], tuple[str, ...]]:
+        orders = await OrderBook(cluster.store, cluster.ur).read()
+        rows = await bookie_rows(cluster, orders, clock=SystemClock(), with_room=room)
+        return rows, orders.unreadable
+
+    rows, unreadable = run_visit(config, look)
     if output == "json":
-        click.echo(json.dumps({"bookies": [row.to_json() for row in rows]}, indent=2))
-        return
-    for row in rows:
-        click.echo(row.to_text(now_ms=SystemClock().wall_ms()))
-    click.echo(f"{len(rows)} bookies")
+        record = {"bookies": [row.to_json() for row in rows], "unreadable_orders": [*unreadable]}
+        click.echo(json.dumps(record, indent=2))
+    else:
+        for row in rows:
+            click.echo(row.to_text(now_ms=SystemClock().wall_ms()))
+        click.echo(counted(len(rows), "bookie"))
+    tell(unreadable_texts(unreadable))
+    sys.exit(EXIT_FAILED if unreadable else 0)
 
 
 bookie.add_command(drain)

@@ -119,9 +119,17 @@ async def gather_bookies(
     cluster: Visit, *, clock: Clock, with_room: bool = False
 ) -> list[BookieRow]:
     """Every bookie that the cluster knows, by id."""
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    return await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
+
+
+async def bookie_rows(
+    cluster: Visit, orders: Orders, *, clock: Clock, with_room: bool = False
+) -> list[BookieRow]:
+    """Likewise, with the orders as they were read."""
     view = await registered_bookies(cluster)
     cookies = await cluster.registration.cookies()
-    orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
     rooms = await _rooms(view) if with_room else {}
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance}

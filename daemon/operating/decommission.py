@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, may_be_named, scan_ledgers
 from daemon.operating.drains import cancel_drains
-from daemon.operating.progress import Show
+from daemon.operating.progress import Show, counted
 from daemon.status import help_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
@@ -85,7 +85,7 @@ async def decommission_bookie(
     named = found.ledger_ids
     if is_running and named:
         raise RejectedError(
-            f"it is running, and {len(named)} ledgers name it: stop it for good first, or, to have "
+            f"it is running, and named by {counted(len(named), 'ledger')}: stop it for good first, or, to have "
             "them moved while it serves, bookmender bookie drain",
             bookie=bookie,
         )
@@ -210,7 +210,7 @@ async def _wait_moved(
         elif clock.now_s() - stuck_since_s >= STUCK_S:
             _tell_stuck(stuck, tell)
             raise RejectedError(
-                f"{len(left)} ledgers name it still, and none can move before that is helped",
+                f"it is named by {counted(len(left), 'ledger')} still, and none can move before that is helped",
                 bookie=bookie,
             )
         if clock.now_s() >= until_s:

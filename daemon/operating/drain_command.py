@@ -18,6 +18,7 @@ from daemon.operating.drains import (
     wait_drained,
 )
 from daemon.operating.progress import ProgressLine, tell
+from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
@@ -45,12 +46,12 @@ def drain(
 ) -> None:
     """Move all that a bookie holds to others, while it serves; several at once are no more work.
 
-    Without an ID: how far those are that are being drained. The bookie should be read-only, else new
+    Without an ID, and after --cancel: how far those are that are being drained. The bookie should be read-only, else new
     ledgers are put on it meanwhile; the order stands until --cancel, or until it is decommissioned.
 
     Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
-    something is, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
-    that cannot be read and may name it.
+    something is, or an order cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
+    that cannot be read and may name it: bookie decommission --ignore-unreadable goes on without those.
     """
     if cancel and (wait or fence_open is not None):
         raise click.UsageError("--cancel goes with no other option")
@@ -59,12 +60,19 @@ def drain(
 
     async def act(cluster: Visit) -> Drains:
         if not bookies:
-            return await read_drains(cluster)
+            drains = await read_drains(cluster)
+            tell(unreadable_texts(drains.orders.unreadable))
+            return drains
         require_known(bookies, await known_bookies(cluster))
         if cancel:
             cancelled = await cancel_drains(cluster, bookies)
-            tell(f"{b} was not being drained" for b in bookies if b not in cancelled)
-            return (await read_drains(cluster)).only(bookies)
+            tell(
+                f"{b} is not drained any more: what has moved stays moved"
+                if b in cancelled
+                else f"{b} was not being drained"
+                for b in bookies
+            )
+            return await read_drains(cluster)
         await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
         tell(await concerns(cluster, bookies))
         if not wait:
@@ -82,6 +90,8 @@ def drain(
 
 
 def _exit_code(drains: Drains, bookies: Sequence[BookieId]) -> int:
+    if drains.orders.unreadable:
+        return EXIT_FAILED
     if drains.are_drained(bookies):
         return 0
     return EXIT_UNKNOWN if drains.are_drained_or_in_doubt(bookies) else EXIT_FAILED

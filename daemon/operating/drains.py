@@ -9,6 +9,7 @@ from auditor.records import DrainProgress
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import drain_progress, drain_record, drain_text
 from daemon.operating.progress import Show
+from daemon.operating.unreadable_orders import unreadable_drains
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError
@@ -49,7 +50,12 @@ class Drains:
     def only(self, bookies: Sequence[BookieId]) -> "Drains":
         draining = {b: order for b, order in self.orders.draining.items() if b in bookies}
         return Drains(
-            orders=Orders(draining=draining),
+            orders=Orders(
+                draining=draining,
+                unreadable=tuple(
+                    p for p in self.orders.unreadable if p.rpartition("/")[2] in bookies
+                ),
+            ),
             progress={b: p for b, p in self.progress.items() if b in bookies},
         )
 
@@ -58,7 +64,8 @@ class Drains:
             "bookies": {
                 bookie: drain_record(order, self.progress.get(bookie))
                 for bookie, order in sorted(self.orders.draining.items())
-            }
+            },
+            "unreadable_orders": list(self.orders.unreadable),
         }
 
     def to_text(self) -> str:
@@ -67,7 +74,12 @@ class Drains:
 
 
 async def read_drains(cluster: Visit) -> Drains:
-    orders = await OrderBook(cluster.store, cluster.ur).read()
+    """Of the orders those about drains."""
+    every = await OrderBook(cluster.store, cluster.ur).read()
+    orders = Orders(
+        draining=every.draining,
+        unreadable=tuple(unreadable_drains(every.unreadable).values()),
+    )
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
 
 

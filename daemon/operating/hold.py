@@ -26,6 +26,8 @@ class HoldState:
     away: tuple[BookieId, ...]
     bookie_count: int
     """Of those that are there and those that are away."""
+    unreadable: str = ""
+    """The path of an order that stands there and cannot be read; nobody keeps to it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -33,6 +35,7 @@ class HoldState:
             "hold": None if self.hold is None else hold_record(self.hold),
             "away": list(self.away),
             "bookie_count": self.bookie_count,
+            "unreadable_orders": [self.unreadable] if self.unreadable else [],
         }
 
     def to_text(self, *, now_ms: int) -> str:
@@ -80,6 +83,7 @@ async def current_hold(cluster: Visit, *, clock: Clock) -> HoldOrder | None:
 async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
     """It, and who is away. Raises UnavailableError."""
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
+    place = hold_place(cluster.ur)
     available = (await registered_bookies(cluster)).available
     cookies = await cluster.registration.cookies()
     away = cookies.keys() - available.keys() - orders.maintenance.keys() - orders.draining.keys()
@@ -87,6 +91,7 @@ async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
         hold=orders.hold if orders.is_held else None,
         away=tuple(sorted(away)),
         bookie_count=len(away) + len(available),
+        unreadable=place.path if place.path in orders.unreadable else "",
     )
 
 
@@ -122,11 +127,17 @@ async def begin_hold(
 
 
 async def end_hold(cluster: Visit, away: Collection[BookieId], *, clock: Clock) -> bool:
-    """These bookies are lost: it binds for them. False when nothing was held. Raises ConflictError."""
+    """These bookies are lost: it binds for them. False when nothing was held. Raises ConflictError.
+
+    An order that cannot be read goes, too.
+    """
     book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
     standing = await book.standing(place)
-    if standing is None or standing.order is None:
+    if standing is None:
         return False
+    if standing.order is None:
+        await book.withdraw(place, over=standing)
+        return True
     if not Orders(hold=standing.order).at(clock.wall_ms()).is_held:
         return False
     if away:

@@ -10,6 +10,7 @@ from daemon.cli import EXIT_FAILED, config_option, output_option
 from daemon.operating.hold import HoldState, begin_hold, concerns, end_hold, read_hold
 from daemon.operating.maintenance_command import Duration, WindowReason
 from daemon.operating.progress import tell
+from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 
@@ -42,10 +43,10 @@ def hold() -> None:
 @config_option
 @output_option
 def show(config: Path | None, output: str) -> None:
-    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not."""
+    """Whether a hold stands, since when and why. Exits 1 if so, or if it cannot be read, 0 if not."""
     state = run_visit(config, lambda cluster: read_hold(cluster, clock=SystemClock()))
     _print(state, output)
-    sys.exit(0 if state.hold is None else EXIT_FAILED)
+    sys.exit(0 if state.hold is None and not state.unreadable else EXIT_FAILED)
 
 
 @hold.command()
@@ -85,7 +86,9 @@ def end(config: Path | None, output: str, yes: bool) -> None:
 
     async def act(cluster: Visit) -> tuple[HoldState, bool]:
         before = await read_hold(cluster, clock=SystemClock())
-        if before.hold is None or (before.away and not yes):
+        if before.hold is None and not before.unreadable:
+            return before, False
+        if before.hold is not None and before.away and not yes:
             return before, False
         has_ended = await end_hold(cluster, before.away, clock=SystemClock())
         return await read_hold(cluster, clock=SystemClock()), has_ended
@@ -102,3 +105,5 @@ def _print(state: HoldState, output: str) -> None:
         click.echo(json.dumps(state.to_json(), indent=2))
     else:
         click.echo(state.to_text(now_ms=SystemClock().wall_ms()))
+    if state.unreadable:
+        tell(unreadable_texts([state.unreadable]))

@@ -2,13 +2,14 @@
 
 import json
 import re
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
 
-from daemon.cli import config_option, output_option
+from daemon.cli import EXIT_FAILED, config_option, output_option
 from daemon.operating.bookie_ids import (
     BookieArgument,
     known_bookies,
@@ -16,7 +17,8 @@ from daemon.operating.bookie_ids import (
     require_known,
 )
 from daemon.operating.bookies import maintenance_record, maintenance_text
-from daemon.operating.progress import printable, tell
+from daemon.operating.progress import counted, printable, tell
+from daemon.operating.unreadable_orders import unreadable_texts, unreadable_windows
 from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError
@@ -81,7 +83,8 @@ def maintenance(
 
     Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces the
     first. The window stays when the bookie is back, as it may go again: --end ends it. If it is still
-    away at the end, the recovery delay begins then. Without --for or --end: the windows that stand.
+    away at the end, the recovery delay begins then. Without --for or --end: the windows that stand;
+    exits 1 when the order of one cannot be read.
     """
     if end and duration_s is not None:
         raise click.UsageError("--for begins a window, and --end ends it: one of them")
@@ -90,7 +93,7 @@ def maintenance(
     if reason and duration_s is None:
         raise click.UsageError("--reason goes with --for")
 
-    async def act(cluster: Visit) -> dict[BookieId, MaintenanceWindow]:
+    async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], dict[BookieId, str]]:
         if bookie is not None:
             require_known([bookie], await known_bookies(cluster))
         if bookie is not None and duration_s is not None:
@@ -98,21 +101,30 @@ def maintenance(
                 cluster, bookie, duration_s=duration_s, reason=reason, clock=SystemClock()
             )
             tell(await concerns(cluster, bookie))
-        if bookie is not None and end and not await end_window(cluster, bookie):
-            tell([f"{bookie} was not under maintenance"])
+        if bookie is not None and end:
+            has_ended = await end_window(cluster, bookie)
+            tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
         windows = await read_windows(cluster, SystemClock())
-        return {b: window for b, window in windows.items() if bookie in (None, b)}
+        unreadable = await read_unreadable_windows(cluster)
+        chosen = {b: path for b, path in unreadable.items() if bookie in (None, b)}
+        tell(unreadable_texts(list(chosen.values())))
+        return {b: window for b, window in windows.items() if bookie in (None, b)}, chosen
 
-    windows = run_visit(config, act)
+    windows, unreadable = run_visit(config, act)
     if output == "json":
         record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
-        click.echo(json.dumps({"bookies": record}, indent=2))
-        return
-    now_ms = SystemClock().wall_ms()
-    for each, window in sorted(windows.items()):
-        click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
-    if not windows:
-        click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
+        click.echo(
+            json.dumps(
+                {"bookies": record, "unreadable_orders": list(unreadable.values())}, indent=2
+            )
+        )
+    else:
+        now_ms = SystemClock().wall_ms()
+        for each, window in sorted(windows.items()):
+            click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
+        if not windows:
+            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
+    sys.exit(EXIT_FAILED if unreadable else 0)
 
 
 async def open_window(
@@ -134,6 +146,12 @@ async def end_window(cluster: Visit, bookie: BookieId) -> bool:
         return False
     await book.withdraw(place, over=standing)
     return True
+
+
+async def read_unreadable_windows(cluster: Visit) -> dict[BookieId, str]:
+    """By bookie, the paths of the orders that cannot be read."""
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    return unreadable_windows(orders.unreadable)
 
 
 async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, MaintenanceWindow]:
@@ -160,6 +178,6 @@ async def concerns(cluster: Visit, bookie: BookieId) -> list[str]:
     if not count:
         return []
     return [
-        f"{bookie} is lost already, and {count} ledgers are marked for it: the marks stay, and what "
+        f"{bookie} is lost already, with {counted(count, 'ledger')} marked for it: the marks stay, and what "
         "has been copied stays copied; the rest waits for the window's end, or for the bookie"
     ]

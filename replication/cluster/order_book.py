@@ -86,22 +86,32 @@ class OrderBook:
         self._store, self._ur = store, ur
         self._reported: dict[str, int] = {}
         """By path, the last write (mzxid) of an order that was said to be unreadable."""
+        self._limits = LimitsOrder()
+        """As they could last be read, or taken to be none."""
 
     async def read(self) -> Orders:
-        """All that can be read, ended windows included."""
+        """All that can be read, ended windows included.
+
+        Limits that cannot be read are those that were in force before: a slip must not let every node
+        run at full speed. A session that has seen none before keeps to its settings.
+        """
+        unreadable: list[str] = []
         draining, maintenance, limits, hold, checks = await asyncio.gather(
-            self._each(draining_path(self._ur), drain_place),
-            self._each(maintenance_path(self._ur), maintenance_place),
-            self._readable(limits_place(self._ur)),
-            self._readable(hold_place(self._ur)),
-            self._readable(checks_place(self._ur)),
+            self._each(draining_path(self._ur), drain_place, unreadable),
+            self._each(maintenance_path(self._ur), maintenance_place, unreadable),
+            self._readable(limits_place(self._ur), unreadable),
+            self._readable(hold_place(self._ur), unreadable),
+            self._readable(checks_place(self._ur), unreadable),
         )
+        if limits_place(self._ur).path not in unreadable:
+            self._limits = limits or LimitsOrder()
         return Orders(
             draining=draining,
             maintenance=maintenance,
-            limits=limits or LimitsOrder(),
+            limits=self._limits,
             hold=hold,
             paused_checks=checks,
+            unreadable=tuple(sorted(unreadable)),
         )
 
     def changes(self) -> AsyncGenerator[Event, None]:
@@ -142,20 +152,28 @@ class OrderBook:
             await self._store.delete(place.path, version=over.version)
 
     async def _each(
-        self, parent: str, place_of: Callable[[str, BookieId], Place[T]]
+        self,
+        parent: str,
+        place_of: Callable[[str, BookieId], Place[T]],
+        unreadable: list[str],
     ) -> dict[BookieId, T]:
         try:
             bookies = [BookieId(name) for name in sorted(await self._store.children(parent))]
         except NoNodeError:
             return {}
         found = await asyncio.gather(
-            *(self._readable(place_of(self._ur, bookie)) for bookie in bookies)
+            *(self._readable(place_of(self._ur, bookie), unreadable) for bookie in bookies)
         )
         return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
 
-    async def _readable(self, place: Place[T]) -> T | None:
+    async def _readable(self, place: Place[T], unreadable: list[str]) -> T | None:
+        """None where there is none, or it is added to ``unreadable``."""
         standing = await self.standing(place)
-        return None if standing is None else standing.order
+        if standing is None:
+            return None
+        if standing.order is None:
+            unreadable.append(place.path)
+        return standing.order
 
     def _report(self, path: str, mzxid: int, error: CorruptionError) -> None:
         if self._reported.get(path) != mzxid:  # once, not at each reading

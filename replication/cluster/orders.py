@@ -156,6 +156,8 @@ class Orders:
     hold: HoldOrder | None = None
     """Also one that is released. ``is_held`` says whether it holds."""
     paused_checks: ChecksOrder | None = None
+    unreadable: tuple[str, ...] = ()
+    """Paths of those that stand there and cannot be read: nobody follows them."""
 
     @property
     def is_held(self) -> bool:

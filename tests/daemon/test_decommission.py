@@ -277,7 +277,7 @@ async def test_a_running_bookie_that_is_read_only_and_drained_goes_when_it_is_em
     if is_empty:
         assert (await decommissioned(cluster)).had_cookie
     else:
-        with pytest.raises(RejectedError, match="1 ledgers name it"):
+        with pytest.raises(RejectedError, match="named by 1 ledger:"):
             await decommissioned(cluster)
     assert await has_cookie(cluster) is not is_empty
 
@@ -311,7 +311,7 @@ async def test_when_nothing_that_is_left_can_move_it_says_why_and_ends() -> None
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)
-        with pytest.raises(RejectedError, match="1 ledgers name it still, and none can move"):
+        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
         (told,) = heard.told

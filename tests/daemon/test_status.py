@@ -93,6 +93,20 @@ def node(host: str, pid: int, half: Half) -> NodeInfo:
             id="nothing is marked, but not everything could be read",
         ),
         pytest.param({"writable": ()}, "bookies-lost", id="no bookie is left at all"),
+        pytest.param({"own_marked_count": 1}, "whole", id="ledgers are being moved"),
+        pytest.param(
+            {"own_marked_count": 1, "waiting": (note(1, Reason.NO_TARGET),)},
+            "drain-stuck",
+            id="nowhere to move them to",
+        ),
+        pytest.param(
+            {"own_marked_count": 2, "waiting": (note(1, Reason.NO_TARGET),)},
+            "whole",
+            id="some can be moved",
+        ),
+        pytest.param(
+            {"unreadable_orders": ("/x",)}, "orders-unreadable", id="an order nobody reads"
+        ),
     ],
 )
 def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> None:
@@ -116,6 +130,7 @@ def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> No
         (Reason.CORRUPT_METADATA, True),
         (Reason.DIGEST_SUSPECT, True),
         (Reason.CONFLICTS, False),
+        (Reason.JOURNAL, True),
     ],
 )
 def test_what_time_alone_will_not_help(reason: Reason, needs_help: bool) -> None:
@@ -424,3 +439,34 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     assert lines[-3] == "          1 more to be drained or repaired by hand"
     assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
     assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
+
+
+@in_virtual_time
+async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in (1, 2, 3):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id)
+    good, _ = await cluster.store.get(cluster.manager.path(1))
+    for ledger_id in (1, 2, 3):
+        await cluster.store.set(cluster.manager.path(ledger_id), b"", version=-1)
+    async with leading(cluster) as leader:
+        await leader.records.write_audit(
+            AuditRecord(
+                finished_ms=1,
+                ledger_count=3,
+                mark_count=0,
+                unreadable_count=3,
+                unreadable=(1, 2, 3),
+            )
+        )
+    assert (await gathered(cluster)).verdict == "unreadable"
+
+    await cluster.store.set(cluster.manager.path(1), good, version=-1)
+    await cluster.store.delete(cluster.manager.path(2))
+
+    audit = (await gathered(cluster)).audit
+    assert audit is not None
+    assert (audit.unreadable, audit.unreadable_count) == ((3,), 1)
+
+    await cluster.store.delete(cluster.manager.path(3))
+    assert (await gathered(cluster)).verdict == "whole"

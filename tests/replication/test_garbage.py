@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,8 @@ class Reader:
 
 
 async def read_orders(store: MemoryStore) -> Orders:
-    return await OrderBook(store, UR).read()
+    """As they are followed: what cannot be read is told of besides."""
+    return replace(await OrderBook(store, UR).read(), unreadable=())
 
 
 NOTE = WaitingNote(

@@ -212,7 +212,10 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
 
     with capture_logs() as logs:
         for _ in range(3):
-            assert await book.read() == Orders(draining={B2: DrainOrder(since_ms=1)})
+            assert await book.read() == Orders(
+                draining={B2: DrainOrder(since_ms=1)},
+                unreadable=tuple(place.path for place in broken),
+            )
         assert sorted(line["path"] for line in logs) == sorted(place.path for place in broken)
 
         await cluster.store.set(broken[0].path, b"worse", version=-1)
@@ -222,3 +225,21 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
     standing = await book.standing(limits_place(UR))
     assert standing is not None
     assert standing.order is None, "whoever overwrites it sees that it is there"
+
+
+@in_virtual_time
+async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before() -> None:
+    cluster = await Cluster.start()
+    book, place, slow = OrderBook(cluster.store, UR), limits_place(UR), LimitsOrder(bytes_per_s=10)
+    await book.give(place, slow, over=None)
+    assert (await book.read()).limits == slow
+
+    await cluster.store.set(place.path, b"{", version=-1)
+
+    for _ in range(2):
+        found = await book.read()
+        assert (found.limits, found.unreadable) == (slow, (place.path,))
+    assert (await OrderBook(cluster.store, UR).read()).limits == LimitsOrder(), "none are known"
+
+    await cluster.store.delete(place.path)
+    assert (await book.read()).limits == LimitsOrder(), "taken back"

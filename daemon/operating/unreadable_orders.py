@@ -1,0 +1,59 @@
+"""Orders that stand in ZooKeeper and cannot be read: a slip of somebody's hand, or a later release's.
+
+Nobody follows them, and nobody would know but for what is said here.
+"""
+
+from collections.abc import Sequence
+
+from ledgers.metadata import BookieId
+
+
+def unreadable_texts(paths: Sequence[str]) -> list[str]:
+    """For each a sentence: which, what follows from it, what to do, and its znode."""
+    return [f"{_what(path)} ({path})" for path in paths]
+
+
+def unreadable_drains(paths: Sequence[str]) -> dict[BookieId, str]:
+    """By bookie, the paths of those of its drain."""
+    return _about_bookies(paths, "draining")
+
+
+def unreadable_windows(paths: Sequence[str]) -> dict[BookieId, str]:
+    """By bookie, the paths of those of its maintenance."""
+    return _about_bookies(paths, "maintenance")
+
+
+def _about_bookies(paths: Sequence[str], kind: str) -> dict[BookieId, str]:
+    split = ((path, *_split(path)) for path in paths)
+    return {BookieId(name): path for path, found, name in split if found == kind}
+
+
+def _split(path: str) -> tuple[str, str]:
+    """What kind of order it is, and of which bookie, if of one."""
+    kind, _, name = path.rpartition("/orders/")[2].partition("/")
+    return kind, name
+
+
+def _what(path: str) -> str:
+    match _split(path):
+        case "draining", bookie:
+            return (
+                f"the order to drain {bookie} cannot be read, and nobody follows it: "
+                f"bookmender bookie drain {bookie} --cancel takes it back"
+            )
+        case "maintenance", bookie:
+            return (
+                f"the maintenance window of {bookie} cannot be read, and nobody keeps to it: "
+                f"bookmender bookie maintenance {bookie} --end takes it back"
+            )
+        case "limits", _:
+            return (
+                "the limits cannot be read: nodes keep to those that were in force before, or, if they "
+                "started since, to their settings; bookmender limits --reset takes them back"
+            )
+        case "hold", _:
+            return (
+                "the safety hold cannot be read, and nobody keeps to it: bookmender hold begin "
+                "replaces it, bookmender hold end takes it back"
+            )
+    return "an order cannot be read, and nobody follows it: delete its znode"

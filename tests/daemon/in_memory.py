@@ -1,0 +1,47 @@
+"""Commands, run as from a shell, on a cluster in memory."""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from structlog.testing import capture_logs
+
+from daemon.visit import Visit
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster
+from tests.virtual_time import run
+
+Prepare = Callable[[Cluster], Awaitable[None]]
+Look = Callable[[Cluster], Awaitable[Any]]
+
+
+def run_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    command: click.Command,
+    *arguments: str,
+    prepare: Prepare,
+    look: Look | None = None,
+) -> tuple[Result, Any]:
+    """What the command of this module prints on a cluster so prepared; and what ``look`` finds after it."""
+    found: list[Any] = []
+
+    def visit(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
+        async def acting() -> Any:
+            cluster = await Cluster.start()
+            await prepare(cluster)
+            returned = await action(visiting(cluster))
+            if look is not None:
+                found.append(await look(cluster))
+            return returned
+
+        return run(acting())
+
+    monkeypatch.setattr(module, "run_visit", visit)
+    with capture_logs():  # which would stand among the output
+        result = CliRunner().invoke(command, arguments)
+    return result, found[0] if found else None

@@ -1,0 +1,174 @@
+"""Orders that cannot be read: every command that they concern says so, and one takes them back."""
+
+import json
+from types import ModuleType
+
+import click
+import pytest
+
+from daemon import status_command
+from daemon.operating import (
+    bookie_command,
+    drain_command,
+    hold_command,
+    limits_command,
+    maintenance_command,
+)
+from daemon.operating.maintenance_command import open_window
+from replication.cluster.order_book import (
+    OrderBook,
+    checks_place,
+    drain_place,
+    hold_place,
+    limits_place,
+    maintenance_place,
+)
+from replication.cluster.orders import DrainOrder
+from tests.daemon.in_memory import run_in_memory
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR
+
+DRAIN, WINDOW = drain_place(UR, B1).path, maintenance_place(UR, B2).path
+LIMITS, HOLD, CHECKS = limits_place(UR).path, hold_place(UR).path, checks_place(UR).path
+ALL = (DRAIN, WINDOW, LIMITS, HOLD, CHECKS)
+
+
+async def break_all(cluster: Cluster) -> None:
+    for path in ALL:
+        await cluster.store.create(path, b'{"version": 9}', with_parents=True)
+
+
+async def drain_three(cluster: Cluster) -> None:
+    book = OrderBook(cluster.store, UR)
+    for bookie in (B1, B2, B3):
+        await book.give(drain_place(UR, bookie), DrainOrder(since_ms=1), over=None)
+
+
+async def unreadable(cluster: Cluster) -> tuple[str, ...]:
+    return (await OrderBook(cluster.store, UR).read()).unreadable
+
+
+COMMANDS = [
+    pytest.param(status_command, status_command.status, (), ALL, id="status"),
+    pytest.param(bookie_command, bookie_command.list_bookies, (), ALL, id="bookie list"),
+    pytest.param(drain_command, drain_command.drain, (), (DRAIN,), id="bookie drain"),
+    pytest.param(
+        maintenance_command, maintenance_command.maintenance, (), (WINDOW,), id="bookie maintenance"
+    ),
+    pytest.param(
+        maintenance_command,
+        maintenance_command.maintenance,
+        (B2,),
+        (WINDOW,),
+        id="bookie maintenance ID",
+    ),
+    pytest.param(limits_command, limits_command.limits, (), (LIMITS,), id="limits"),
+    pytest.param(hold_command, hold_command.hold, ("show",), (HOLD,), id="hold"),
+]
+
+
+@pytest.mark.parametrize(("module", "command", "arguments", "paths"), COMMANDS)
+def test_it_is_said_which_order_cannot_be_read_and_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    command: click.Command,
+    arguments: tuple[str, ...],
+    paths: tuple[str, ...],
+) -> None:
+    result, _ = run_in_memory(monkeypatch, module, command, *arguments, prepare=break_all)
+
+    assert result.exit_code == 1
+    said = [line for line in result.output.splitlines() if "cannot be read" in line]
+    assert len(said) == len(paths)
+    for path in paths:
+        (line,) = (line for line in said if f"({path})" in line)
+        assert "bookmender" in line or "delete" in line
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "arguments", "paths"),
+    [each for each in COMMANDS if each.id != "limits"],  # whose object holds nothing but limits
+)
+def test_programs_are_told_of_the_znodes(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    command: click.Command,
+    arguments: tuple[str, ...],
+    paths: tuple[str, ...],
+) -> None:
+    result, _ = run_in_memory(
+        monkeypatch, module, command, *arguments, "-o", "json", prepare=break_all
+    )
+
+    assert sorted(json.loads(result.stdout)["unreadable_orders"]) == sorted(paths)
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "arguments", "path"),
+    [
+        pytest.param(drain_command, drain_command.drain, (B1, "--cancel"), DRAIN, id="drain"),
+        pytest.param(
+            maintenance_command,
+            maintenance_command.maintenance,
+            (B2, "--end"),
+            WINDOW,
+            id="maintenance",
+        ),
+        pytest.param(limits_command, limits_command.limits, ("--reset",), LIMITS, id="limits"),
+        pytest.param(hold_command, hold_command.hold, ("end",), HOLD, id="hold"),
+    ],
+)
+def test_what_it_says_to_do_does_it(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    command: click.Command,
+    arguments: tuple[str, ...],
+    path: str,
+) -> None:
+    result, left = run_in_memory(
+        monkeypatch, module, command, *arguments, prepare=break_all, look=unreadable
+    )
+
+    assert result.exit_code == 0, result.output
+    assert path not in left
+    assert path not in result.output
+
+
+# --- What is left, and what was ended ----------------------------------------------------------------
+
+
+def test_who_is_still_drained_when_one_order_is_taken_back_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, _ = run_in_memory(
+        monkeypatch, drain_command, drain_command.drain, B1, "--cancel", prepare=drain_three
+    )
+
+    assert f"{B1} is not drained any more" in result.stderr
+    assert [line.partition(": ")[0] for line in result.stdout.splitlines()] == [B2, B3]
+    assert "no bookie" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("had_window", "said"), [(True, "its window is ended"), (False, "had no window")]
+)
+def test_ending_a_window_says_whether_there_was_one(
+    monkeypatch: pytest.MonkeyPatch, had_window: bool, said: str
+) -> None:
+    async def prepare(cluster: Cluster) -> None:
+        if had_window:
+            await open_window(visiting(cluster), B1, duration_s=60, reason="", clock=cluster.clock)
+
+    result, _ = run_in_memory(
+        monkeypatch,
+        maintenance_command,
+        maintenance_command.maintenance,
+        B1,
+        "--end",
+        prepare=prepare,
+    )
+
+    assert said in result.output
+    assert result.exit_code == 0
