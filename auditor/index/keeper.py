@@ -10,8 +10,9 @@ use as it was.
 """
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing, suppress
+from typing import TypeVar
 
 import structlog
 from prometheus_client import Gauge
@@ -21,7 +22,12 @@ from auditor.index.progress import ScanProgress
 from auditor.index.reader import READS_AT_ONCE, IndexReader
 from auditor.index.tree_scan import TreeScan
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError, UnsupportedError
+from ledgers.errors import (
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.store import Event, EventKind, MetadataStore
@@ -40,6 +46,8 @@ TOUCHED_MAX = 100_000
 """Ledgers remembered for ``take_touched``."""
 NAMED_MAX = 20
 """Ledgers or znodes named in the log by one scan; the count tells of the rest."""
+
+T = TypeVar("T")
 
 
 class IndexKeeper:
@@ -126,7 +134,8 @@ class IndexKeeper:
             return
         async with aclosing(self._store.watch(self._manager.root)) as events:
             async for event in events:
-                for tree in set(await self._list_trees()) - self._trees:
+                trees = await self._retrying(self._manager.trees, "the root")
+                for tree in set(trees) - self._trees:
                     self._add_tree(tree, tasks)
                 if event.kind is EventKind.RESET and not self._is_told:
                     self.rescan()
@@ -138,18 +147,6 @@ class IndexKeeper:
         self._trees.add(tree)
         self._unwatched.add(tree)
         tasks.create_task(self._follow_tree(tree))
-
-    async def _list_trees(self) -> list[str]:
-        retry_s = RETRY_MIN_S
-        while True:
-            try:
-                return await self._manager.trees()
-            except SessionLostError:
-                raise
-            except UnavailableError as error:
-                log.warning("index.root_unreadable", error=str(error), retry_s=retry_s)
-                await self._clock.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def _follow_tree(self, tree: str) -> None:
         with suppress(UnsupportedError):
@@ -184,19 +181,9 @@ class IndexKeeper:
     # --- Scans -------------------------------------------------------------------------------------
 
     async def _scan_what_is_due(self) -> None:
-        retry_s = RETRY_MIN_S
         while True:
             await self._wait_due()
-            try:
-                await self._scan_trees()
-            except SessionLostError:
-                raise
-            except UnavailableError as error:
-                log.warning("index.scan_failed", error=str(error), retry_s=retry_s)
-                await self._clock.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
-            else:
-                retry_s = RETRY_MIN_S
+            await self._retrying(self._scan_trees, "all metadata")
 
     async def _wait_due(self) -> None:
         try:
@@ -264,19 +251,9 @@ class IndexKeeper:
     # --- Single ledgers ----------------------------------------------------------------------------
 
     async def _read_what_is_stale(self) -> None:
-        retry_s = RETRY_MIN_S
         while True:
             await self._has_stale.wait()
-            try:
-                await self._read_stale()
-            except SessionLostError:
-                raise
-            except UnavailableError as error:
-                log.warning("index.ledgers_unread", error=str(error), retry_s=retry_s)
-                await self._clock.sleep(retry_s)
-                retry_s = min(2 * retry_s, RETRY_MAX_S)
-            else:
-                retry_s = RETRY_MIN_S
+            await self._retrying(self._read_stale, "ledgers that changed")
 
     async def _read_stale(self) -> None:
         """One part. What happens to them meanwhile makes them stale again."""
@@ -288,6 +265,19 @@ class IndexKeeper:
             raise
         if not self._stale:
             self._has_stale.clear()
+
+    async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
+        """What it returns once it succeeds; the pauses grow. The index stays in use as it is."""
+        retry_s = RETRY_MIN_S
+        while True:
+            try:
+                return await read()
+            except SessionLostError:
+                raise
+            except (UnavailableError, UnauthorizedError) as error:
+                log.warning("index.read_failed", what=what, error=str(error), retry_s=retry_s)
+            await self._clock.sleep(retry_s)
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def _tell(self, changed: Collection[int]) -> None:
         """Of changes, and of completed scans."""

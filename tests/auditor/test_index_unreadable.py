@@ -1,0 +1,143 @@
+"""What cannot be read stops nothing, and is never taken for gone."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.index import keeper as keeper_module
+from auditor.index import tree_scan
+from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.store import Operation, Stat
+from tests.auditor.indexing import (
+    keeping,
+    soon,
+    store_of,
+    with_ledgers,
+)
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B1, B4
+from tests.replication.nodes import ROOT
+
+
+@pytest.mark.compat(
+    "G4",
+    verdict="better",
+    why="it is told by id and counted, and every other ledger is known",
+)
+@pytest.mark.parametrize("data", [b"rubbish", b""], ids=["rubbish", "half-written"])
+@in_virtual_time
+async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on(data: bytes) -> None:
+    ledgers = await with_ledgers(10)
+    for ledger_id in (3, 8):
+        await ledgers.damage(ledger_id, data)
+
+    with capture_logs() as logs:
+        async with keeping(ledgers) as keeper:
+            assert keeper.index.unreadable == {3, 8}
+            assert keeper.index.naming(B1) == [0, 1, 2, 4, 5, 6, 7, 9]
+            assert len(keeper.index) == 10
+            await ledgers.damage(4, data)
+            await soon(keeper)
+            assert keeper.index.unreadable == {3, 4, 8}
+
+    (told,) = [line for line in logs if line["event"] == "index.unreadable_ledgers"]
+    assert (told["count"], told["ledger_ids"]) == (2, [3, 8])
+
+
+@in_virtual_time
+async def test_znodes_that_are_no_ledgers_are_reported_and_nothing_more() -> None:
+    ledgers = await with_ledgers(2)
+    await ledgers.store.create(f"{ROOT}/00/0000/garbage")
+    await ledgers.store.create(f"{ROOT}/00/stray")
+
+    with capture_logs() as logs:
+        async with keeping(ledgers) as keeper:
+            assert await soon(keeper) == [0, 1]
+
+    (told,) = [line for line in logs if line["event"] == "index.stray_znodes"]
+    assert told["paths"] == [f"{ROOT}/00/stray", f"{ROOT}/00/0000/garbage"]
+
+
+@in_virtual_time
+async def test_rule_s8_a_walk_that_breaks_off_takes_nothing_out_and_is_tried_again() -> None:
+    ledgers = await with_ledgers(5)
+    async with keeping(ledgers) as keeper:
+        listing, failures = keeper._manager.ledger_ids_of, iter([True, True])
+
+        async def break_off(*args, **options):  # type: ignore[no-untyped-def]
+            async for ledger_ids in listing(*args, **options):
+                if next(failures, False):
+                    raise UnavailableError("broken off")
+                yield ledger_ids
+
+        keeper._manager.ledger_ids_of = break_off  # type: ignore[method-assign]
+        keeper.rescan()
+        await asyncio.sleep(keeper_module.RETRY_MIN_S - 0.1)
+        assert not keeper.is_complete
+        assert len(keeper.index) == 5
+        assert keeper.completed_count == 1
+
+        await asyncio.sleep(3 * keeper_module.RETRY_MIN_S)
+        assert keeper.is_complete
+        assert keeper.completed_count == 2
+        assert len(keeper.index) == 5
+
+
+@in_virtual_time
+async def test_rule_s8_a_ledger_that_is_not_listed_is_gone_only_if_a_second_read_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_scan, "READS_AT_ONCE", 2)
+    ledgers = await with_ledgers(9)
+    async with keeping(ledgers) as keeper:
+        listing = keeper._manager.ledger_ids_of
+
+        async def forget_some(*args, **options):  # type: ignore[no-untyped-def]
+            async for ledger_ids in listing(*args, **options):
+                yield [i for i in ledger_ids if i not in (0, 3, 4, 8)]
+
+        keeper._manager.ledger_ids_of = forget_some  # type: ignore[method-assign]
+        keeper.rescan()
+        assert await soon(keeper) == list(range(9))
+        assert keeper.is_complete
+
+
+@in_virtual_time
+async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers, is_built=False) as keeper:
+        get = store_of(keeper).get
+
+        async def refuse(path: str) -> tuple[bytes, Stat]:
+            if path == ledgers.manager.path(1):
+                raise UnauthorizedError("shut out")
+            return await get(path)
+
+        store_of(keeper).get = refuse  # type: ignore[method-assign]
+
+        assert await soon(keeper) == [0, 1, 2]
+        assert keeper.index.unreadable == {1}
+        assert keeper.is_complete
+
+
+@in_virtual_time
+async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as keeper:
+
+        def lose_reads(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+            is_ours = store is store_of(keeper) and not operations
+            return Fault.LOST_REPLY if is_ours else None
+
+        ledgers.tree.faults = lose_reads
+        await ledgers.write(1, B1, B4)
+        await asyncio.sleep(keeper_module.RETRY_MIN_S / 2)
+        assert keeper.index.naming(B4) == []
+
+        ledgers.tree.faults = None
+        await asyncio.sleep(keeper_module.RETRY_MIN_S)
+        assert keeper.index.naming(B4) == [1]
+        assert keeper.take_touched() == {1}
