@@ -58,7 +58,9 @@ class Marker:
         is not there before that multi was sent again without us."""
 
     async def mark_all(self, ledgers: Sequence[Endangered]) -> int:
-        """Mark in order; returns how many marks were new or grew."""
+        """Mark in order, but for the few multis that are under way together; returns how many marks
+        were new or grew.
+        """
         return await self.mark_stream(_Listed(iter(ledgers)))
 
     async def mark_stream(self, source: MarkSource) -> int:
