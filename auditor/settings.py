@@ -69,8 +69,8 @@ class ChecksSettings:
     """Compares where copies are with the placement policy; reads no entry
     (auditorPeriodicPlacementPolicyCheckInterval)."""
     repairs_placement: bool = False
-    """Whether ledgers whose placement breaks a rule are marked, to be moved
-    (repairedPlacementPolicyNotAdheringBookieEnabled)."""
+    """Whether closed ledgers whose placement breaks a rule are marked, by the leader, and moved, by workers:
+    to be the same on all nodes (repairedPlacementPolicyNotAdheringBookieEnabled)."""
     idle_open_after_s: float = 86_400.0
     """An open ledger that got no entry for so long is reported as idle. 0: none is."""
     overdue_after_s: float = 0.0
