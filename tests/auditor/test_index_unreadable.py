@@ -21,6 +21,8 @@ from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B4
 from tests.replication.nodes import ROOT
 
+LONG = 2**40
+
 
 @pytest.mark.compat(
     "G4",
@@ -141,3 +143,14 @@ async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
         await asyncio.sleep(keeper_module.RETRY_MIN_S)
         assert keeper.index.naming(B4) == [1]
         assert keeper.take_touched() == {1}
+
+
+@in_virtual_time
+async def test_rule_s8_a_server_that_lags_is_waited_for() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers, is_built=False) as keeper:
+        ledgers.tree.lag(store_of(keeper))
+        await ledgers.write(LONG)
+        await ledgers.delete(0)
+
+        assert await soon(keeper) == [1, 2, LONG]
