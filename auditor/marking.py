@@ -56,6 +56,8 @@ class Marker:
         self._ensuring = asyncio.Lock()
         """Directories are made by one at a time: what another one's multi made, and NodeExists told us of,
         is not there before that multi was sent again without us."""
+        self._ensured_count = 0
+        """How often that was done."""
 
     async def mark_all(self, ledgers: Sequence[Endangered]) -> int:
         """Mark in order, but for the few multis that are under way together; returns how many marks
@@ -111,7 +113,8 @@ class Marker:
         for ledger in ledgers:
             new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
             creations += _creations(payloads.mark_path(self._ur, ledger.ledger_id), new)
-        for _ in range(2):
+        for _ in range(TRIES_MAX):
+            ensured_count = self._ensured_count
             try:
                 await self._batcher.send(creations)
             except UnknownOutcomeError:
@@ -119,17 +122,22 @@ class Marker:
             except MultiFailed as failure:
                 if not isinstance(failure.cause, NoNodeError):
                     return False
-                await self._ensure_parents(ledgers)
+                await self._ensure_parents(ledgers, unless_since=ensured_count)
             else:
                 return True
         return False
 
-    async def _ensure_parents(self, ledgers: Sequence[Endangered]) -> None:
-        """The three upper directories, shared by up to 65,536 ledgers each."""
-        paths = (payloads.mark_path(self._ur, ledger.ledger_id) for ledger in ledgers)
+    async def _ensure_parents(self, ledgers: Sequence[Endangered], *, unless_since: int) -> None:
+        """The three upper directories, shared by up to 65,536 ledgers each.
+
+        ``unless_since``: as ``_ensured_count`` was when they lacked; what somebody made since may be them.
+        """
         async with self._ensuring:
-            for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
-                await self._ensure(parent)
+            if self._ensured_count == unless_since:
+                paths = (payloads.mark_path(self._ur, ledger.ledger_id) for ledger in ledgers)
+                for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
+                    await self._ensure(parent)
+                self._ensured_count += 1
 
     # --- One ---------------------------------------------------------------------------------------
 
