@@ -3,7 +3,7 @@
 ``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
 one which comes back empty is noticed, and once only. ``absences``: since when each bookie is away, so that the
 recovery delay goes on. ``audit``: what the last audit found. ``drains``: how far the draining of bookies is.
-``causes``, ``urgent``: see there.
+``causes``, ``urgent``, ``index`` (in ``index.note``): see there.
 """
 
 import json
@@ -13,6 +13,7 @@ from typing import Any
 
 from auditor.absence import StoredAbsences
 from auditor.causes import Cause, causes_path, causes_to_bytes
+from auditor.index.note import IndexNote, index_note_path
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
@@ -105,6 +106,9 @@ class Records:
             "unreadable": list(audit.unreadable[:UNREADABLE_KEPT_MAX]),
         }
         await self._write(_audit_path(self._ur), json.dumps(record).encode())
+
+    async def write_index(self, note: IndexNote) -> None:
+        await self._write(index_note_path(self._ur), note.to_json())
 
     async def write_drains(self, drains: DrainRecord) -> None:
         record = {"version": 1, **asdict(drains)}

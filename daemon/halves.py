@@ -15,6 +15,7 @@ from auditor.election import Election, Leadership
 from auditor.findings import Findings
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
+from auditor.index.note import IndexTeller
 from auditor.marking import Marker
 from auditor.records import Records
 from daemon.checking import run_checks
@@ -122,7 +123,13 @@ async def _lead(
     )
     async with asyncio.TaskGroup() as tasks:
         remembering = _remember_racks(session, batcher, placing)
-        for work in (batcher.run(), drainer.run(), findings.run(), remembering, checks):
+        telling = IndexTeller(
+            keeper,
+            records.write_index,
+            session_id=session.store.session_id,
+            clock=session.clock,
+        ).run()
+        for work in (batcher.run(), drainer.run(), findings.run(), remembering, checks, telling):
             tasks.create_task(work)
         await auditor.run()
 

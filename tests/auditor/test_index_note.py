@@ -1,0 +1,83 @@
+"""What the leader leaves for people of how far its index is."""
+
+import asyncio
+
+import pytest
+
+from auditor.index.keeper import IndexKeeper
+from auditor.index.note import (
+    WRITE_INTERVAL_S,
+    IndexNote,
+    IndexTeller,
+    index_note_path,
+    read_index_note,
+)
+from auditor.index.progress import ScanProgress
+from tests.auditor.auditing import leading
+from tests.auditor.scenes import with_ledgers
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import UR
+
+
+def unbuilt(cluster: Cluster) -> IndexKeeper:
+    """That nobody runs: the test says how far it is."""
+    return IndexKeeper(
+        store=cluster.store,
+        manager=cluster.manager,
+        clock=cluster.clock,
+        rescan_interval_s=3_600,
+    )
+
+
+@in_virtual_time
+async def test_it_is_told_when_it_begins_now_and_then_and_when_it_is_complete() -> None:
+    cluster = await Cluster.start()
+    keeper, told = unbuilt(cluster), list[IndexNote]()
+
+    async def note(each: IndexNote) -> None:
+        told.append(each)
+
+    teller = IndexTeller(keeper, note, session_id=5, clock=cluster.clock)
+    keeper.progress = ScanProgress(expected_count=1_000, started_s=0.0, read_count=10)
+    await teller.run_once()
+    keeper.progress.read_count = 20
+    await teller.run_once()
+    await asyncio.sleep(WRITE_INTERVAL_S)
+    await teller.run_once()
+
+    assert [(each.is_complete, each.read_count) for each in told] == [(False, 10), (False, 20)]
+    assert (told[0].expected_count, told[0].session_id) == (1_000, 5)
+
+
+@in_virtual_time
+async def test_the_next_leader_writes_its_own_over_it() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B2))
+    for _ in range(2):
+        async with leading(cluster) as leader:
+            await asyncio.sleep(1)
+            session_id = leader.store.session_id
+            teller = IndexTeller(
+                leader.keeper,
+                leader.records.write_index,
+                session_id=session_id,
+                clock=cluster.clock,
+            )
+            await teller.run_once()
+            found = await read_index_note(cluster.store, UR)
+
+        assert found is not None
+        assert (found.session_id, found.is_complete, found.ledger_count) == (session_id, True, 2)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b'{"version": 1, "session_id": "x"}'], ids=repr
+)
+@in_virtual_time
+async def test_a_note_that_cannot_be_read_is_none(data: bytes) -> None:
+    cluster = await Cluster.start()
+    assert await read_index_note(cluster.store, UR) is None
+
+    await cluster.store.create(index_note_path(UR), data, with_parents=True)
+
+    assert await read_index_note(cluster.store, UR) is None
