@@ -1,9 +1,12 @@
 """How closely a run looks, and all that an executor needs to know of the run: values that can be pickled."""
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ledgers.errors import SettingsError
+from ledgers.metadata import BookieId
+from ledgers.placement import Rule
 
 
 class Level(enum.Enum):
@@ -44,6 +47,12 @@ class FsckOptions:
     """Of one executor, and the less the more of them there are (rule S10)."""
     idle_open_after_s: float = 86_400.0
     """An open ledger whose metadata is older, and whose last entry stands still, is idle."""
+    rule: Rule | None = None
+    """Of the placement policy. None: nothing is said of where copies are."""
+    racks: Mapping[BookieId, str] = field(default_factory=dict)
+    """Where bookies are, or were; of those that are missing here nobody knows it."""
+    ledgers_at_once: int = 64
+    """That one executor looks at."""
     default_password: str = ""
     default_digest_type: str = "CRC32"
 
@@ -54,3 +63,5 @@ class FsckOptions:
             raise SettingsError.not_allowed(
                 "reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, "1 to 500"
             )
+        if not 1 <= self.ledgers_at_once <= 1_000:
+            raise SettingsError.not_allowed("ledgers_at_once", self.ledgers_at_once, "1 to 1000")

@@ -7,18 +7,27 @@ from ledgers.metadata import BookieId
 
 
 class Grade(enum.Enum):
-    """By the entry that is worst off. Its value stands in results: never change one."""
+    """By the entry that is worst off. Its value stands in results: never change one.
+
+    A copy that a level does not look at counts as good, for as long as what it looked at of that bookie's was.
+    One that was not answered for may be good or not: it makes no grade worse than ``UNKNOWN``, and none better.
+    """
 
     LOST = "lost"
-    """No good copy."""
+    """No good copy, not on a former member either; every copy was answered for."""
     AT_RISK = "at_risk"
-    """One good copy, where the write quorum is above one."""
+    """One copy at most, where the write quorum is above one; or none but a former member's."""
     DEGRADED = "degraded"
-    """Fewer good copies than the write quorum."""
+    """Fewer copies than the write quorum."""
     UNKNOWN = "unknown"
-    """Too few copies were answered for to say anything better."""
+    """Copies were not answered for, and nothing is known to be wrong."""
     WHOLE = "whole"
     """As many good copies as the write quorum."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the worst."""
+        return list(Grade).index(self)
 
 
 class Finding(enum.Enum):
@@ -32,9 +41,9 @@ class Finding(enum.Enum):
     NOT_ANSWERED = "not_answered"
     """Nobody answered for a copy: it is unknown, never missing."""
     BOOKIE_GONE = "bookie_gone"
-    """The bookie is not registered."""
+    """The bookie is not registered: its copies are missed, but that they are lost is not known."""
     ACK_QUORUM_ONLY = "ack_quorum_only"
-    """Entries of an earlier fragment with at least the ack quorum of copies, as is legal."""
+    """Entries of a fragment that was, or is, written without some bookie, as is legal with the ack quorum."""
     MISPLACED = "misplaced"
     """The ensemble breaks the placement policy."""
     STRAY = "stray"
@@ -64,7 +73,8 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentVerdict:
-    """``copies_least``: known good copies of its worst entry. ``last_entry_id`` -1: it holds none (yet)."""
+    """``copies_least``: good copies of its worst entry, as far as known. It is empty where ``last_entry_id`` is
+    below ``first_entry_id``; of an open one, ``last_entry_id`` is the last that is known to be acknowledged."""
 
     first_entry_id: int
     last_entry_id: int
@@ -78,7 +88,8 @@ class FragmentVerdict:
 class LedgerVerdict:
     """One ledger's row. ``findings`` without repetition, in the order above; ``evidence`` is bounded.
 
-    ``rests_on_unknown``: some copy was not answered for, so that the truth may be better, not worse.
+    ``rests_on_unknown``: some copy was not answered for (of a bookie that is gone, too), so that the truth may
+    be another: worse than the grade, or, with a bookie that is gone, better.
     """
 
     ledger_id: int
@@ -92,6 +103,7 @@ class LedgerVerdict:
     """``open``, ``in_recovery``, ``closed``; empty where the metadata cannot be read."""
     length: int = 0
     last_entry_id: int = -1
+    """Of a ledger that is not closed, the last that is known to be acknowledged."""
     metadata_version: int = -1
     """The znode's."""
     mtime_ms: int = 0
@@ -99,3 +111,23 @@ class LedgerVerdict:
     entries_read: int = 0
     bytes_read: int = 0
     checked_ms: int = 0
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether somebody should do something: exit code 1. Copies that are legally missing are no reason."""
+        if Finding.SUSPECT in self.findings:
+            return True
+        if self.grade in (Grade.LOST, Grade.AT_RISK):
+            return True
+        return self.grade is Grade.DEGRADED and bool(_DAMAGE.intersection(self.findings))
+
+    @property
+    def seems_wrong(self) -> bool:
+        """Whether it is worth a second look, before anything is said of it."""
+        return self.grade is not Grade.WHOLE or bool(_DOUBTFUL.intersection(self.findings))
+
+
+_DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
+"""What makes a ledger degraded that it should not be."""
+_DOUBTFUL = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
+"""What a second look may make go away, whatever the grade."""
