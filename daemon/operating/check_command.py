@@ -124,12 +124,12 @@ def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:
     click.echo(f"the checks {state}" + ("" if has_changed else ", as before"))
 
 
-NOTHING_SAID = ("gone", "skipped")
-NOTHING_KNOWN = ("unknown", "unopened", "unreadable", "failed")
+NOTHING_WRONG = ("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft")
+NOTHING_KNOWN = ("unknown", "open_unknown", "unopened", "unreadable", "failed")
 
 
 def _exit_code(run: CheckRun) -> int:
-    kinds = {kind for kind, count in run.counts.items() if count and kind not in NOTHING_SAID}
+    kinds = {kind for kind, count in run.counts.items() if count and kind not in NOTHING_WRONG}
     if kinds.difference(NOTHING_KNOWN):
         return EXIT_FAILED
     return EXIT_UNKNOWN if kinds else 0
