@@ -41,6 +41,30 @@ def test_a_ledger_is_found_again_below_its_parents(layout: Layout, data: st.Data
     assert layout.is_parent(root, root)
 
 
+@LAYOUTS
+@given(data=st.data())
+def test_the_ids_below_a_directory_of_the_root_are_those_whose_paths_begin_with_it(
+    layout: Layout, data: st.DataObject
+) -> None:
+    bounds = [bound for bound in NEAR_BOUNDS if bound < layout.ledger_id_stop]
+    ids = st.integers(0, layout.ledger_id_stop - 1) | st.sampled_from(bounds)
+    ledger_id, other_id = data.draw(st.tuples(ids, ids))
+
+    tree = tree_of(layout, ledger_id)
+
+    assert (other_id in layout.ids_below(ROOT, tree)) == (tree_of(layout, other_id) == tree)
+    assert other_id in layout.ids_below(ROOT, ROOT)
+
+
+NEAR_BOUNDS = [0, 10**8 - 1, 10**8, 2**31 - 2, 2**31 - 1, 10**16 - 1, 10**16, 2**63 - 1]
+
+
+def tree_of(layout: Layout, ledger_id: int) -> str:
+    """The topmost directory above it that is not the root; of a flat layout, the root."""
+    name = layout.path(ROOT, ledger_id).removeprefix(f"{ROOT}/")
+    return ROOT if layout is Layout.FLAT else f"{ROOT}/{name.split('/')[0]}"
+
+
 @pytest.mark.parametrize("case", cases("root_children"), ids=lambda case: case["child_of_root"])
 @pytest.mark.parametrize(
     ("layout", "field"),
