@@ -220,6 +220,25 @@ def test_a_check_is_not_held_to_the_pace_of_copying() -> None:
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
+def test_where_reads_are_paced_a_check_waits_for_its_turn_and_no_time_runs_out(
+    reads_batches: bool,
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(500))
+        scene.bulk.pace.set(entries_per_s=100, bytes_per_s=0)
+        reading = asyncio.create_task(scene.run(scene.halves(500, target=None)))
+
+        await scene.wait_checks(3.0)
+
+        assert 0 < scene.bulk.totals.entries_read <= 300
+        assert not reading.done()
+        scene.bulk.pace.set(entries_per_s=0, bytes_per_s=0)
+        assert (await reading).entry_count == 500
+
+    play(act, paces_reads=True, reads_batches=reads_batches, timeout_s=1.0)
+
+
+@pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
 def test_what_is_on_its_way_is_bounded_whatever_the_number_of_targets(reads_batches: bool) -> None:
     async def act(scene: Scene) -> None:
         targets = [scene.target, *scene.others]
