@@ -76,8 +76,8 @@ class CheckRow:
         if self.last is not None:
             took = duration_text(self.last.active_ms / 1000)
             lines.append(
-                f"  found {_ago(self.last.finished_ms or now_ms, now_ms)}, of "
-                f"{self.last.ledger_count:,} ledgers in {took}: {counts_text(self.last)}"
+                f"  its last run looked at {self.last.ledger_count:,} ledgers in {took}: "
+                f"{counts_text(self.last)}"
             )
         return "\n".join(lines)
 

@@ -86,7 +86,7 @@ async def test_a_run_under_way_is_shown_with_what_is_left_and_the_last_ones_find
     assert row.to_text(now_ms=now_ms).split("\n") == [
         "all-ledgers: last run 1 min ago; a run is under way",
         "  50 ledgers looked at, about 150 left, 30 s to go at 5 a second; 2 found, 1 marked",
-        "  found 1 min ago, of 50 ledgers in 10 s: 2 found, 1 marked",
+        "  its last run looked at 50 ledgers in 10 s: 2 found, 1 marked",
     ]
     assert row.to_json()["running"]["remaining_s"] == 30
 
