@@ -128,7 +128,9 @@ async def test_marks_come_in_the_order_of_danger() -> None:
     async with drained_soon(cluster, B1, B2):
         assert await own_marks(cluster) == [0, 1]
 
-    assert list(dict.fromkeys(marked)) == [1, 0], "the one with both copies on draining bookies comes first"
+    assert list(dict.fromkeys(marked)) == [1, 0], (
+        "the one with both copies on draining bookies comes first"
+    )
 
 
 @in_virtual_time
