@@ -3,11 +3,12 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.election import current_leader
 from auditor.records import AuditRecord, last_audit
+from daemon.leader_status import LeaderState, gather_leader
 from daemon.operating.bookies import BookieRow, BookieState, bookie_rows
 from daemon.operating.hold import current_hold, hold_record
 from daemon.operating.progress import printable
@@ -41,7 +42,7 @@ VERDICTS = {
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
     "disabled": "ledgers are marked, and auto-recovery is switched off",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
-    "bookies-lost": "nothing is marked, but a bookie is lost",
+    "bookies-lost": "nothing is marked, but a bookie is lost, or will be after the recovery delay",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
     "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read, and nobody follows it",
 }
@@ -76,6 +77,8 @@ class Status:
     """The bookies that drain, or are under maintenance."""
     hold: HoldOrder | None = None
     """The one that stands now."""
+    auditing: LeaderState = field(default_factory=LeaderState)
+    """Of the leader, where it is one of ours."""
     unreadable_orders: tuple[str, ...] = ()
     """Paths of orders that nobody can read, and so nobody follows."""
     foreign_locks: tuple[LockedLedger, ...] = ()
@@ -119,11 +122,13 @@ class Status:
             },
             "is_disabled": self.is_disabled,
             "last_audit": audit_record(self.audit) if self.audit else None,
+            "auditing": self.auditing.to_json(),
             "queue": {
                 "marked": self.marked_count,
                 "under_repair": self.under_repair,
                 "by_missing_bookies": {str(missing): count for missing, count in self.by_missing},
                 "by_lost_bookie": dict(self.by_bookie),
+                "by_cause": dict(self.auditing.by_cause),
                 "own_marked": self.own_marked_count,
                 "foreign_locks": [lock_record(lock) for lock in self.foreign_locks],
             },
@@ -190,19 +195,21 @@ async def gather_status(cluster: Visit) -> Status:
     noted = sorted(await notes.ledger_ids() & (marked_ids | own_ids))
     orders = await OrderBook(store, ur).read()
     bookies = await bookie_rows(cluster, orders, clock=SystemClock())
+    leader_node = next(
+        (n.info for n in nodes if leader and n.session_id == leader.session_id), None
+    )
+    lost = tuple(
+        row.bookie
+        for row in bookies
+        if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
+    )
     return Status(
         leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
-        leader_node=next(
-            (n.info for n in nodes if leader and n.session_id == leader.session_id), None
-        ),
+        leader_node=leader_node,
         nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
         writable=tuple(row.bookie for row in bookies if row.state is BookieState.WRITABLE),
         read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
-        lost=tuple(
-            row.bookie
-            for row in bookies
-            if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
-        ),
+        lost=lost,
         is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
@@ -216,6 +223,13 @@ async def gather_status(cluster: Visit) -> Status:
             row for row in bookies if row.drain is not None or row.maintenance is not None
         ),
         hold=await current_hold(cluster, clock=SystemClock()),
+        auditing=await gather_leader(
+            cluster,
+            leader_session_id=leader.session_id if leader and leader_node else None,
+            away=lost,
+            marked=marked,
+            clock=SystemClock(),
+        ),
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
     )

@@ -10,6 +10,7 @@ import click
 
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
+from daemon.leader_status import check_texts, index_text, pending_text
 from daemon.operating.hold import hold_text
 from daemon.operating.progress import counted, printable
 from daemon.operating.unreadable_orders import unreadable_texts
@@ -20,6 +21,7 @@ from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 
 LEDGERS_SHOWN_MAX = 8
+BOOKIES_SHOWN_MAX = 20
 
 
 @click.command()
@@ -43,6 +45,13 @@ status.help = "\n".join(
         "\b",
         *(f"  {verdict:<17} {meaning}" for verdict, meaning in VERDICTS.items()),
         "",
+        "As JSON, besides: leader, leader_node (null while Java leads), nodes; bookies (lost: all that are set",
+        "up and away, those included that have time left); queue: marked ledgers by_missing_bookies,",
+        "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
+        "auditing, of a leader of ours: index (is_complete; read of expected while it is built), recovery_delay_s,",
+        "pending_losses (lost_ms: when each will be lost), running_checks (ledgers_left, remaining_s, counts);",
+        "hold, last_audit, ordered_bookies, waiting.",
+        "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does. Exits 0 when whole, 1 when not, 3 when it could not tell.",
     ]
@@ -51,14 +60,15 @@ status.help = "\n".join(
 
 def render(found: Status, *, now_ms: int) -> str:
     """The same for people, a fact a line."""
+    auditing = found.auditing
     lines = [] if found.hold is None else [f"HOLD      {hold_text(found.hold, now_ms=now_ms)}"]
     lines += [
         f"verdict   {found.verdict}"
         + (" (auto-recovery is disabled)" if found.is_disabled else ""),
         f"leader    {_leader(found)}",
+        *([f"index     {index_text(auditing.index)}"] if auditing.index else []),
         f"nodes     {_nodes(found)}",
-        f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only, "
-        f"{len(found.lost)} lost" + "".join(f"\n          lost: {b}" for b in found.lost),
+        _bookies(found, now_ms=now_ms),
         f"queue     {counted(found.marked_count, 'ledger')} marked, {found.under_repair} locked for repair, "
         f"{found.waiting_count} waiting",
     ]
@@ -66,6 +76,9 @@ def render(found: Status, *, now_ms: int) -> str:
         f"          {count} missing {missing} {'bookie' if missing == 1 else 'bookies'}"
         for missing, count in found.by_missing
     ]
+    if auditing.by_cause:
+        causes = ", ".join(f"{count} {cause}" for cause, count in auditing.by_cause)
+        lines.append(f"          because: {causes}")
     if found.own_marked_count:
         lines.append(f"          {found.own_marked_count} more to be drained or repaired by hand")
     if found.foreign_locks:
@@ -75,12 +88,28 @@ def render(found: Status, *, now_ms: int) -> str:
     lines += [f"{'' if index else 'orders':<10}{text}" for index, text in enumerate(orders)]
     if found.audit is not None:
         lines.append(f"audit     {_audit(found.audit, now_ms=now_ms)}")
+    lines += [f"checking  {text}" for text in check_texts(auditing.checks)]
     if found.waiting:
         shown, total = len(found.waiting), found.waiting_count
         first = f"the first {shown} of {total}; " if shown < total else ""
         lines.append(f"waiting   ({first}bookmender queue list tells of each)")
         lines += [_waiting(reason, found.waiting, now_ms=now_ms) for reason in Reason]
     return "\n".join(line for line in lines if line)
+
+
+def _bookies(found: Status, *, now_ms: int) -> str:
+    """Those first that are lost for good, then those that have time left."""
+    pending = {loss.bookie for loss in found.auditing.pending}
+    lost = [bookie for bookie in found.lost if bookie not in pending]
+    text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only, {len(lost)} lost"
+    if pending:
+        text += f", {len(pending)} away"
+    lines = [
+        *(f"lost: {bookie}" for bookie in lost),
+        *(f"away: {pending_text(loss, now_ms=now_ms)}" for loss in found.auditing.pending),
+    ]
+    more = [f"and {len(lines) - BOOKIES_SHOWN_MAX} more"] if len(lines) > BOOKIES_SHOWN_MAX else []
+    return "\n          ".join([text, *lines[:BOOKIES_SHOWN_MAX], *more])
 
 
 def _audit(audit: AuditRecord, *, now_ms: int) -> str:

@@ -401,8 +401,15 @@ async def test_the_json_has_what_the_text_has() -> None:
         "under_repair": 0,
         "by_missing_bookies": {"1": 1},
         "by_lost_bookie": {BookieId(B1): 1},
+        "by_cause": {"unknown": 1},
         "own_marked": 0,
         "foreign_locks": [],
+    }
+    assert record["auditing"] == {
+        "index": None,
+        "recovery_delay_s": 0,
+        "pending_losses": [],
+        "running_checks": [],
     }
     assert record["waiting"]["ledgers"] == [
         {

@@ -1,0 +1,145 @@
+"""What the leader of ours is about, as it stands in the store: its index, who is away, a check, why marks stand."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from auditor.causes import MarkReasons
+from auditor.delay import read_delay
+from auditor.index.note import IndexNote, read_index_note
+from auditor.records import read_absences
+from daemon.operating.checks import CheckRow, read_checks, run_record, run_text
+from daemon.operating.progress import counted, duration_text
+from daemon.visit import Visit
+from ledgers.clock import Clock
+from ledgers.metadata import BookieId
+from replication.queue.listing import MarkedLedger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingLoss:
+    """A bookie that is away, and will be lost at ``due_ms`` (wall clock)."""
+
+    bookie: BookieId
+    since_ms: int
+    due_ms: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"bookie": self.bookie, "since_ms": self.since_ms, "lost_ms": self.due_ms}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderState:
+    """``index``: None where the leader is none of ours, or has not said yet. ``pending``: the next one first.
+
+    ``by_cause``: marked ledgers by why they are; one with several causes counts for each.
+    ``checks``: those under way.
+    """
+
+    index: IndexNote | None = None
+    recovery_delay_s: int = 0
+    pending: tuple[PendingLoss, ...] = ()
+    by_cause: tuple[tuple[str, int], ...] = ()
+    checks: tuple[CheckRow, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "index": None if self.index is None else _index_record(self.index),
+            "recovery_delay_s": self.recovery_delay_s,
+            "pending_losses": [each.to_json() for each in self.pending],
+            "running_checks": [
+                {"check": row.name, **run_record(row.running)} for row in self.checks if row.running
+            ],
+        }
+
+
+def _index_record(note: IndexNote) -> dict[str, Any]:
+    return {
+        "is_complete": note.is_complete,
+        "ledgers": note.ledger_count,
+        "unreadable": note.unreadable_count,
+        "read": note.read_count,
+        "expected": note.expected_count or None,
+        "written_ms": note.written_ms,
+    }
+
+
+def index_text(note: IndexNote) -> str:
+    if note.is_complete:
+        return f"complete, {counted(note.ledger_count, 'ledger')} when it was built"
+    of = f" of about {note.expected_count:,}" if note.expected_count else ""
+    return (
+        f"being built, {note.read_count:,}{of} ledgers read: losses are marked as far as it knows"
+    )
+
+
+def pending_text(loss: PendingLoss, *, now_ms: int) -> str:
+    left_s = (loss.due_ms - now_ms) / 1000
+    return f"{loss.bookie} lost " + ("now" if left_s <= 0 else f"in {duration_text(left_s)}")
+
+
+def check_texts(checks: Sequence[CheckRow]) -> list[str]:
+    return [f"{row.name}: {run_text(row.running)}" for row in checks if row.running is not None]
+
+
+async def gather_leader(
+    cluster: Visit,
+    *,
+    leader_session_id: int | None,
+    away: Collection[BookieId],
+    marked: Sequence[MarkedLedger],
+    clock: Clock,
+) -> LeaderState:
+    """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in time."""
+    store, ur = cluster.store, cluster.ur
+    delay = await read_delay(
+        store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
+    )
+    by_cause = tuple(sorted((await _cause_counts(cluster, marked)).items()))
+    if leader_session_id is None:  # what an earlier leader of ours left says nothing of now
+        return LeaderState(recovery_delay_s=delay.delay_s, by_cause=by_cause)
+    index = await read_index_note(store, ur)
+    is_its_own = index is not None and index.session_id == leader_session_id
+    checks = await read_checks(cluster, clock=clock)
+    return LeaderState(
+        index=index if is_its_own else None,
+        recovery_delay_s=delay.delay_s,
+        pending=await _pending(cluster, away, delay_s=delay.delay_s, now_ms=clock.wall_ms()),
+        by_cause=by_cause,
+        checks=tuple(row for row in checks.rows if row.running is not None),
+    )
+
+
+async def _pending(
+    cluster: Visit, away: Collection[BookieId], *, delay_s: int, now_ms: int
+) -> tuple[PendingLoss, ...]:
+    since_ms = (await read_absences(cluster.store, cluster.ur)).since_ms
+    losses = [
+        PendingLoss(bookie=b, since_ms=since_ms[b], due_ms=since_ms[b] + delay_s * 1000)
+        for b in away
+        if b in since_ms
+    ]
+    return tuple(
+        sorted(
+            (loss for loss in losses if loss.due_ms > now_ms),
+            key=lambda loss: (loss.due_ms, loss.bookie),
+        )
+    )
+
+
+async def _cause_counts(cluster: Visit, marked: Sequence[MarkedLedger]) -> Counter[str]:
+    ledger_ids = [ledger.ledger_id for ledger in marked]
+    if not ledger_ids:
+        return Counter()
+    reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
+    return Counter(
+        cause
+        for ledger in marked
+        for cause in {
+            reason.cause
+            for reason in reasons.of(
+                ledger.ledger_id, ledger.mark.replicas if ledger.mark else (), is_own=False
+            )
+        }
+    )

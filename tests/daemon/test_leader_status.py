@@ -1,0 +1,151 @@
+"""What ``bookmender status`` tells of a leader of ours: its index, who is away, its checks, why marks stand."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from auditor.absence import StoredAbsences
+from auditor.checks.kinds import KINDS
+from auditor.checks.records import CheckRecord, CheckRun, check_path
+from auditor.index.note import IndexNote, index_note_path
+from auditor.settings import AuditorSettings
+from daemon.leader_status import LeaderState, PendingLoss, gather_leader, index_text
+from daemon.operating.checks import CheckRow
+from daemon.status_command import render
+from ledgers.metadata import BookieId
+from replication.queue.listing import read_marks
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import SOON_S, delayed, with_ledgers
+from tests.daemon.test_status import WHOLE
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR
+
+CHECK = KINDS[0].name
+BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=1_200)
+BUILDING = replace(BUILT, is_complete=False, read_count=300, expected_count=1_000)
+RUN = CheckRun(started_ms=1, ledger_count=10, ledgers_left=30, active_ms=5_000)
+
+
+async def gathered(cluster: Cluster, session_id: int | None, *away: BookieId) -> LeaderState:
+    marked = await read_marks(cluster.store, UR, await cluster.marked())
+    return await gather_leader(
+        visiting(cluster),
+        leader_session_id=session_id,
+        away=away,
+        marked=marked,
+        clock=cluster.clock,
+    )
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_away_has_time_left_and_a_lost_one_has_a_cause() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, settings=delayed(100)) as leader:
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+        before = await gathered(cluster, leader.store.session_id, B1)
+        await asyncio.sleep(60)
+        after = await gathered(cluster, leader.store.session_id, B1)
+
+    [loss] = before.pending
+    assert loss.bookie == B1
+    assert loss.due_ms - loss.since_ms == 100_000
+    assert (before.recovery_delay_s, before.by_cause) == (100, ())
+    assert (after.pending, after.by_cause) == ((), (("lost", 1),))
+
+
+@in_virtual_time
+async def test_marks_of_another_auditor_have_no_cause_that_we_know() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.mark(B1, ledger_id=0)
+
+    assert (await gathered(cluster, None)).by_cause == (("unknown", 1),)
+
+
+@in_virtual_time
+async def test_what_a_leader_before_left_is_not_told_as_this_ones() -> None:
+    cluster = await with_ledgers((B1, B2))
+    absences = StoredAbsences(since_ms={B1: cluster.clock.wall_ms()}, seen_ms=0)
+    async with auditing(cluster, settings=AuditorSettings()) as leader:
+        await leader.records.write_absences(absences)
+        await leader.records.write_index(BUILT)
+        await asyncio.sleep(SOON_S)
+        assert (await gathered(cluster, BUILT.session_id)).index == BUILT
+
+        assert (await gathered(cluster, BUILT.session_id + 1)).index is None
+    assert await gathered(cluster, None, B1) == LeaderState(), "Java leads"
+
+
+@in_virtual_time
+async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -> None:
+    cluster = await Cluster.start()
+    path = check_path(UR, CHECK)
+    await cluster.store.create(path, CheckRecord(running=RUN).to_json(), with_parents=True)
+    [row] = (await gathered(cluster, 5)).checks
+    assert (row.name, row.running) == (CHECK, RUN)
+
+    await cluster.store.set(path, CheckRecord(last=RUN, last_ms=2).to_json(), version=-1)
+
+    assert (await gathered(cluster, 5)).checks == ()
+
+
+@in_virtual_time
+async def test_what_a_later_release_wrote_is_as_good_as_nothing() -> None:
+    cluster = await Cluster.start()
+    for path in (index_note_path(UR), check_path(UR, CHECK), f"{UR}/bookmender/absences"):
+        await cluster.store.create(path, b'{"version": 9}', with_parents=True)
+
+    assert await gathered(cluster, 5, B1) == LeaderState()
+
+
+def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
+    state = LeaderState(
+        index=BUILDING,
+        pending=(PendingLoss(bookie=B2, since_ms=0, due_ms=90_000),),
+        by_cause=(("all-ledgers", 1), ("lost", 2)),
+        checks=(CheckRow(name=CHECK, about="", interval_s=1.0, running=RUN),),
+    )
+    status = replace(
+        WHOLE, lost=(B1, B2), marked_count=3, by_missing=((1, 3),), auditing=state, writable=(B3,)
+    )
+
+    assert render(status, now_ms=30_000).splitlines() == [
+        "verdict   repairing",
+        "leader    none: no auditor is running",
+        "index     being built, 300 of about 1,000 ledgers read: losses are marked as far as it knows",
+        "nodes     none: start one with bookmender daemon",
+        "bookies   1 writable, 0 read-only, 1 lost, 1 away",
+        f"          lost: {B1}",
+        f"          away: {B2} lost in 1 min",
+        "queue     3 ledgers marked, 0 locked for repair, 0 waiting",
+        "          3 missing 1 bookie",
+        "          because: 1 all-ledgers, 2 lost",
+        f"checking  {CHECK}: 10 ledgers looked at, about 30 left, 15 s to go at 2 a second",
+    ]
+
+
+def test_hundreds_of_lost_bookies_leave_room_on_the_screen() -> None:
+    many = tuple(BookieId(f"b{number}:3181") for number in range(300))
+
+    lines = render(replace(WHOLE, lost=many), now_ms=0).splitlines()
+
+    assert len(lines) < 30
+    assert "          and 280 more" in lines
+
+
+@pytest.mark.parametrize(
+    ("note", "text"),
+    [
+        (BUILT, "complete, 1,200 ledgers when it was built"),
+        (
+            replace(BUILDING, expected_count=0),
+            "being built, 300 ledgers read: losses are marked as far as it knows",
+        ),
+    ],
+    ids=["complete", "nobody knows how many there are"],
+)
+def test_the_index_is_complete_or_so_far(note: IndexNote, text: str) -> None:
+    assert index_text(note) == text
