@@ -151,7 +151,9 @@ class RuledPlacement:
         ack_quorum: int,
         excluded: Collection[BookieId] = (),
     ) -> tuple[Move, ...]:
-        allowed = _allowed(candidates, {*excluded, *ensemble})
+        # Where nobody knows a place, nobody knows that it is better.
+        known = [each for each in candidates if each.rack != DEFAULT_RACK]
+        allowed = _allowed(known, {*excluded, *ensemble})
         pools = _by_rack(allowed)
         shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
         layout = tuple(self._racks(ensemble, candidates))

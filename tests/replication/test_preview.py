@@ -1,13 +1,19 @@
 """Plans that are shown and not carried out."""
 
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from ledgers.memory.bookies import NO_FAULT, Fault, Op, no_faults
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, LedgerState
-from ledgers.placement import RandomPlacement
+from ledgers.placement import (
+    DEFAULT_RACK,
+    PlacementPolicy,
+    RackRule,
+    RandomPlacement,
+    RuledPlacement,
+)
 from ledgers.registration import Registration
 from ledgers.store import Operation
 from replication.cluster.cluster_view import ViewSource
@@ -44,7 +50,13 @@ async def touching_nothing(cluster: Cluster) -> AsyncIterator[None]:
     cluster.bookies.faults, cluster.tree.faults = no_faults, None
 
 
-async def preview(cluster: Cluster, *, local: BookieId | None = None) -> Preview:
+async def preview(
+    cluster: Cluster,
+    *,
+    local: BookieId | None = None,
+    racks: Mapping[BookieId, str] | None = None,
+    moves_misplaced: bool = False,
+) -> Preview:
     rng = random.Random(cluster.seed)
     views = ViewSource(
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
@@ -56,8 +68,17 @@ async def preview(cluster: Cluster, *, local: BookieId | None = None) -> Preview
         rng=rng,
         fallback_digest=DIGEST,
     )
-    receivers = Receivers(RandomPlacement(rng, local=local), clock=cluster.clock, local=local)
-    previewer = Previewer(surveyor, receivers, await views.refresh())
+    placement: PlacementPolicy = RandomPlacement(rng, local=local)
+    if racks is not None:
+        placement = RuledPlacement(RackRule(), rng, locate=racks.get)
+    receivers = Receivers(
+        placement,
+        clock=cluster.clock,
+        local=local,
+        rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
+    )
+    view = await views.refresh()
+    previewer = Previewer(surveyor, receivers, view, moves_misplaced=moves_misplaced)
     async with touching_nothing(cluster):
         return await previewer.preview(LEDGER)
 
@@ -151,3 +172,17 @@ async def test_metadata_that_cannot_be_read_is_in_the_way() -> None:
     found = await preview(cluster)
 
     assert [b.reason for b in found.plan.blocked] == [Reason.CORRUPT_METADATA]
+
+
+@in_virtual_time
+async def test_what_is_to_be_moved_is_shown_where_that_is_wanted() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    racks = {B1: "/a", B2: "/a", B3: "/b"}
+
+    unwanted = await preview(cluster, racks=racks)
+    wanted = await preview(cluster, racks=racks, moves_misplaced=True)
+
+    assert unwanted.plan.is_whole
+    [step] = wanted.repairs
+    assert step.target == B3
