@@ -425,7 +425,7 @@ async def test_where_no_entry_fits_the_configured_key_the_key_is_suspect_not_the
 # --- What stops nothing ------------------------------------------------------------------------------
 
 
-@pytest.mark.compat("G5", verdict="better")
+@pytest.mark.compat("G5", verdict="better", why="it is counted, and the rest goes on")
 @in_virtual_time
 async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() -> None:
     cluster = await five_ledgers()

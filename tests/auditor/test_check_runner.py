@@ -151,7 +151,7 @@ async def test_of_several_that_are_due_one_runs_at_a_time_the_longest_due_first(
     assert begun[1][1] - begun[0][1] >= 1.0, "the second waited for the first"
 
 
-@pytest.mark.compat("G34", verdict="better")
+@pytest.mark.compat("G34", verdict="better", why="the leader watches the time that is taken back")
 @pytest.mark.parametrize("age_days", [21, None], ids=["taken back by 21 days", "deleted"])
 @pytest.mark.parametrize("interval_s", [HOUR_S, 30 * 24 * HOUR_S, 0])
 @in_virtual_time
@@ -525,6 +525,44 @@ def test_a_record_reads_back_as_it_was_written() -> None:
         CheckRecord(last_ms=0),
     ):
         assert CheckRecord.parse(parse_record(found.to_json())) == found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=pytest.mark.compat(
+                f"TestLedgerUnderreplicationManager.test{name}CTime", verdict="same"
+            ),
+            id=kind.name,
+        )
+        for kind, name in (
+            (ALL_LEDGERS, "CheckAllLedgers"),
+            (PLACEMENT, "PlacementPolicyCheck"),
+            (REPLICAS, "ReplicasCheck"),
+        )
+    ],
+)
+@in_virtual_time
+async def test_when_a_check_ran_last_stands_as_java_writes_it(kind: CheckKind) -> None:
+    cluster = await ten_ledgers()
+    assert kind.audit is not None
+    assert await checked_at_ms(cluster, kind) is None
+
+    for time_ms, data in (
+        (1_700_000_000_000, "0880d095ffbc31"),
+        (1_795_258_083_503, "08afd1e1ed9f34"),
+    ):
+        async with checker(cluster) as made:
+            last = CheckRun(started_ms=1, finished_ms=time_ms)
+            written = CheckRecord(last=last, last_ms=time_ms)
+            await made.runner._records.write_finished(kind.name, written, kind.audit)
+
+        stored, _ = await cluster.store.get(payloads.audit_time_path(UR, kind.audit))
+        assert stored == bytes.fromhex(data)
+        assert await checked_at_ms(cluster, kind) == time_ms
+        assert (await record(cluster, kind)).last == last
 
 
 @in_virtual_time
