@@ -30,7 +30,7 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
-from replication.queue import payloads
+from replication.queue.disable_switch import DisableSwitch
 
 log = structlog.get_logger()
 
@@ -99,7 +99,7 @@ class Auditor:
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
         self._causes: dict[BookieId, Cause] = {}
         """As they are stored."""
-        self._is_disabled = False
+        self._switch = DisableSwitch(store, ur)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
         self._wake = asyncio.Event()
@@ -207,8 +207,7 @@ class Auditor:
         is_due = self._is_due(missing)
         if not is_due and not (touched and missing.bookies):
             return
-        self._is_disabled = self._is_disabled or await self._read_disabled()
-        if self._is_disabled:
+        if await self._switch.is_on():
             self._done.completed_count = (
                 -1
             )  # what was touched is looked at when it is enabled again
@@ -265,7 +264,7 @@ class Auditor:
         view, away = self._views.current, self._absences.since_s.keys()
         self._see_absences(view)
         return (
-            self._is_disabled
+            not self._switch.may_take
             or view.orders.is_held
             or bool(self._absences.since_s.keys() - away)
             or self._missing(view).causes != missing.causes
@@ -335,7 +334,7 @@ class Auditor:
     def _wait_s(self) -> float:
         now_s = self._clock.now_s()
         loss_s = self._next_loss_s()
-        check_s = math.inf if self._is_disabled else self._done.check_due_s - now_s
+        check_s = math.inf if not self._switch.may_take else self._done.check_due_s - now_s
         write_s = self._absences.write_due_s - now_s
         until_loss_s = math.inf if loss_s is None else loss_s
         return max(0.0, min(until_loss_s, check_s, write_s, self._holds.wait_s))
@@ -377,12 +376,8 @@ class Auditor:
                 self._is_overruled |= current.is_asking_for_audit(before)
                 self._wake.set()
 
-    async def _read_disabled(self) -> bool:
-        return await self._store.exists(payloads.disable_path(self._ur)) is not None
-
     async def _wake_on_switch(self) -> None:
         """What happened while auto-recovery was disabled is handled when it is enabled again."""
-        async with aclosing(self._store.watch(payloads.disable_path(self._ur))) as events:
-            async for _ in events:
-                self._is_disabled = await self._read_disabled()
+        async with aclosing(self._switch.watch()) as changes:
+            async for _ in changes:
                 self._wake.set()

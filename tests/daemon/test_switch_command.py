@@ -1,0 +1,25 @@
+"""``bookmender disable`` and ``bookmender enable``."""
+
+import pytest
+
+from daemon.operating.switch_command import switch_off, switch_on
+from replication.queue import payloads
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import UR
+
+
+@pytest.mark.compat(
+    "AuditorLedgerCheckerTest.testDuplicateEnDisableAutoRecovery",
+    verdict="other",
+    why="what is so already is no error: the command says so",
+)
+@in_virtual_time
+async def test_to_disable_or_enable_what_is_so_already_changes_nothing_and_says_so() -> None:
+    cluster = await Cluster.start()
+    seen, path = visiting(cluster), payloads.disable_path(UR)
+
+    assert [await switch_off(seen), await switch_off(seen)] == [True, False]
+    assert await cluster.store.exists(path) is not None
+    assert [await switch_on(seen), await switch_on(seen)] == [True, False]
+    assert await cluster.store.exists(path) is None
