@@ -238,7 +238,9 @@ async def check(
     (rule S10). The rest as in ``questions``.
     """
     asked = questions(fragments, available=available, distrusted=distrusted, share=share, rng=rng)
-    refusals = await put_questions(fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes)
+    refusals = await put_questions(
+        fragments, asked, bookies=bookies, digest=digest, entry_bytes=entry_bytes
+    )
     findings = judge(fragments, refusals, available=available)
     suspects = frozenset(f.bookie for f in findings if f.verdict is Verdict.MISSING)
     suspects -= frozenset(distrusted)
