@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ledgers.entry import EntryDigest
 from ledgers.errors import BookmenderError
+from ledgers.fingerprints import Fingerprints
 from ledgers.metadata import BookieId
 
 LAST_ENTRY = -1
@@ -58,6 +59,8 @@ class Transfer:
     has_alternatives: bool = False
     """Whether what a source leaves unanswered may be asked elsewhere: then a short silence of it is
     enough to give its entries up."""
+    takes_fingerprints: bool = False
+    """Whether the entries of each source are to be compared with other copies of them."""
 
     def __post_init__(self) -> None:
         assert sum(map(len, self.reads.values())) <= TRANSFER_ENTRIES_MAX, self.ledger_id
@@ -84,6 +87,8 @@ class TransferResult:
     target_error: BookmenderError | None = None
     silent: frozenset[BookieId] = frozenset()
     """Sources that could not be connected to, or fell silent for as long as one is waited for."""
+    fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
+    """Per source, of the entries that it gave; nothing unless they were wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

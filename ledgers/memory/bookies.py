@@ -21,6 +21,7 @@ from ledgers.errors import (
     UnavailableError,
     UnreadableError,
 )
+from ledgers.fingerprints import Fingerprints
 from ledgers.memory.bookie import MemoryBookie
 from ledgers.metadata import BookieId
 
@@ -221,6 +222,7 @@ class MemoryBookies:
         silent: set[BookieId] = set()
         target_error: BookmenderError | None = None
         entry_count = entry_bytes = 0
+        fingerprints = _fingerprints_of(transfer)
         for source, entry_ids in transfer.reads.items():
             for entry_id in entry_ids:
                 if target_error is not None:
@@ -236,6 +238,8 @@ class MemoryBookies:
                     continue
                 entry_count += 1
                 entry_bytes += len(entry)
+                if transfer.takes_fingerprints:
+                    fingerprints[source].add(entry, digest_bytes=transfer.digest.size)
         return TransferResult(
             entry_count=entry_count,
             entry_bytes=entry_bytes,
@@ -243,6 +247,7 @@ class MemoryBookies:
             unwritten=frozenset(unwritten),
             target_error=target_error,
             silent=frozenset(silent),
+            fingerprints=fingerprints,
         )
 
     async def _read_verified(
@@ -274,3 +279,10 @@ class MemoryBookies:
         except BookmenderError as error:
             return error
         return None
+
+
+def _fingerprints_of(transfer: Transfer) -> dict[BookieId, Fingerprints]:
+    """Of nothing yet, for each source."""
+    if not transfer.takes_fingerprints:
+        return {}
+    return {b: Fingerprints(ids[0], ids[-1]) for b, ids in transfer.reads.items() if ids}

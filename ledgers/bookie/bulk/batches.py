@@ -130,7 +130,7 @@ class BatchReads(SourceLane[BatchReading]):
         job, writing = reading.job, reading.job.writing
         add_prefix = writing.prefix if writing is not None else b""
         unacknowledged = writing.unacknowledged if writing is not None else {}
-        unpack, check, size_min = BATCH_ENTRY.unpack_from, job.check, job.entry_bytes_min
+        unpack, check, size_min = BATCH_ENTRY.unpack_from, reading.check, job.entry_bytes_min
         frame_head, head_size = b"", -1  # most entries are as long as the one before
         good_count = good_bytes = largest_bytes = 0
         frames: list[memoryview | bytes] = []

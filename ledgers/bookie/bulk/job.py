@@ -8,10 +8,16 @@ of them. ``undecided_count`` goes down by each end, and the transfer is done whe
 import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
-from ledgers.bookie.bulk.frames import digest_check, recovery_add_prefix
+from ledgers.bookie.bulk.frames import (
+    Check,
+    digest_check,
+    fingerprinting_check,
+    recovery_add_prefix,
+)
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.entry import HEADER_BYTES
 from ledgers.errors import BookmenderError
+from ledgers.fingerprints import Fingerprints
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
@@ -47,7 +53,6 @@ class Job:
         self.gates = gates
         self.ledger_id = transfer.ledger_id
         self.totals = totals
-        self.check = digest_check(transfer.digest)
         self.entry_bytes_min = HEADER_BYTES + transfer.digest.size
         self.done: asyncio.Future[TransferResult] = asyncio.get_running_loop().create_future()
         self.undecided_count = sum(map(len, transfer.reads.values()))
@@ -64,8 +69,19 @@ class Job:
         self.is_over = False
         self._good_count = 0
         self._good_bytes = 0
+        self._fingerprints: dict[BookieId, Fingerprints] = {}
         self._failures: dict[BookieId, dict[int, Answer]] = {}
         self._silent: set[BookieId] = set()
+
+    def check_for(self, bookie: BookieId) -> Check:
+        """What the entries that come from it have to pass."""
+        if not self.transfer.takes_fingerprints:
+            return digest_check(self.transfer.digest)
+        found = self._fingerprints.get(bookie)
+        if found is None:
+            entry_ids = self.transfer.reads[bookie]
+            found = self._fingerprints[bookie] = Fingerprints(entry_ids[0], entry_ids[-1])
+        return fingerprinting_check(self.transfer.digest, found)
 
     def take(self, reading: "AnyReading", count: int) -> int:
         """Pass the gates with up to ``count`` entries of a reading; 0: it was parked at one of them."""
@@ -175,6 +191,7 @@ class Job:
                     unwritten=unwritten,
                     target_error=target_error,
                     silent=frozenset(self._silent),
+                    fingerprints=self._fingerprints,
                 )
             )
 

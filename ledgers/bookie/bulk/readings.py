@@ -39,6 +39,7 @@ class AnyReading(ABC):
     __slots__ = (
         "_entry_ids",
         "_next",
+        "check",
         "is_over",
         "is_queued",
         "job",
@@ -52,6 +53,7 @@ class AnyReading(ABC):
         self.job = job
         self.lane = lane
         self.ledger_id = job.ledger_id
+        self.check = job.check_for(lane.bookie)
         self.progress_s = 0.0
         """Loop time at which the source last replied, or was asked while nothing was outstanding."""
         self.is_queued = False

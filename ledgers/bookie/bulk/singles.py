@@ -64,7 +64,7 @@ class SingleReads(SourceLane[Reading]):
         job, writing = reading.job, reading.job.writing
         prefix = writing.prefix if writing is not None else b""
         unacknowledged = writing.unacknowledged if writing is not None else {}
-        unpack, pop, check = READ_REPLY.unpack_from, reading.outstanding.pop, job.check
+        unpack, pop, check = READ_REPLY.unpack_from, reading.outstanding.pop, reading.check
         own_ledger_id = reading.ledger_id
         # A reading that is over waits for its replies, but wants nothing of them.
         length_min = _NEVER if reading.is_over else REPLY_PACKET_BYTES + job.entry_bytes_min
