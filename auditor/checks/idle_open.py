@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 import structlog
-from prometheus_client import Gauge
 
 from auditor.checks.check import Check
 from auditor.checks.each import look_at_each
@@ -26,10 +25,6 @@ from ledgers.operations.last_entries import highest_entry_id
 from replication.cluster.cluster_view import ViewSource
 
 log = structlog.get_logger()
-OLDEST = Gauge(
-    "bookmender_idle_open_oldest_seconds",
-    "How long the open ledger that has been idle longest is so, as the last check found; 0: none is.",
-)
 
 LEDGERS_AT_ONCE = 16
 
@@ -89,9 +84,7 @@ class IdleOpenCheck(Check):
         ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
         oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id], default=None)
         if oldest is None or ages_s[oldest] < self._after_s:
-            OLDEST.set(0)
             return
-        OLDEST.set(ages_s[oldest])
         log.warning(
             "ledgers.idle",
             ledger_count=sum(age_s >= self._after_s for age_s in ages_s.values()),
