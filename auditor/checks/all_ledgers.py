@@ -7,15 +7,11 @@ cannot open, and does not look at what it reads: ours verifies digests, and mark
 from collections import Counter
 from collections.abc import Sequence
 
-import structlog
-
 from auditor.checks.check import Check
 from auditor.checks.copies import CopyReader
 from auditor.checks.each import look_at_each
 from auditor.checks.kinds import ALL_LEDGERS
 from auditor.checks.reports import Reports
-
-log = structlog.get_logger()
 
 
 class AllLedgersCheck(Check):
@@ -44,9 +40,6 @@ class AllLedgersCheck(Check):
             return Counter(unopened=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
         if copies.bad:
-            log.warning(
-                "check.found", check=self.kind.name, ledger_id=ledger_id, what=copies.detail
-            )
             counts += await self._reports.report(
                 self.kind, ledger_id, copies.bad.keys(), copies.detail
             )

@@ -8,9 +8,10 @@ entries may be on their way still.
 
 import asyncio
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from heapq import merge
 
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -210,18 +211,22 @@ def most_bad(copies: Copies) -> int:
 def _most_bad(fragment: Fragment, bad: Mapping[BookieId, Bad]) -> int:
     """Sweeps over the runs: a bookie that came back empty may lack millions of entries."""
     assert fragment.last_entry_id is not None, fragment
-    edges = [
-        edge
-        for bookie in fragment.ensemble
-        if bookie in bad
-        for run in bad[bookie].entries.between(fragment.first_entry_id, fragment.last_entry_id).runs
-        for edge in ((run.start, 1), (run.stop, -1))
+    first, last = fragment.first_entry_id, fragment.last_entry_id
+    lacking = [
+        bad[bookie].entries.between(first, last) for bookie in fragment.ensemble if bookie in bad
     ]
     depth = deepest = 0
-    for _, step in sorted(edges):  # where a run ends and another begins, the end comes first
+    for _, step in merge(*map(_edges, lacking)):
         depth += step
         deepest = max(deepest, depth)
     return deepest
+
+
+def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
+    """Where runs begin and end, ascending. Of two at one place the end comes first, also when merged."""
+    for run in entries.each_run():
+        yield run.start, 1
+        yield run.stop, -1
 
 
 def _gave_nothing(

@@ -7,8 +7,6 @@ counts, and leaves it at that. Ours reads every entry, unless lists are switched
 from collections import Counter
 from collections.abc import Sequence
 
-import structlog
-
 from auditor.checks.check import Check
 from auditor.checks.copies import Copies, CopyReader, most_bad
 from auditor.checks.each import look_at_each
@@ -17,9 +15,12 @@ from auditor.checks.reports import Reports
 from ledgers.metadata import LedgerMetadata
 from replication.queue.mark_tree import MarkTree
 
-log = structlog.get_logger()
-
 NO_COPY, BELOW_ACK_QUORUM, BELOW_WRITE_QUORUM = "no_copy", "below_ack_quorum", "below_write_quorum"
+_TOLD = {
+    NO_COPY: "an entry has no copy left",
+    BELOW_ACK_QUORUM: "an entry has fewer copies than the ack quorum",
+    BELOW_WRITE_QUORUM: "an entry has fewer copies than the write quorum",
+}
 
 
 class ReplicasCheck(Check):
@@ -52,17 +53,9 @@ class ReplicasCheck(Check):
             return Counter(unopened=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
         if (worst := worst_entry(copies)) is not None:
-            log.warning(
-                "check.found",
-                check=self.kind.name,
-                ledger_id=ledger_id,
-                worst_entry=worst,
-                what=copies.detail,
-            )
             counts[worst] += 1
-            counts += await self._reports.report(
-                self.kind, ledger_id, copies.bad.keys(), copies.detail
-            )
+            detail = f"{_TOLD[worst]}: {copies.detail}"
+            counts += await self._reports.report(self.kind, ledger_id, copies.bad.keys(), detail)
         return counts
 
 

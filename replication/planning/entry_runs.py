@@ -45,7 +45,11 @@ class EntryRuns(Sequence[int]):
     @property
     def runs(self) -> list[range]:
         """Each run of neighbouring ids."""
-        return [range(*bounds) for bounds in zip(self._starts, self._stops, strict=True)]
+        return list(self.each_run())
+
+    def each_run(self) -> Iterator[range]:
+        """Likewise, one at a time: there may be millions."""
+        return map(range, self._starts, self._stops)
 
     def __len__(self) -> int:
         return self._ranks[-1]

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from auditor.checks.kinds import ALL_LEDGERS
+from auditor.checks.reports import LOGGED_MAX
 from auditor.findings import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Transfer
@@ -131,6 +133,20 @@ async def test_what_a_live_bookie_lacks_is_marked_with_its_name_and_why(
     assert await replicas(cluster, 3) == (B2,)
     finding = (await read_findings(cluster.store, UR, [3]))[3]
     assert (finding.check, finding.bookies, finding.detail) == ("all-ledgers", (B2,), what)
+
+
+@in_virtual_time
+async def test_very_many_findings_are_all_marked_and_some_of_them_logged() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * 50)
+    for ledger_id in range(50):
+        cluster.bookie(B1).lose(ledger_id, 0)
+
+    async with checker(cluster) as made:
+        with capture_logs() as logs:
+            counts = await made.all_ledgers.look_at(range(50))
+
+    assert counts["marked"] == 50
+    assert sum(entry["event"] == "check.found" for entry in logs) == LOGGED_MAX
 
 
 @in_virtual_time

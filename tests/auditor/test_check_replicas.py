@@ -124,7 +124,10 @@ async def test_the_worst_entry_decides_and_the_ledger_is_marked(
 
     assert counts == {expected: 1, "found": 1, "marked": 1}
     assert await replicas(cluster, 0) == tuple(sorted({*lacking, B3}))
-    assert (await read_findings(cluster.store, UR, [0]))[0].check == "replicas"
+    finding = (await read_findings(cluster.store, UR, [0]))[0]
+    assert finding.check == "replicas"
+    assert finding.detail.startswith("an entry has ")
+    assert f"{lacking[0]} lacks " in finding.detail
 
 
 @pytest.mark.compat(f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica", verdict="better")
