@@ -164,9 +164,7 @@ def _marks(seen: Observation) -> list[str]:
 
 def _plan(plan: Previews) -> list[str]:
     if not plan.ledgers:
-        return [
-            "nothing" if not plan.more else f"{plan.more} ledgers, of which none was planned for"
-        ]
+        return [f"{counted(plan.more, 'ledger')} not planned for" if plan.more else "nothing"]
     entry_count = sum(each.entry_count for each in plan.ledgers)
     byte_count = sum(each.byte_count for each in plan.ledgers)
     more = f"; {counted(plan.more, 'ledger')} more not planned for" if plan.more else ""

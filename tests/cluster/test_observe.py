@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
+from daemon.demo.shapes import Ending
+from daemon.demo.workload import PASSWORD, Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
+from ledgers.entry import EntryDigest
+from ledgers.metadata import BookieId
 from replication.cluster.own_state import own_path
 from tests.cluster.beside_java import javas
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
@@ -43,12 +47,13 @@ def a_loss(cluster: LocalCluster) -> Iterator[str]:
         cluster.start_bookie(victim)
 
 
-def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper(
+def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper_or_fences(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            await on.write(*(shape(number, quorums=ON_ALL) for number in range(LEDGERS)))
+            await on.write(*(shape(number, quorums=ON_ALL) for number in range(LEDGERS - 1)))
+            [unclosed] = await on.write(shape(LEDGERS, quorums=ON_ALL, ending=Ending.ABANDONED))
             with a_loss(module_cluster) as victim:
                 before = whole_tree(on)
 
@@ -67,8 +72,23 @@ def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper(
                 *_, last = events(node, "observe.would_mark")
                 assert last["ledger_count"] == LEDGERS
                 assert errors(node) == []
+                await assert_unfenced(on, unclosed, module_cluster.bookies[1:])
 
     asyncio.run(run())
+
+
+async def assert_unfenced(on: Bench, written: Written, bookies: Sequence[BookieId]) -> None:
+    """Its writer could go on."""
+    digest = EntryDigest(written.shape.digest_type, PASSWORD)
+    entry = digest.pack(
+        ledger_id=written.ledger_id,
+        entry_id=written.acknowledged,
+        lac=written.acknowledged - 1,
+        length=0,
+        payload=b"",
+    )
+    for bookie in bookies:
+        await on.workload.bookies.add(bookie, entry, master_key=digest.master_key)
 
 
 def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
@@ -98,6 +118,7 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
                 reasons = {
                     blocked["reason"]
                     for ledger in report["would_repair"]["ledgers"]
+                    if ledger["ledger_id"] in at_risk
                     for blocked in ledger["in_the_way"]
                 }
                 assert reasons == {"no-target"}
