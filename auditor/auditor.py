@@ -11,19 +11,18 @@ While the index is built, or read again, a loss is answered from what is known, 
 import asyncio
 import math
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
-from auditor.absence import StoredAbsences, lost_bookies, next_loss_s, still_absent
-from auditor.causes import Cause, Why, read_causes, updated_causes
 from auditor.delay import RecoveryDelay
 from auditor.endangered import Missing, reborn_bookies
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks, Marked
 from auditor.marking import Marker
-from auditor.records import AuditRecord, Records, read_absences, read_identities
+from auditor.noting import Absences, CauseNotes
+from auditor.records import AuditRecord, Records, read_identities
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
@@ -38,20 +37,6 @@ RETRY_S = 5.0
 """After an audit that failed."""
 CHANGES_PAUSE_S = 0.1
 """Between two looks at the ledgers that changed: together they cost less."""
-ABSENCES_WRITE_S = 60.0
-"""How often it is noted that the absent bookies are still absent: the next leader goes on from there."""
-
-
-@dataclass(slots=True)
-class _Absences:
-    """What this leader knows of bookies that are away. Times are monotonic seconds."""
-
-    since_s: dict[BookieId, float] = field(default_factory=dict)
-    overruled_s: float = -math.inf
-    """When an operator last asked not to wait out the recovery delay."""
-    written: frozenset[BookieId] = frozenset()
-    """Those that the record names."""
-    write_due_s: float = math.inf
 
 
 @dataclass(slots=True)
@@ -93,12 +78,11 @@ class Auditor:
         self._clock = clock
         self._delay = RecoveryDelay(store, ur, default_s=settings.lost_bookie_recovery_delay_s)
         self._marks = LossMarks(keeper.index, marker)
-        self._absences = _Absences()
+        self._absences = Absences(store, ur, records, clock)
+        self._causes = CauseNotes(store, ur, records, clock)
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
-        self._causes: dict[BookieId, Cause] = {}
-        """As they are stored."""
         self._switch = DisableSwitch(store, ur)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
@@ -119,19 +103,13 @@ class Auditor:
     @property
     def is_loss_pending(self) -> bool:
         """Whether a bookie is away whose recovery delay is not over."""
-        return self._next_loss_s() is not None
+        return self._absences.next_loss_s(delay_s=self._delay.current.delay_s) is not None
 
     async def _prepare(self) -> None:
         await self._delay.prepare()
         self._identities = await read_identities(self._store, self._ur)
-        self._causes = await read_causes(self._store, self._ur)
-        stored = await read_absences(self._store, self._ur)
-        self._absences.since_s = stored.resumed(
-            now_s=self._clock.now_s(), wall_ms=self._clock.wall_ms()
-        )
-        self._absences.written = frozenset(stored.since_ms)
-        if stored.since_ms:
-            self._absences.write_due_s = self._clock.now_s()
+        await self._absences.resume()
+        await self._causes.resume()
 
     async def _try_run_once(self) -> float:
         try:
@@ -149,10 +127,10 @@ class Auditor:
         view = await self._views.refresh() if self._is_overruled else self._views.current
         if self._is_overruled:
             self._is_overruled = False
-            self._absences.overruled_s = self._clock.now_s()
-        self._see_absences(view)
+            self._absences.overrule()
+        self._see(view)
         self._is_held = await self._holds.keep(
-            view, self._absences.since_s, lost_since_s=self._marked_since_s()
+            view, self._absences.since_s, lost_since_s=self._causes.lost_since_s()
         )
         missing = self._missing(view)
         if gone := self._done.causes - missing.causes:
@@ -160,44 +138,27 @@ class Auditor:
             self._marks.keep_only(missing.bookies)
             await self._note_causes(missing)
         await self._mark(missing)
-        await self._note_absences()
+        await self._absences.note()
         return self._wait_s()
 
     # --- Who is missing ------------------------------------------------------------------------------
 
-    def _see_absences(self, view: ClusterView) -> None:
-        self._absences.since_s = still_absent(
-            self._absences.since_s,
-            known=view.cookies.keys() | self._keeper.index.bookies,
-            available=view.available,
-            excused=view.orders.maintenance.keys(),
-            now_s=self._clock.now_s(),
-        )
-
-    def _marked_since_s(self) -> dict[BookieId, float]:
-        """Since when those are away whose ledgers were marked, by this leader or an earlier one."""
-        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
-        return {
-            bookie: now_s - max(0, now_ms - cause.since_ms) / 1000
-            for bookie, cause in self._causes.items()
-            if cause.why is Why.LOST and cause.ended_ms is None
-        }
+    def _see(self, view: ClusterView) -> None:
+        self._absences.see(view, named=self._keeper.index.bookies)
 
     def _missing(self, view: ClusterView) -> Missing:
         """Whose ledgers are to be marked now: nobody's while a hold stands."""
-        absences = self._absences
         if self._is_held:
             return Missing()
-        lost = lost_bookies(
-            absences.since_s,
-            now_s=self._clock.now_s(),
-            delay_s=self._delay.current.delay_s,
-            overruled_s=absences.overruled_s,
-        )
         return Missing(
-            lost_since_s={bookie: absences.since_s[bookie] for bookie in lost},
+            lost_since_s=self._absences.lost_since_s(delay_s=self._delay.current.delay_s),
             reborn=reborn_bookies(view.cookies, self._identities),
         )
+
+    async def _note_causes(self, missing: Missing) -> None:
+        """What a hold keeps from being marked is missing still."""
+        if not self._is_held:
+            await self._causes.note(missing)
 
     # --- Audits --------------------------------------------------------------------------------------
 
@@ -208,9 +169,7 @@ class Auditor:
         if not is_due and not (touched and missing.bookies):
             return
         if await self._switch.is_on():
-            self._done.completed_count = (
-                -1
-            )  # what was touched is looked at when it is enabled again
+            self._done.completed_count = -1  # for what was touched, when it is enabled again
         elif is_due:
             await self._audit(missing)
         else:
@@ -262,7 +221,7 @@ class Auditor:
             return False
         self._wake.clear()
         view, away = self._views.current, self._absences.since_s.keys()
-        self._see_absences(view)
+        self._see(view)
         return (
             not self._switch.may_take
             or view.orders.is_held
@@ -297,53 +256,19 @@ class Auditor:
                 )
             )
 
-    # --- What is noted of bookies --------------------------------------------------------------------
-
-    async def _note_causes(self, missing: Missing) -> None:
-        """Why the marks of their ledgers are made. What a hold keeps from being marked is missing still."""
-        if self._is_held:
-            return
-        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
-        current = {
-            bookie: Cause(why=Why.REBORN, since_ms=now_ms)
-            for bookie, birth in missing.reborn.items()
-            if birth.was_known
-        }
-        for bookie, since_s in missing.lost_since_s.items():
-            since_ms = now_ms - round((now_s - since_s) * 1000)
-            current[bookie] = Cause(why=Why.LOST, since_ms=max(0, since_ms))
-        causes = updated_causes(self._causes, current, now_ms=now_ms)
-        if causes != self._causes:
-            await self._records.write_causes(causes)
-            self._causes = causes
-
-    async def _note_absences(self) -> None:
-        """When they change, and now and then that they go on."""
-        absences, now_s = self._absences, self._clock.now_s()
-        away = frozenset(absences.since_s)
-        if away == absences.written and now_s < absences.write_due_s:
-            return
-        await self._records.write_absences(
-            StoredAbsences.of(absences.since_s, now_s=now_s, wall_ms=self._clock.wall_ms())
-        )
-        absences.written = away
-        absences.write_due_s = now_s + ABSENCES_WRITE_S if away else math.inf
-
     # --- When to look again --------------------------------------------------------------------------
 
     def _wait_s(self) -> float:
-        now_s = self._clock.now_s()
-        loss_s = self._next_loss_s()
-        check_s = math.inf if not self._switch.may_take else self._done.check_due_s - now_s
-        write_s = self._absences.write_due_s - now_s
-        until_loss_s = math.inf if loss_s is None else loss_s
-        return max(0.0, min(until_loss_s, check_s, write_s, self._holds.wait_s))
-
-    def _next_loss_s(self) -> float | None:
-        return next_loss_s(
-            self._absences.since_s,
-            now_s=self._clock.now_s(),
-            delay_s=self._delay.current.delay_s,
+        loss_s = self._absences.next_loss_s(delay_s=self._delay.current.delay_s)
+        is_disabled = not self._switch.may_take
+        return max(
+            0.0,
+            min(
+                math.inf if loss_s is None else loss_s,
+                math.inf if is_disabled else self._done.check_due_s - self._clock.now_s(),
+                self._absences.wait_s,
+                self._holds.wait_s,
+            ),
         )
 
     async def _wait(self, wait_s: float) -> None:

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
-from auditor.auditor import ABSENCES_WRITE_S
+from auditor.noting import WRITE_S
 from auditor.records import read_absences
 from ledgers.errors import UnavailableError
 from ledgers.store import Delete
@@ -69,11 +69,11 @@ async def test_what_is_noted_of_absences_changes_with_them_and_is_renewed_now_an
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
         first = await stored(cluster)
-        await asyncio.sleep(3 * ABSENCES_WRITE_S)
+        await asyncio.sleep(3 * WRITE_S)
         later = await stored(cluster)
         assert first.since_ms.keys() == later.since_ms.keys() == {B1}
         assert first.since_ms[B1] == pytest.approx(later.since_ms[B1], abs=2)
-        assert later.seen_ms - first.seen_ms == pytest.approx(3000 * ABSENCES_WRITE_S, abs=2000)
+        assert later.seen_ms - first.seen_ms == pytest.approx(3000 * WRITE_S, abs=2000)
 
         await cluster.revive(B1)
         await asyncio.sleep(SOON_S)

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from auditor.auditor import ABSENCES_WRITE_S
 from auditor.marking import MarkSource
+from auditor.noting import WRITE_S
 from ledgers.metadata import BookieId
 from replication.queue import payloads
 from tests.auditor.auditing import auditing, leading
@@ -290,7 +290,7 @@ async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: 
         before = leader.store.request_count
         await asyncio.sleep(hour_s)
 
-        notes = hour_s / ABSENCES_WRITE_S if is_lost else 0  # that the bookie is still away
+        notes = hour_s / WRITE_S if is_lost else 0  # that the bookie is still away
         assert leader.store.request_count - before == notes
         auditor.cancel()
         await asyncio.gather(auditor, return_exceptions=True)

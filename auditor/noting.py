@@ -1,0 +1,126 @@
+"""What a leader knows of bookies that are away, and notes for the next one: since when, and why it marked.
+
+Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and written where they change.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+
+from auditor.absence import StoredAbsences, lost_bookies, next_loss_s, still_absent
+from auditor.causes import Cause, Why, read_causes, updated_causes
+from auditor.endangered import Missing
+from auditor.records import Records, read_absences
+from ledgers.clock import Clock
+from ledgers.metadata import BookieId
+from ledgers.store import MetadataStore
+from replication.cluster.cluster_view import ClusterView
+
+WRITE_S = 60.0
+"""How often it is noted that absent bookies are still absent: the next leader goes on from there."""
+
+
+class Absences:
+    """Of one leadership; ``resume`` comes first. Times are monotonic seconds."""
+
+    def __init__(self, store: MetadataStore, ur: str, records: Records, clock: Clock) -> None:
+        self._store, self._ur = store, ur
+        self._records = records
+        self._clock = clock
+        self.since_s: dict[BookieId, float] = {}
+        """Every bookie that is away, and not on purpose."""
+        self._overruled_s = -math.inf
+        self._written: frozenset[BookieId] = frozenset()
+        """Those that the record names."""
+        self._write_due_s = math.inf
+
+    async def resume(self) -> None:
+        """Go on where the leader before was."""
+        stored = await read_absences(self._store, self._ur)
+        now_s = self._clock.now_s()
+        self.since_s = stored.resumed(now_s=now_s, wall_ms=self._clock.wall_ms())
+        self._written = frozenset(stored.since_ms)
+        if stored.since_ms:
+            self._write_due_s = now_s
+
+    def see(self, view: ClusterView, *, named: Collection[BookieId]) -> None:
+        """``named``: bookies that some ledger names. One that was set up is known, too."""
+        self.since_s = still_absent(
+            self.since_s,
+            known=view.cookies.keys() | named,
+            available=view.available,
+            excused=view.orders.maintenance.keys(),
+            now_s=self._clock.now_s(),
+        )
+
+    def overrule(self) -> None:
+        """Somebody asks not to wait any longer for those that are away."""
+        self._overruled_s = self._clock.now_s()
+
+    def lost_since_s(self, *, delay_s: float) -> dict[BookieId, float]:
+        """Those that are lost, and since when they are away."""
+        lost = lost_bookies(
+            self.since_s,
+            now_s=self._clock.now_s(),
+            delay_s=delay_s,
+            overruled_s=self._overruled_s,
+        )
+        return {bookie: self.since_s[bookie] for bookie in lost}
+
+    def next_loss_s(self, *, delay_s: float) -> float | None:
+        """As in ``absence``."""
+        return next_loss_s(self.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
+
+    async def note(self) -> None:
+        """When they change, and now and then that they go on."""
+        now_s, away = self._clock.now_s(), frozenset(self.since_s)
+        if away == self._written and now_s < self._write_due_s:
+            return
+        await self._records.write_absences(
+            StoredAbsences.of(self.since_s, now_s=now_s, wall_ms=self._clock.wall_ms())
+        )
+        self._written = away
+        self._write_due_s = now_s + WRITE_S if away else math.inf
+
+    @property
+    def wait_s(self) -> float:
+        """Until there is something to be noted though nothing changes."""
+        return self._write_due_s - self._clock.now_s()
+
+
+class CauseNotes:
+    """Why ledgers are marked, per bookie; ``resume`` comes first."""
+
+    def __init__(self, store: MetadataStore, ur: str, records: Records, clock: Clock) -> None:
+        self._store, self._ur = store, ur
+        self._records = records
+        self._clock = clock
+        self._causes: Mapping[BookieId, Cause] = {}
+        """As they are stored."""
+
+    async def resume(self) -> None:
+        self._causes = await read_causes(self._store, self._ur)
+
+    def lost_since_s(self) -> dict[BookieId, float]:
+        """Since when those are away whose ledgers were marked, by this leader or an earlier one."""
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        return {
+            bookie: now_s - max(0, now_ms - cause.since_ms) / 1000
+            for bookie, cause in self._causes.items()
+            if cause.why is Why.LOST and cause.ended_ms is None
+        }
+
+    async def note(self, missing: Missing) -> None:
+        """Before their ledgers are marked, and when one is missing no more."""
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        current = {
+            bookie: Cause(why=Why.REBORN, since_ms=now_ms)
+            for bookie, birth in missing.reborn.items()
+            if birth.was_known
+        }
+        for bookie, since_s in missing.lost_since_s.items():
+            since_ms = now_ms - round((now_s - since_s) * 1000)
+            current[bookie] = Cause(why=Why.LOST, since_ms=max(0, since_ms))
+        causes = updated_causes(self._causes, current, now_ms=now_ms)
+        if causes != self._causes:
+            await self._records.write_causes(causes)
+            self._causes = causes
