@@ -1,6 +1,6 @@
 """The process: settings, threads, signals, logs, commands, and a local cluster to try things on.
 
-``cli`` the command; ``node`` one daemon, its two ``halves`` on ``threads``, each with a ``session``;
+``start`` and ``cli`` the command; ``node`` one daemon, its two ``halves`` on ``threads``, each with a ``session``;
 ``observing`` what only looks on, ``observe_node`` and ``observe_report`` what it says; ``state`` on the local disk;
 ``settings``, the way to ``zookeeper`` that they say, ``logs`` and their ``tracebacks``,
 ``limits``, ``local_bookie``,

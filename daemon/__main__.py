@@ -1,5 +1,5 @@
 """``python -m daemon`` is the command ``bookmender``."""
 
-from daemon.cli import main
+from daemon.start import main
 
 main()

@@ -5,7 +5,9 @@ as shells have it 130 after Ctrl-C, 141 when whoever read the output went away.
 """
 
 import importlib
+import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,8 +61,23 @@ class LazyGroup(click.Group):
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _ending_with_the_reader():
+        with _ending_with_the_reader(), _telling_programs(ctx):
             return super().invoke(ctx)
+
+
+@contextmanager
+def _telling_programs(ctx: click.Context) -> Iterator[None]:
+    """An error is an object on standard output where that was asked for; for people it is told besides."""
+    try:
+        yield
+    except (BookmenderError, click.ClickException) as error:
+        if ctx.meta.get(_OUTPUT) == "json":
+            if isinstance(error, click.ClickException):
+                message, code = error.format_message(), error.exit_code
+            else:
+                message, code = str(error), _exit_code(error)
+            click.echo(json.dumps({"error": message, "exit_code": code}, indent=2))
+        raise
 
 
 @contextmanager
@@ -131,11 +148,48 @@ config_option = click.option(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Settings in TOML. Without it: the BOOKMENDER_… environment variables alone.",
 )
+_OUTPUT = "bookmender.output"
+"""In a context's ``meta``: text or json."""
+
+
+def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    """For options that say what the output is: errors are to be of the same kind."""
+    if value == "json":
+        ctx.meta[_OUTPUT] = value
+    return value
+
+
 output_option = click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For people, or for programs.",
+    is_eager=True,  # whatever is wrong with other arguments is told in that form, too
+    callback=note_output,
+    help="For people, or for programs: then errors, too, are an object, with error and exit_code.",
 )
+json_option = click.option(
+    "--json",
+    "output",
+    flag_value="json",
+    is_eager=True,
+    callback=note_output,
+    help="The same as -o json.",
+)
+
+
+class LedgerId(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A ledger's id, in plain digits: Python itself would read ``1_0`` as ten."""
+
+    name = "ledger"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if not re.fullmatch("[0-9]{1,19}", value) or int(value) > LEDGER_ID_MAX:
+            self.fail(f"{value!r} is no ledger's id: digits alone, as in 4711", param, ctx)
+        return int(value)
+
+
+LEDGER_ID_MAX = 2**63 - 1

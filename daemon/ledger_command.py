@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from daemon.cli import config_option, output_option
+from daemon.cli import LedgerId, config_option, output_option
 from daemon.operating.idle_command import close, idle
 from daemon.restore_command import earlier_metadata_hint, restore
 from daemon.visit import Visit, run_visit
@@ -21,7 +21,7 @@ def ledger() -> None:
 
 
 @ledger.command("show")
-@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.argument("ledger_id", type=LedgerId())
 @config_option
 @output_option
 def show(ledger_id: int, config: Path | None, output: str) -> None:

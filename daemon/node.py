@@ -14,6 +14,7 @@ import structlog
 from daemon.halves import run_auditor_session, run_worker_session
 from daemon.observe_node import ReportFile, run_observer_session
 from daemon.observing import open_observing
+from daemon.rack_sources import check_rack_sources
 from daemon.session import open_session
 from daemon.settings import Settings
 from daemon.state import open_journal, state_dir
@@ -37,6 +38,7 @@ ledgers at work at once are more than."""
 
 def run_node(settings: Settings) -> int:
     """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
+    check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
         session = partial(run_observer_session, settings, ReportFile(state_dir(settings)))
         observer = HalfThread("observer", session, loop_factory=loop_factory())

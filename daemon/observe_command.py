@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from auditor.index.keeper import IndexKeeper
-from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, json_option, output_option
 from daemon.observe_report import to_record, to_text
 from daemon.observing import PLANNED_MAX, Sight, open_observing
 from daemon.operating.progress import CountLine
@@ -23,7 +23,7 @@ from daemon.visit import log_errors_only
 @click.command()
 @config_option
 @output_option
-@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@json_option
 @click.option("--watch", is_flag=True, help="Go on, and show each change, until Ctrl-C.")
 @click.option(
     "--plan",

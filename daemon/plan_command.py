@@ -8,7 +8,14 @@ from typing import Any
 
 import click
 
-from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.cli import (
+    EXIT_FAILED,
+    EXIT_UNKNOWN,
+    LedgerId,
+    config_option,
+    json_option,
+    output_option,
+)
 from daemon.operating.bookie_ids import BookieArgument
 from daemon.operating.progress import printable
 from daemon.planning import Previews, plan_for
@@ -24,7 +31,7 @@ UNREADABLE_SHOWN_MAX = 20
 
 
 @click.command()
-@click.argument("ledger_ids", metavar="[LEDGER]...", type=click.IntRange(min=0), nargs=-1)
+@click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
 @click.option(
     "--bookie", type=BookieArgument(), help="Ledgers on this bookie, as if it were being drained."
 )
@@ -37,7 +44,7 @@ UNREADABLE_SHOWN_MAX = 20
 )
 @config_option
 @output_option
-@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@json_option
 def plan(
     ledger_ids: tuple[int, ...],
     bookie: BookieId | None,

@@ -62,7 +62,7 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
         for row in rows:
             click.echo(line_of(row, now_ms=now_ms))
         more = f", the first {len(rows)} shown" if total > len(rows) else ""
-        click.echo(f"{total} ledgers marked{more}")
+        click.echo(f"{counted(total, 'ledger')} marked{more}")
     sys.exit(1 if total else 0)
 
 

@@ -6,6 +6,7 @@ Neither is read on the loop: a file may be on a disk that hangs, and a script ma
 import asyncio
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,8 +15,9 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from pathlib import Path
 
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, UnavailableError
+from ledgers.errors import CorruptionError, SettingsError, UnavailableError
 from ledgers.placement.racks import clean_rack
+from replication.settings import PlacementSettings
 
 LOOK_INTERVAL_S = 10.0
 """How often it is looked whether the file has changed."""
@@ -26,6 +28,31 @@ ASK_TIMEOUT_S = 10.0
 HOSTS_MAX = 100
 """Hosts given to one run of a script (Java's networkTopologyScriptNumberArgs)."""
 RESOLVE_TIMEOUT_S = 3.0
+
+
+def check_rack_sources(settings: PlacementSettings) -> None:
+    """Raises SettingsError where a file or script is not there: said at the start, not hours later."""
+    if settings.racks_file:
+        try:
+            with Path(settings.racks_file).open("rb"):
+                pass
+        except OSError as error:
+            raise SettingsError(
+                f"placement.racks_file is {settings.racks_file!r}, which cannot be read "
+                f"({error.strerror}): put it there, or empty the setting",
+                setting="placement.racks_file",
+            ) from error
+    if settings.racks_script:
+        try:
+            program = shlex.split(settings.racks_script)[:1]
+        except ValueError:  # a quotation mark without its other
+            program = []
+        if not program or shutil.which(program[0]) is None:
+            raise SettingsError(
+                f"placement.racks_script is {settings.racks_script!r}, which is no command that can be run: "
+                "see that it is there and executable, or empty the setting",
+                setting="placement.racks_script",
+            )
 
 
 # --- A file ------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
@@ -13,12 +12,13 @@ from typing import Any
 
 import click
 
-from daemon.cli import config_option, output_option
+from daemon.cli import LedgerId, config_option, output_option
+from daemon.operating.progress import counted
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal, state_dir
 from daemon.visit import Visit, by_hand, visit
-from ledgers.errors import SettingsError
+from ledgers.errors import RejectedError, SettingsError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
@@ -28,7 +28,7 @@ from replication.restoring import Restorer, Restoring, readable
 
 
 @click.command()
-@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.argument("ledger_id", type=LedgerId())
 @click.option(
     "--at", "time_ms", type=int, metavar="TIME", help="Which write to undo: its first column."
 )
@@ -67,15 +67,20 @@ def restore(
         return
     record = next((each for each in records if each.time_ms == time_ms), None)
     if record is None:
-        click.echo(f"no write of ledger {ledger_id} at {time_ms} is recorded here", err=True)
-        sys.exit(1)
+        raise RejectedError(f"no write of ledger {ledger_id} at {time_ms} is recorded here")
     if yes:
         done = asyncio.run(_restore(settings, record, is_forced=force))
         said = "it is so already" if done.is_done else "done, and marked: the nodes check it now"
     else:
         done = asyncio.run(_look(settings, record))
-        said = "it is so already" if done.is_done else "nothing was changed: --yes does it"
+        said = "it is so already" if done.is_done else f"nothing was changed: {_how(done)}"
     click.echo(_change(done, said, output))
+
+
+def _how(found: Restoring) -> str:
+    if found.doubts:
+        return "with such doubts --yes is refused, and --yes --force does it all the same"
+    return "--yes does it"
 
 
 def earlier_metadata_hint(ledger_id: int) -> str:
@@ -144,7 +149,9 @@ def _listing(ledger_id: int, records: Sequence[JournalRecord], output: str) -> s
         f"{_difference(record.before, record.after)}"
         for record in records
     ]
-    return "\n".join([*lines, f"{len(records)} writes of ledger {ledger_id} recorded on this host"])
+    return "\n".join(
+        [*lines, f"{counted(len(records), 'write')} of ledger {ledger_id} recorded on this host"]
+    )
 
 
 def _record(record: JournalRecord) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _from_file(path: Path | None) -> _Given:
     if path is None:
         return {}
     try:
-        document = tomllib.loads(path.read_text())
+        document = tomllib.loads(path.read_text("utf-8-sig"))  # some editors begin with a mark
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ledgers.errors import SettingsError
 from ledgers.metadata import DigestType
@@ -80,7 +81,7 @@ class PlacementSettings:
     policy: str = "rack"
     """Which of BookKeeper's placement policies rules: ``random``, ``rack``, ``region`` or ``zone``."""
     racks_file: str = ""
-    """A text file of racks: on each line ``bookie = /rack``. At most one of these three is set; without
+    """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of these three is set; without
     any, all bookies are in the same rack."""
     racks_script: str = ""
     """A command that is given hosts and prints a rack for each, as networkTopologyScriptFileName."""
@@ -119,6 +120,10 @@ class PlacementSettings:
         if self.racks_znode and not re.fullmatch("(/[^/]+)+", self.racks_znode):
             allowed = "the path of a znode, as /bookies"
             raise SettingsError.not_allowed("placement.racks_znode", self.racks_znode, allowed)
+        if self.racks_file and not PurePath(self.racks_file).is_absolute():
+            # Commands are run from other directories than the daemon.
+            allowed = "an absolute path, as in /etc/bookmender/racks"
+            raise SettingsError.not_allowed("placement.racks_file", self.racks_file, allowed)
         self._check_sources()
 
     def _check_sources(self) -> None:

@@ -8,7 +8,7 @@ import click
 from daemon.cli import config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies
 from daemon.operating.decommission import Decommissioned, decommission_bookie
-from daemon.operating.progress import ProgressLine, counted, tell
+from daemon.operating.progress import ProgressLine, counted, saying_when_interrupted, tell
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
@@ -62,7 +62,12 @@ def decommission(
         finally:
             line.close()
 
-    done = run_visit(config, act)
+    stays = (
+        f"what was marked is moved on by the nodes, and the cookie of {bookie} stays until the same "
+        "command is run to its end"
+    )
+    with saying_when_interrupted(stays):
+        done = run_visit(config, act)
     if not (done.was_known or ignore_unknown):
         raise click.UsageError(
             f"nothing names {bookie}: it is decommissioned already, or no bookie of this cluster"

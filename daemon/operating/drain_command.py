@@ -17,7 +17,7 @@ from daemon.operating.drains import (
     read_drains,
     wait_drained,
 )
-from daemon.operating.progress import ProgressLine, tell
+from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
@@ -83,10 +83,20 @@ def drain(
         finally:
             line.close()
 
-    drains = run_visit(config, act)
+    with saying_when_interrupted(_what_stays(bookies, is_ordered=wait)):
+        drains = run_visit(config, act)
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
     if wait or not bookies:
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))
+
+
+def _what_stays(bookies: Sequence[BookieId], *, is_ordered: bool) -> str:
+    if not is_ordered:
+        return "bookmender bookie drain says what is ordered"
+    return (
+        f"{', '.join(bookies)} is drained all the same, if the order was given: bookmender bookie drain "
+        f"says how far that is, bookmender bookie drain {' '.join(bookies)} --cancel takes it back"
+    )
 
 
 def _exit_code(drains: Drains, bookies: Sequence[BookieId]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from daemon.cli import EXIT_FAILED, config_option, output_option
+from daemon.cli import EXIT_FAILED, LedgerId, config_option, json_option, output_option
 from daemon.operating.close_ledger import Closing, close_by_hand, look_before_closing
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from daemon.operating.maintenance_command import Duration
@@ -19,7 +19,7 @@ from daemon.settings import Settings, load_settings
 from daemon.visit import Visit, log_errors_only, run_visit, visit
 from ledgers.clock import SystemClock
 
-NEVER_CHECKED = "no check has looked for them yet: bookmender check idle-open asks for one"
+NEVER_CHECKED = "no check has looked for them yet: bookmender check run idle-open asks for it"
 
 
 @click.command()
@@ -31,7 +31,7 @@ NEVER_CHECKED = "no check has looked for them yet: bookmender check idle-open as
 )
 @config_option
 @output_option
-@click.option("--json", "output", flag_value="json", help="The same as -o json.")
+@json_option
 def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     """Open ledgers that nobody seems to write any more, the longest idle first.
 
@@ -86,7 +86,7 @@ def _reach(last_entry_id: int | None) -> str:
 
 
 @click.command()
-@click.argument("ledger_id", type=click.IntRange(min=0))
+@click.argument("ledger_id", type=LedgerId())
 @click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
 @click.option("--force", is_flag=True, help="Though somebody may still write it.")
 @config_option

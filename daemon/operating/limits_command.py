@@ -50,11 +50,16 @@ class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
         if value[-1:] in self.factors:
             digits, factor = value[:-1], self.factors[value[-1]]
         if not re.fullmatch(r"[0-9]{1,18}", digits):
-            self.fail(f"{value!r} is no number, as in 20000000 or 20M", param, ctx)
+            self.fail(f"{value!r} is no {self._allowed}", param, ctx)
         number = int(digits) * factor
         if not self.least <= number <= self.most:
-            self.fail(f"{number} is not between {self.least} and {self.most}", param, ctx)
+            self.fail(f"{number} is no {self._allowed}", param, ctx)
         return number
+
+    @property
+    def _allowed(self) -> str:
+        example = ", as in 20000000 or 20M" if self.most >= self.factors["M"] else ""
+        return f"whole number from {self.least} to {self.most}{example}"
 
 
 @click.command()
@@ -65,10 +70,11 @@ class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
 @click.option("--reads-in-flight", type=Limit("reads_in_flight_per_bookie"), help="1 to 500.")
 @click.option("--requests-per-s", type=Limit("requests_per_s"), help="0 or none: no limit.")
 @click.option(
-    "--full-speed/--gentle",
-    default=None,
-    help="Whether to copy as fast as the other limits allow, rather than let writers go first.",
+    "--full-speed",
+    is_flag=True,
+    help="Copy as fast as the other limits allow.",
 )
+@click.option("--gentle", is_flag=True, help="Let writers go first.")
 @click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
 def limits(
     config: Path | None,
@@ -77,7 +83,8 @@ def limits(
     entries_per_s: int | None,
     reads_in_flight: int | None,
     requests_per_s: int | None,
-    full_speed: bool | None,
+    full_speed: bool,
+    gentle: bool,
     reset: bool,
 ) -> None:
     """What each node may cost. Set here, it holds for all nodes at once, over their settings.
@@ -87,12 +94,14 @@ def limits(
     it; other nodes' may differ. An order that cannot be read leaves in force what was before, or a node's
     settings if it started since: exit code 1.
     """
+    if full_speed and gentle:
+        raise click.UsageError("--full-speed or --gentle: one of them")
     wanted = LimitsOrder(
         bytes_per_s=bytes_per_s,
         entries_per_s=entries_per_s,
         reads_in_flight_per_bookie=reads_in_flight,
         requests_per_s=requests_per_s,
-        yields_to_writers=None if full_speed is None else not full_speed,
+        yields_to_writers=gentle if full_speed or gentle else None,
     )
 
     async def act(cluster: Visit) -> tuple[list[EffectiveLimit], bool]:

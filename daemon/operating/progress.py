@@ -3,7 +3,8 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 import click
@@ -104,6 +105,16 @@ class CountLine:
     def close(self) -> None:
         """Likewise."""
         self._line.close()
+
+
+@contextmanager
+def saying_when_interrupted(what_stays: str) -> Iterator[None]:
+    """Whoever presses Ctrl-C is told what it did not end."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell([f"interrupted; {what_stays}"])
+        raise
 
 
 def tell(lines: Iterable[str]) -> None:

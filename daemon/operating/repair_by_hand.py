@@ -7,8 +7,8 @@ takes none).
 
 import asyncio
 import socket
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from auditor.endangered import Endangered, most_endangered_first
 from auditor.marking import Marker
@@ -18,7 +18,7 @@ from daemon.operating.progress import Show
 from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.visit import Visit
-from ledgers.errors import NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
@@ -36,26 +36,43 @@ POLLED_LEDGERS_PER_S = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedByHand:
-    """``waiting``: those that are left, each of which waits for help; empty when all is done."""
+    """``waiting``: those that are left, each of which waits for help; empty when all is done.
+
+    ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
+    others, by id: no such ledger, or metadata that cannot be read.
+    """
 
     ledger_count: int
     waiting: tuple[WaitingNote, ...] = ()
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """``ledgers``: as they are to be marked. ``failed``: as in ``RepairedByHand``."""
+
+    ledgers: tuple[Endangered, ...]
+    failed: Mapping[int, str] = field(default_factory=dict)
 
 
 async def find_ledgers(
     cluster: Visit, ledger_ids: Collection[int], bookie: BookieId | None
-) -> list[Endangered]:
-    """These, and then all that name the bookie, the most endangered first: as they are to be marked.
-
-    Raises NoSuchLedgerError, CorruptionError (nothing can be done about it), UnavailableError.
-    """
-    named = {ledger_id: await _named(cluster.manager, ledger_id) for ledger_id in ledger_ids}
+) -> Found:
+    """These, and then all that name the bookie, the most endangered first. Raises UnavailableError."""
+    named: dict[int, Endangered] = {}
+    failed: dict[int, str] = {}
+    for ledger_id in ledger_ids:
+        try:
+            named[ledger_id] = await _named(cluster.manager, ledger_id)
+        except (NoSuchLedgerError, CorruptionError) as error:
+            failed[ledger_id] = str(error)
     if bookie is None:
-        return list(named.values())
+        return Found(ledgers=tuple(named.values()), failed=failed)
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
     others = [ledger for ledger in scan.endangered if ledger.ledger_id not in named]
-    return [*named.values(), *most_endangered_first(others, {})]
+    ledgers = (*named.values(), *most_endangered_first(others, {}))
+    return Found(ledgers=ledgers, failed=failed)
 
 
 async def repair_by_hand(

@@ -4,13 +4,22 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
-from daemon.cli import config_option, output_option
+from auditor.endangered import Endangered
+from daemon.cli import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
-from daemon.operating.progress import ProgressLine
+from daemon.operating.progress import (
+    ProgressLine,
+    counted,
+    printable,
+    saying_when_interrupted,
+)
 from daemon.operating.repair_by_hand import (
     RepairedByHand,
     find_ledgers,
@@ -26,7 +35,7 @@ from ledgers.metadata import BookieId
 
 
 @click.command()
-@click.argument("ledger_ids", metavar="[LEDGER]...", type=click.IntRange(min=0), nargs=-1)
+@click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
 @click.option("--bookie", type=BookieArgument(), help="Every ledger that names it, too.")
 @click.option("--mark-only", is_flag=True, help="Leave the work to the nodes.")
 @config_option
@@ -44,23 +53,20 @@ def repair(
     under the locks that all use; nodes that run take their part. It needs no daemon, and goes on while
     auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
 
-    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help or are
-    not there, 3 when it could not tell.
+    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help, are
+    not there or cannot be read, which keeps none of the others from being repaired; 3 when it could not tell.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
+    with saying_when_interrupted("what was marked stays marked: the nodes go on with it"):
+        done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
     if output == "json":
-        record = {
-            "ledgers": done.ledger_count,
-            "waiting": [note_record(note) for note in done.waiting],
-        }
-        click.echo(json.dumps(record, indent=2))
+        click.echo(json.dumps(_record(done), indent=2))
     else:
         click.echo(_text(done, mark_only=mark_only))
-    sys.exit(1 if done.waiting else 0)
+    sys.exit(EXIT_FAILED if done.waiting or done.failed else 0)
 
 
 async def _run(
@@ -69,7 +75,16 @@ async def _run(
     async with visit(settings) as cluster:
         if bookie is not None:
             require_known([bookie], await known_bookies(cluster))
-        ledgers = await find_ledgers(cluster, ledger_ids, bookie)
+        found = await find_ledgers(cluster, ledger_ids, bookie)
+    if not found.ledgers:
+        return RepairedByHand(ledger_count=0, failed=found.failed)
+    done = await _repair(settings, found.ledgers, mark_only)
+    return replace(done, failed=found.failed)
+
+
+async def _repair(
+    settings: Settings, ledgers: Sequence[Endangered], mark_only: bool
+) -> RepairedByHand:
     journal = open_journal(settings)
     line = ProgressLine("ledgers")
     try:
@@ -85,8 +100,20 @@ async def _run(
         journal.close()
 
 
+def _record(done: RepairedByHand) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "ledgers": done.ledger_count,
+        "waiting": [note_record(note) for note in done.waiting],
+        "failed": [{"ledger_id": i, "error": error} for i, error in done.failed.items()],
+    }
+    if done.failed:
+        record["error"] = f"nothing could be done for {counted(len(done.failed), 'ledger')}"
+    return record
+
+
 def _text(done: RepairedByHand, *, mark_only: bool) -> str:
     lines = [*map(help_text, done.waiting)]
-    whole = done.ledger_count - len(done.waiting)
-    lines.append(f"{whole:,} ledgers {'marked' if mark_only else 'whole'}")
+    lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]
+    whole = counted(done.ledger_count - len(done.waiting), "ledger")
+    lines.append(f"{whole} {'marked' if mark_only else 'whole'}")
     return "\n".join(lines)

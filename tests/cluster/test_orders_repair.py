@@ -56,7 +56,7 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
             kill_and_expire(module_cluster, victim)
             try:
                 one = await bookmender(uri, "repair", str(others[0]), state=tmp_path)
-                assert (one.exit_code, one.out) == (0, "1 ledgers whole\n"), one
+                assert (one.exit_code, one.out) == (0, "1 ledger whole\n"), one
                 assert await on.names(written, victim) == others[1:]
 
                 rest = await bookmender(
@@ -92,7 +92,7 @@ def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(
             (written,) = await on.write(shape(1))
             ledger_id = str(written.ledger_id)
             marked = await bookmender(uri, "repair", ledger_id, "--mark-only", state=tmp_path)
-            assert (marked.exit_code, marked.out) == (0, "1 ledgers marked\n"), marked
+            assert (marked.exit_code, marked.out) == (0, "1 ledger marked\n"), marked
             assert await marked_ledger_ids(on.seen.store, own) == [written.ledger_id]
             assert await on.is_idle(), "Java sees nothing of it"
 
@@ -100,7 +100,7 @@ def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(
             assert done.exit_code == 0, done
             missing = await bookmender(uri, "repair", "987654321", state=tmp_path)
             assert missing.exit_code == 1
-            assert "no such ledger" in missing.complaint
+            assert "no such ledger" in missing.out
 
     asyncio.run(run())
 

@@ -1,5 +1,6 @@
 """The command's errors as a user meets them: one clear line, and an exit code."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,9 +8,12 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
-from daemon.cli import LazyGroup, cli, main
+from daemon.cli import LazyGroup, LedgerId, cli, json_option, main, output_option
 from daemon.local.spec import ClusterSpec
+from daemon.operating import decommission_command, drain_command, repair_command
+from daemon.operating.progress import saying_when_interrupted
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -152,8 +156,8 @@ def test_a_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch, 
         pytest.param(["status", "--frobnicate"], 2, "No such option", id="an unknown option"),
         pytest.param(["status", "-o", "xml"], 2, "'xml' is not one of", id="a wrong choice"),
         pytest.param(["status", "-c", "none.toml"], 2, "does not exist", id="a missing file"),
-        pytest.param(["ledger", "show", "x"], 2, "not a valid integer", id="no number"),
-        pytest.param(["ledger", "show", "--", "-1"], 2, "not in the range", id="no ledger id"),
+        pytest.param(["ledger", "show", "x"], 2, "no ledger's id", id="no number"),
+        pytest.param(["ledger", "show", "--", "-1"], 2, "no ledger's id", id="no ledger id"),
         pytest.param(["ledger", "show"], 2, "Missing argument", id="an argument is missing"),
         pytest.param(["queue", "list", "--limit", "0"], 2, "not in the range", id="no limit"),
         pytest.param(["status"], 2, "metadata_service_uri is not set", id="without a cluster"),
@@ -216,3 +220,150 @@ def test_every_command_that_is_listed_can_be_loaded_and_explains_itself() -> Non
         command = cli.get_command(context, name)
         assert command is not None, name
         assert command.get_short_help_str(), name
+
+
+# --- Errors for programs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [("-o", "json"), ("--output", "json"), ("--json",)])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        pytest.param(NoSuchLedgerError("no such ledger", ledger_id=7), 1, id="not there"),
+        pytest.param(UnavailableError("no answer"), 3, id="could not tell"),
+        pytest.param(click.UsageError("which bookie?"), 2, id="called wrongly"),
+    ],
+)
+def test_programs_are_told_of_an_error_in_an_object(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+    option: tuple[str, ...],
+) -> None:
+    @click.command()
+    @output_option
+    @json_option
+    def fail(output: str) -> None:
+        raise error
+
+    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: fail)
+
+    assert exit_code(monkeypatch, "fail", *option) == code
+
+    captured = capsys.readouterr()
+    message = error.message if isinstance(error, click.UsageError) else str(error)
+    assert json.loads(captured.out) == {"error": message, "exit_code": code}
+    assert message in captured.err, "for people"
+
+
+def test_an_argument_that_is_none_is_told_to_programs_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(monkeypatch, "ledger", "show", "1_0", "-o", "json") == 2
+
+    assert "'1_0' is no ledger's id" in json.loads(capsys.readouterr().out)["error"]
+
+
+@pytest.mark.parametrize("options", [(), ("-o", "text")])
+def test_people_are_told_on_standard_error_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    assert exit_code(monkeypatch, "ledger", "show", "x", *options) == 2
+
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output"),
+    [
+        pytest.param([], "text", id="nothing said"),
+        pytest.param(["-o", "json"], "json", id="as an option"),
+        pytest.param(["--json"], "json", id="as a flag"),
+    ],
+)
+def test_both_ways_to_ask_for_json_mean_the_same(arguments: list[str], output: str) -> None:
+    @click.command()
+    @output_option
+    @json_option
+    def show(output: str) -> None:
+        click.echo(output)
+
+    assert CliRunner().invoke(show, arguments).output == f"{output}\n"
+
+
+# --- Which ledger -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["1_0", "-1", "+1", " 1", "1.0", "0x1", "\u0663", "", str(2**63), "9" * 5_000]
+)
+def test_a_ledgers_id_is_plain_digits(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="no ledger's id"):
+        LedgerId().convert(text, None, None)
+
+
+@pytest.mark.parametrize("number", [0, 4711, 2**63 - 1])
+def test_an_id_that_a_ledger_may_have_is_taken(number: int) -> None:
+    assert LedgerId().convert(str(number), None, None) == number
+
+
+# --- Ctrl-C -----------------------------------------------------------------------------------------
+
+
+def test_an_interruption_while_the_rest_is_imported_is_quiet() -> None:
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'daemon.cli': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from daemon.start import main\n"
+        "main()"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+def test_who_is_interrupted_is_told_what_stays_in_force(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(KeyboardInterrupt), saying_when_interrupted("the order stands"):
+        raise KeyboardInterrupt
+
+    assert capsys.readouterr().err == "interrupted; the order stands\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bookie", "drain", "b1:1", "--wait"], "b1:1 is drained all the same"),
+        (["bookie", "decommission", "b1:1"], "the cookie of b1:1 stays"),
+        (["repair", "7"], "the nodes go on"),
+    ],
+    ids=["drain", "decommission", "repair"],
+)
+def test_the_long_commands_say_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    async def never(*_: object) -> None:
+        interrupted()
+
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
+    for module in (drain_command, decommission_command):
+        monkeypatch.setattr(module, "run_visit", interrupted)
+    monkeypatch.setattr(repair_command, "_run", never)
+
+    assert exit_code(monkeypatch, *arguments) == 130
+
+    assert said in capsys.readouterr().err

@@ -5,13 +5,16 @@ from typing import cast
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from daemon.limits import keep_to_our_share, keep_to_pace
+from daemon.operating import limits_command
 from daemon.operating.limits_command import (
     Limit,
     change_limits,
     concerns,
     effective_limits,
+    limits,
     merged,
 )
 from daemon.settings import Settings, ZooKeeperSettings
@@ -23,6 +26,7 @@ from replication.cluster.order_book import OrderBook, limits_place
 from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
 from replication.settings import ReplicationSettings
 from tests.auditor.scenes import SOON_S
+from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import UR, node_info
@@ -65,6 +69,41 @@ def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> N
 def test_what_no_setting_would_be_allowed_is_refused(key: str, text: str) -> None:
     with pytest.raises(click.BadParameter):
         Limit(key).convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "allowed"),
+    [
+        ("reads_in_flight_per_bookie", "1.5", "whole number from 1 to 500"),
+        ("reads_in_flight_per_bookie", "501", "whole number from 1 to 500"),
+        ("entries_per_s", "x", "whole number from 0 to 1000000000, as in 20000000 or 20M"),
+    ],
+)
+def test_it_is_said_what_is_allowed(key: str, text: str, allowed: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"{text}.* is no {allowed}$"):
+        Limit(key).convert(text, None, None)
+
+
+def test_full_speed_and_gentle_at_once_mean_nothing() -> None:
+    said = CliRunner().invoke(limits, ["--full-speed", "--gentle"])
+
+    assert said.exit_code == 2
+    assert "one of them" in said.output
+
+
+@pytest.mark.parametrize(("option", "yields"), [("--full-speed", False), ("--gentle", True)])
+def test_either_is_ordered(monkeypatch: pytest.MonkeyPatch, option: str, yields: bool) -> None:
+    async def nothing(cluster: Cluster) -> None:
+        pass
+
+    async def ordered(cluster: Cluster) -> bool | None:
+        return (await OrderBook(cluster.store, UR).read()).limits.yields_to_writers
+
+    _, found = run_in_memory(
+        monkeypatch, limits_command, limits, option, prepare=nothing, look=ordered
+    )
+
+    assert found is yields
 
 
 @pytest.mark.parametrize(

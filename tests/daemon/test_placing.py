@@ -42,7 +42,7 @@ def settings(**given: object) -> PlacementSettings:
         pytest.param({}, RackRule(min_racks=2, is_enforced=False), id="as BookKeeper's clients"),
         pytest.param({"policy": "random"}, NoRule(), id="random"),
         pytest.param(
-            {"min_racks": 3, "enforce_min_racks": True, "racks_file": "racks"},
+            {"min_racks": 3, "enforce_min_racks": True, "racks_file": "/racks"},
             RackRule(min_racks=3, is_enforced=True),
             id="racks, enforced",
         ),
@@ -67,7 +67,7 @@ def settings(**given: object) -> PlacementSettings:
                 "min_zones": 1,
                 "desired_zones": 2,
                 "enforce_zones": False,
-                "racks_file": "racks",
+                "racks_file": "/racks",
             },
             ZoneRule(min_zones=1, desired_zones=2, is_enforced=False),
             id="zones",
@@ -98,7 +98,7 @@ def test_choices_are_weighted_only_if_that_is_wanted() -> None:
             "placement.racks_znode is 'bookies'; allowed: the path of a znode, as /bookies",
         ),
         (
-            {"racks_file": "a", "racks_znode": "/b"},
+            {"racks_file": "/a", "racks_znode": "/b"},
             "placement.racks_file and placement.racks_znode are both set; set one of them",
         ),
         (
@@ -128,7 +128,7 @@ async def test_racks_come_from_the_source_that_is_set() -> None:
         return rack_source(settings(**given), cluster.store, cluster.clock)
 
     assert source() is None
-    assert isinstance(source(racks_file="racks"), FileRacks)
+    assert isinstance(source(racks_file="/racks"), FileRacks)
     assert isinstance(source(racks_script="racks.sh -v"), ScriptRacks)
     assert isinstance(source(racks_znode="/bookies"), ZnodeRacks)
 

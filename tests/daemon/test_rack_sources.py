@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from daemon.node import run_node
 from daemon.rack_sources import (
     ASK_INTERVAL_S,
     HOSTS_MAX,
     LOOK_INTERVAL_S,
     FileRacks,
     ScriptRacks,
+    check_rack_sources,
     parse_rack_file,
     resolve_host,
     run_bounded,
 )
-from ledgers.errors import CorruptionError, UnavailableError
+from daemon.settings import Settings
+from ledgers.errors import CorruptionError, SettingsError, UnavailableError
+from replication.settings import PlacementSettings
 from tests.ledgers.client_cases import ManualClock
 
 
@@ -209,3 +213,43 @@ def test_a_script_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> N
 )
 def test_a_host_is_resolved_if_it_can_be(host: str, ip: str | None) -> None:
     assert asyncio.run(resolve_host(host)) == ip
+
+
+# --- At the start --------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_there_and_a_script_that_can_be_run_are_let_pass(tmp_path: Path) -> None:
+    (tmp_path / "racks").touch()
+
+    check_rack_sources(PlacementSettings())
+    check_rack_sources(PlacementSettings(racks_file=str(tmp_path / "racks")))
+    check_rack_sources(PlacementSettings(racks_script="sh -c 'echo /a'"))
+    check_rack_sources(PlacementSettings(racks_znode="/bookies"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        pytest.param("racks_file", "/no/such/racks", id="no file"),
+        pytest.param("racks_file", "/", id="a folder"),
+        pytest.param("racks_script", "/no/such/script", id="no script"),
+        pytest.param("racks_script", "no-such-command --rack", id="no command"),
+        pytest.param("racks_script", "'", id="half a quotation"),
+        pytest.param("racks_script", "/", id="a folder for a script"),
+    ],
+)
+def test_what_is_not_there_keeps_a_node_from_starting(key: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"placement.{key}") as refused:
+        check_rack_sources(PlacementSettings(**{key: value}))  # type: ignore[arg-type]
+
+    assert refused.value.setting == f"placement.{key}"
+
+
+def test_it_is_looked_at_before_anything_else_of_a_node(tmp_path: Path) -> None:
+    settings = Settings(
+        metadata_service_uri="zk://127.0.0.1:1/ledgers",
+        placement=PlacementSettings(racks_file="/no/such/racks"),
+    )
+
+    with pytest.raises(SettingsError, match=r"placement\.racks_file"):
+        run_node(settings)

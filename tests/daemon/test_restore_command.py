@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from daemon import restore_command
 from daemon.restore_command import restore
+from ledgers.errors import RejectedError
 from ledgers.formats.metadata_codec import serialize_metadata
+from ledgers.store import Stat
 from replication.journal import MetadataJournal, read_journal
+from replication.restoring import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
 
 BEFORE, AFTER = (
@@ -45,7 +49,7 @@ def test_without_a_time_the_recorded_writes_are_listed(state: Path) -> None:
     assert "  unknown cluster  " in line
     assert line.startswith(f"{record.time_ms}  ")
     assert line.endswith(f"from entry 0: {B1}, {B2}, {B3}  =>  from entry 0: {B1}, {B4}, {B3}")
-    assert count == "1 writes of ledger 7 recorded on this host"
+    assert count == "1 write of ledger 7 recorded on this host"
 
 
 def test_programs_are_told_what_each_write_changed(state: Path) -> None:
@@ -69,8 +73,8 @@ def test_it_is_told_in_which_cluster_each_write_was_made(state: Path) -> None:
 def test_a_write_that_is_not_recorded_is_not_undone(state: Path) -> None:
     said = called("7", "--at", "1", "--yes")
 
-    assert said.exit_code == 1
-    assert "no write of ledger 7 at 1 is recorded here" in said.output
+    assert isinstance(said.exception, RejectedError)
+    assert "no write of ledger 7 at 1 is recorded here" in str(said.exception)
 
 
 @pytest.mark.parametrize("option", ["--yes", "--force"])
@@ -79,3 +83,29 @@ def test_it_is_not_guessed_which_write_is_meant(option: str, state: Path) -> Non
 
     assert said.exit_code == 2
     assert "--at says which write to undo" in said.output
+
+
+@pytest.mark.parametrize(
+    ("doubts", "said"),
+    [((), "nothing was changed: --yes does it"), (("too old",), "--yes --force does it")],
+    ids=["no doubt", "in doubt"],
+)
+def test_what_is_shown_names_the_options_that_do_it(
+    state: Path, monkeypatch: pytest.MonkeyPatch, doubts: tuple[str, ...], said: str
+) -> None:
+    [record] = read_journal(state / "journal", 7)
+    now, was = closed_ledger((B1, B4, B3)), closed_ledger((B1, B2, B3))
+
+    async def look(*_: object) -> Restoring:
+        return Restoring(
+            record=record,
+            was=was,
+            present=AFTER,
+            now=now,
+            stat=Stat(version=1),
+            copy_doubts=doubts,
+        )
+
+    monkeypatch.setattr(restore_command, "_look", look)
+
+    assert said in called("7", "--at", str(record.time_ms)).output

@@ -50,6 +50,10 @@ def test_the_file_gives_what_the_environment_does_not(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    assert load(tmp_path, "\ufeff" + URI_LINE).metadata_service_uri == URI
+
+
 def test_the_environment_wins(tmp_path: Path) -> None:
     text = URI_LINE + "[replication]\nledgers_at_once = 7\nretry_min_s = 3\n"
 
@@ -222,6 +226,10 @@ def test_a_password_is_never_quoted(tmp_path: Path) -> None:
         (
             "[node]\nstate_dir = '~/state'",
             "node.state_dir is '~/state'; allowed: an absolute path, as in /var/lib/bookmender",
+        ),
+        (
+            "[placement]\nracks_file = 'racks'",
+            "placement.racks_file is 'racks'; allowed: an absolute path, as in /etc/bookmender/racks",
         ),
         ("[log]\nlevel = 'loud'", "log.level is 'loud'; allowed: debug, info, warning, error"),
         ("[log]\nformat = 'xml'", "log.format is 'xml'; allowed: auto, text, json"),
