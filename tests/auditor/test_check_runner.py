@@ -358,6 +358,23 @@ async def test_another_leader_goes_on_where_the_first_one_died() -> None:
 
 
 @in_virtual_time
+async def test_another_leader_goes_on_with_what_somebody_wanted_before_it_was_due() -> None:
+    cluster = await ten_ledgers()
+    await store_time(cluster, cluster.clock.wall_ms())
+    monthly = replace(HOURS, all_ledgers_interval_s=30 * 86_400)
+    first, second = CountingCheck(part_s=10), CountingCheck()
+    async with checker(cluster, first, settings=monthly) as made, running(made):
+        await asyncio.sleep(1)
+        await store_time(cluster, cluster.clock.wall_ms() - 21 * 86_400_000)
+        await asyncio.sleep(25)
+
+    async with checker(cluster, second, settings=monthly) as made, running(made):
+        await asyncio.sleep(20)
+
+    assert second.started_at == [4]
+
+
+@in_virtual_time
 async def test_a_run_that_javas_auditor_has_overtaken_is_not_gone_on_with() -> None:
     cluster = await ten_ledgers()
     first, second = CountingCheck(part_s=10), CountingCheck()
