@@ -1,6 +1,6 @@
 """A ZooKeeper server without bookies, for tests of what needs no more."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -9,15 +9,21 @@ from daemon.local.ports import free_ports
 from daemon.local.processes import Child, wait_until
 from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec
-from daemon.local.zookeeper import is_ready
+from daemon.local.zookeeper import HEAP_MIB, is_ready
 
 START_TIMEOUT_S = 30.0
 
 
 @contextmanager
-def running_zookeeper(folder: Path, *, version: str | None = None) -> Iterator["ZooKeeperServer"]:
-    """``version``: one whose jars were fetched; None: that of pyspark's."""
-    server = ZooKeeperServer(folder, version)
+def running_zookeeper(
+    folder: Path,
+    *,
+    version: str | None = None,
+    heap_mib: int = HEAP_MIB,
+    flags: Sequence[str] = (),
+) -> Iterator["ZooKeeperServer"]:
+    """``version``: one whose jars were fetched; None: that of pyspark's. ``flags``: of the JVM."""
+    server = ZooKeeperServer(folder, version, heap_mib=heap_mib, flags=flags)
     server.start()
     try:
         yield server
@@ -28,8 +34,15 @@ def running_zookeeper(folder: Path, *, version: str | None = None) -> Iterator["
 class ZooKeeperServer:
     """Keeps its data, and the sessions it knows, over a restart."""
 
-    def __init__(self, folder: Path, version: str | None = None) -> None:
-        self._version = version
+    def __init__(
+        self,
+        folder: Path,
+        version: str | None = None,
+        *,
+        heap_mib: int = HEAP_MIB,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self._version, self._heap_mib, self._flags = version, heap_mib, flags
         (self.port,) = free_ports(1)
         self._servers = Servers(data=folder, java=Java.find())
         self._process: Child | None = None
@@ -44,7 +57,9 @@ class ZooKeeperServer:
         return self._process
 
     def start(self) -> None:
-        self._process = self._servers.zookeeper(self._spec, version=self._version)
+        self._process = self._servers.zookeeper(
+            self._spec, version=self._version, heap_mib=self._heap_mib, flags=self._flags
+        )
         wait_until(lambda: is_ready(self.port), [self._process], timeout_s=START_TIMEOUT_S)
 
     @property

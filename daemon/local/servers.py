@@ -33,8 +33,18 @@ class Servers:
     def logs(self) -> Path:
         return self.data / "logs"
 
-    def zookeeper(self, spec: ClusterSpec, *, version: str | None = None) -> Child:
-        """``version``: None for that of pyspark's jars."""
+    def zookeeper(
+        self,
+        spec: ClusterSpec,
+        *,
+        version: str | None = None,
+        heap_mib: int = zookeeper.HEAP_MIB,
+        flags: Sequence[str] = (),
+    ) -> Child:
+        """``version``: None for that of pyspark's jars. ``heap_mib``: 1 GiB holds a million ledgers.
+
+        ``flags``: for its JVM, over our own, which keep it small.
+        """
         folder = self.data / "zookeeper"
         return self._spawn(
             "zookeeper",
@@ -43,8 +53,9 @@ class Servers:
             settings=zookeeper.settings_text(folder, port=spec.zookeeper_port),
             properties=zookeeper.PROPERTIES,
             classpath=jars.zookeeper_classpath(version),
-            heap_mib=zookeeper.HEAP_MIB,
+            heap_mib=heap_mib,
             direct_mib=zookeeper.DIRECT_MIB,
+            flags=flags,
         )
 
     def bookie(self, spec: ClusterSpec, bookie_id: BookieId) -> Child:
@@ -78,6 +89,10 @@ class Servers:
 
     def bookie_folder(self, bookie_id: BookieId) -> Path:
         return self.data / "bookies" / str(port_of(bookie_id))
+
+    def has_data(self, bookie_id: BookieId) -> bool:
+        """Whether it was ever started, and not wiped since."""
+        return (self.bookie_folder(bookie_id) / "ledgers" / "current" / "VERSION").exists()
 
     def autorecovery(
         self, spec: ClusterSpec, name: str, *, port: int, settings: Mapping[str, str]

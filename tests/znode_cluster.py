@@ -1,0 +1,132 @@
+"""A cluster that is nothing but znodes: bookies are registrations and cookies, ledgers are metadata.
+
+All that an auditor looks at, in numbers for which bookies with data would not do.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from auditor.scan import scan_ledgers
+from ledgers.formats.layout import Layout, serialize_layout
+from ledgers.formats.metadata_codec import serialize_metadata
+from ledgers.manager import LedgerManager
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.store import Create, Delete, MetadataStore, Operation
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.queue.payloads import Audit
+from replication.queue.tree import prepare_tree
+
+T = TypeVar("T")
+ROOT = "/ledgers"
+LAYOUT = Layout.HIERARCHICAL
+UR = payloads.underreplication_path(ROOT)
+OPERATIONS_PER_MULTI = 500
+MULTIS_AT_ONCE = 8
+
+
+def bookie(number: int) -> BookieId:
+    """One of up to 62,500, at an address of this machine where nobody listens."""
+    return BookieId(f"127.1.{number // 250}.{number % 250 + 1}:3181")
+
+
+def closed(*ensemble: BookieId, length: int = 1_000_000) -> LedgerMetadata:
+    """A ledger of a thousand entries, as a writer leaves it; of each entry every bookie has a copy."""
+    return LedgerMetadata(
+        ensemble_size=len(ensemble),
+        write_quorum=len(ensemble),
+        ack_quorum=len(ensemble) // 2 + 1,
+        state=LedgerState.CLOSED,
+        last_entry_id=999,
+        length=length,
+        ctime_ms=1_700_000_000_000,
+        segments=(Segment(first_entry_id=0, ensemble=ensemble),),
+    )
+
+
+@dataclass(slots=True)
+class ZnodeCluster:
+    """Registrations are ``store``'s: they end with its session."""
+
+    store: MetadataStore
+
+    @property
+    def manager(self) -> LedgerManager:
+        return LedgerManager(self.store, ROOT, LAYOUT)
+
+    async def format(self) -> None:
+        """All ledgers count as checked just now: reading entries of bookies without any is nobody's aim."""
+        store = self.store
+        await store.create(f"{ROOT}/LAYOUT", serialize_layout(LAYOUT), with_parents=True)
+        await store.create(f"{ROOT}/available/readonly", with_parents=True)
+        await store.create(f"{ROOT}/cookies")
+        await prepare_tree(store, UR)
+        now = payloads.audit_time_to_bytes(round(time.time() * 1000))
+        await store.create(payloads.audit_time_path(UR, Audit.ALL_LEDGERS), now)
+        await store.create(f"{ROOT}/INSTANCEID", b"00000000-0000-0000-0000-000000000001")
+
+    async def add_bookies(self, bookies: Iterable[BookieId]) -> None:
+        bookies = list(bookies)
+        await self.send(Create(path=f"{ROOT}/cookies/{each}") for each in bookies)
+        await self.send(self.registration(each) for each in bookies)
+
+    def registration(self, bookie: BookieId) -> Create:
+        return Create(path=f"{ROOT}/available/{bookie}", is_ephemeral=True)
+
+    def deregistration(self, bookie: BookieId) -> Delete:
+        return Delete(path=f"{ROOT}/available/{bookie}")
+
+    async def create_ledgers(self, ledgers: Iterable[tuple[int, LedgerMetadata]]) -> None:
+        """In bulk. Directories come with the first ledger below them, so ids should ascend."""
+        known: set[str] = set()
+        for part in _parts(ledgers, OPERATIONS_PER_MULTI * MULTIS_AT_ONCE):
+            creations = [
+                Create(path=self.manager.path(ledger_id), data=serialize_metadata(metadata))
+                for ledger_id, metadata in part
+            ]
+            parents = {_above(creation.path) for creation in creations} - known
+            for parent in parents:
+                await self.store.create(parent, with_parents=True)
+            known |= parents
+            await self.send(creations)
+
+    async def send(self, operations: Iterable[Operation]) -> None:
+        """Many to a transaction, and some of these at a time."""
+        for part in _parts(operations, OPERATIONS_PER_MULTI * MULTIS_AT_ONCE):
+            multis = _parts(part, OPERATIONS_PER_MULTI)
+            await asyncio.gather(*(self.store.multi(each) for each in multis))
+
+    async def delete_marks(self) -> None:
+        """With the directories that are theirs alone."""
+        ledger_ids = await marked_ledger_ids(self.store, UR)
+        paths = (payloads.mark_path(UR, ledger_id) for ledger_id in ledger_ids)
+        await self.send(Delete(path=each) for path in paths for each in (path, _above(path)))
+
+    async def marks(self) -> dict[int, frozenset[BookieId]]:
+        """What stands in the queue: per marked ledger the replicas that its mark names."""
+        ledger_ids = await marked_ledger_ids(self.store, UR)
+        found = await read_marks(self.store, UR, ledger_ids)
+        return {
+            each.ledger_id: frozenset() if each.mark is None else frozenset(each.mark.replicas)
+            for each in found
+        }
+
+    async def lacking(self, lost: Collection[BookieId]) -> dict[int, frozenset[BookieId]]:
+        """From scratch: per ledger whose metadata names lost bookies those it names."""
+        scan = await scan_ledgers(self.manager, lost=lost)
+        assert not scan.unreadable, scan.unreadable
+        return {each.ledger_id: frozenset(each.lost) for each in scan.endangered}
+
+
+def _parts(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:
+    iterator = iter(items)
+    while part := list(itertools.islice(iterator, size)):
+        yield part
+
+
+def _above(path: str) -> str:
+    return path.rpartition("/")[0]
