@@ -6,6 +6,7 @@ of them. ``undecided_count`` goes down by each end, and the transfer is done whe
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgers.bookie.bulk.frames import (
@@ -202,10 +203,24 @@ class Writing:
     When it is over the lane keeps it until they are answered, as with a reading.
     """
 
-    __slots__ = ("is_over", "job", "lane", "ledger_id", "prefix", "progress_s", "unacknowledged")
+    __slots__ = (
+        "first_id",
+        "is_over",
+        "job",
+        "lane",
+        "last_id",
+        "ledger_id",
+        "prefix",
+        "progress_s",
+        "unacknowledged",
+    )
 
     def __init__(self, job: Job, lane: "TargetLane") -> None:
         self.job = job
+        runs = [entry_ids for entry_ids in job.transfer.reads.values() if entry_ids]
+        self.first_id = min(entry_ids[0] for entry_ids in runs)
+        self.last_id = max(entry_ids[-1] for entry_ids in runs)
+        """All its entries are between them, both included; of a reading likewise."""
         self.lane = lane
         self.ledger_id = job.ledger_id
         self.prefix = recovery_add_prefix(job.transfer.digest.master_key)
@@ -225,6 +240,16 @@ class Writing:
 
 
 Part = TypeVar("Part", bound="AnyReading | Writing")
+
+
+def is_first_choice(parts: Sequence[Part], part: Part) -> bool:
+    """Whether no part before it may wait for any of the same entries: slices of a ledger never do."""
+    for other in parts:
+        if other is part:
+            return True
+        if other.first_id <= part.last_id and part.first_id <= other.last_id:
+            return False
+    return False
 
 
 def forget(parts: dict[int, list[Part]], part: Part) -> None:

@@ -40,10 +40,12 @@ class AnyReading(ABC):
         "_entry_ids",
         "_next",
         "check",
+        "first_id",
         "is_over",
         "is_queued",
         "job",
         "lane",
+        "last_id",
         "ledger_id",
         "passed",
         "progress_s",
@@ -61,6 +63,7 @@ class AnyReading(ABC):
         self.passed: Gate | None = None
         """The gate where it was parked longest, so that it goes before those that still are."""
         self.is_over = False
+        self.first_id, self.last_id = entry_ids[0], entry_ids[-1]
         self._entry_ids = entry_ids
         self._next = 0
 

@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 
 from ledgers.bookie.bulk.frames import READ_REPLY, READ_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
-from ledgers.bookie.bulk.job import Job
+from ledgers.bookie.bulk.job import Job, is_first_choice
 from ledgers.bookie.bulk.readings import Reading
 from ledgers.bookie.bulk.source import Failure, SourceLane, Stretch
 from ledgers.errors import CorruptionError
@@ -48,8 +48,8 @@ class SingleReads(SourceLane[Reading]):
                     self._ignore_unasked()
                     position = stop
                 else:
-                    # Where a ledger has several readings each reply is the first one's that waits for it.
-                    stretch_end = end if len(readings) == 1 else stop
+                    # Where several readings wait for an entry its reply is the first one's.
+                    stretch_end = end if is_first_choice(readings, reading) else stop
                     position = self._take_in(reading, view, position, stretch_end)
         finally:
             self._finish_arrival()

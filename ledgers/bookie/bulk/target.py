@@ -8,7 +8,7 @@ from ledgers.bookie.budget import Window
 from ledgers.bookie.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
 from ledgers.bookie.bulk.gates import WindowGate
 from ledgers.bookie.bulk.inbox import Inbox
-from ledgers.bookie.bulk.job import Writing, forget
+from ledgers.bookie.bulk.job import Writing, forget, is_first_choice
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.protocol.status import Status
 from ledgers.bookie.yielding import Yielding
@@ -95,8 +95,8 @@ class TargetLane(Lane):
                 self._ignore_unasked()
                 position += REPLY_BYTES
             else:
-                # Where a ledger has several writings each reply is the first one's that waits for it.
-                stretch_end = end if len(writings) == 1 else position + REPLY_BYTES
+                # Where several writings wait for an entry its reply is the first one's.
+                stretch_end = end if is_first_choice(writings, writing) else position + REPLY_BYTES
                 position = self._acknowledge(writing, view[:stretch_end], position)
         self._note_latency()
         return end

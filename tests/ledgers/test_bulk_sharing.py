@@ -1,0 +1,59 @@
+"""Whose a reply is when several transfers of one ledger are on their way over the same connection."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from ledgers.bookie.bulk.job import is_first_choice
+from tests.ledgers.bulk_cases import Scene, play
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    first_id: int
+    last_id: int
+
+
+@pytest.mark.parametrize(
+    ("before", "own", "is_first"),
+    [
+        pytest.param([], (0, 9), True, id="alone"),
+        pytest.param([(0, 9)], (10, 19), True, id="behind a slice that ends before"),
+        pytest.param([(10, 19)], (0, 9), True, id="behind a slice that begins after"),
+        pytest.param([(0, 9)], (9, 19), False, id="behind one with the same entry"),
+        pytest.param([(5, 6)], (0, 9), False, id="behind one of entries in between"),
+        pytest.param([(10, 19), (0, 9)], (0, 9), False, id="behind its like and another"),
+    ],
+)
+def test_replies_in_a_row_are_taken_at_once_where_nobody_before_waits_for_them(
+    before: list[tuple[int, int]], own: tuple[int, int], is_first: bool
+) -> None:
+    part = Slice(*own)
+    parts = [*(Slice(*ids) for ids in before), part, Slice(*own)]
+
+    assert is_first_choice(cast(Any, parts), cast(Any, part)) is is_first
+
+
+@pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
+def test_slices_of_a_ledger_and_its_repeated_checks_all_get_their_own(reads_batches: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(900))
+
+        def reads(start: int, stop: int, **options: Any) -> Any:
+            ids = range(start, stop)
+            return scene.run(scene.halves(0, reads={scene.a.bookie_id: ids}, **options))
+
+        results = await asyncio.gather(
+            reads(0, 300),
+            reads(300, 600),
+            reads(600, 900),
+            reads(150, 450, target=None),
+            reads(0, 900, target=None),
+        )
+
+        assert [result.entry_count for result in results] == [300, 300, 300, 300, 900]
+        assert not any(result.failures or result.unwritten for result in results)
+
+    play(act, reads_batches=reads_batches)
