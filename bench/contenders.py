@@ -8,14 +8,30 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
 
-from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING
 
 OPEN_LEDGER_GRACE_S = 5
 SESSION_TIMEOUT_S = 4
 PLAIN = ("-m", "daemon")
+
+
+class Ground(Protocol):
+    """Where a daemon is started: a local cluster, or what stands for one."""
+
+    @property
+    def metadata_service_uri(self) -> str: ...
+
+    @property
+    def data(self) -> Path: ...
+
+    @property
+    def logs(self) -> Path: ...
+
+    def start_autorecovery(self, name: str, *, settings: Mapping[str, str]) -> Child: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +43,17 @@ class Contender:
     is_ours: bool
     settings: Mapping[str, str] = field(default_factory=dict)
 
-    def start(self, cluster: LocalCluster, *, before: Sequence[str] = PLAIN) -> Child:
+    def start(self, ground: Ground, *, before: Sequence[str] = PLAIN) -> Child:
         """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python runs."""
         if self.is_ours:
-            return self._start_ours(cluster, before)
+            return self._start_ours(ground, before)
         grace = {"openLedgerRereplicationGracePeriod": str(OPEN_LEDGER_GRACE_S * 1_000)}
-        return cluster.start_autorecovery(self.name, settings=grace | dict(self.settings))
+        return ground.start_autorecovery(self.name, settings=grace | dict(self.settings))
 
-    def _start_ours(self, cluster: LocalCluster, before: Sequence[str]) -> Child:
+    def _start_ours(self, ground: Ground, before: Sequence[str]) -> Child:
         settings = {
-            "metadata_service_uri": cluster.metadata_service_uri,
-            "node.state_dir": str(cluster.data / self.name),
+            "metadata_service_uri": ground.metadata_service_uri,
+            "node.state_dir": str(ground.data / self.name),
             "zookeeper.session_timeout_s": str(SESSION_TIMEOUT_S),
             "replication.open_ledger_grace_s": str(OPEN_LEDGER_GRACE_S),
             **self.settings,
@@ -45,7 +61,7 @@ class Contender:
         return Child(
             self.name,
             [sys.executable, *before, "daemon"],
-            log=cluster.logs / f"{self.name}.log",
+            log=ground.logs / f"{self.name}.log",
             environment=_environment(settings),
         )
 

@@ -76,7 +76,7 @@ def main(
         repeat, writer_repeat = 1, 0
     turns = plan(taking_part, loads, repeat=repeat, writer_repeat=writer_repeat)
     with _folder(None if quick else results) as folder:
-        runs = RunFile(folder / "repair.jsonl")
+        runs: RunFile[Run] = RunFile(folder / "repair.jsonl", Run)
         if not resume:
             runs.forget({key for turn in turns for key in turn.keys})
         bench = Bench(loads={load.name: load for load in loads}, runs=runs)
@@ -112,7 +112,7 @@ class Bench:
     """Takes the turns. One that fails is noted, and the others go on, on a fresh cluster."""
 
     loads: Mapping[str, Load]
-    runs: RunFile
+    runs: RunFile[Run]
     failures: list[str] = field(default_factory=list)
     _progress: Progress = field(default_factory=Progress)
 

@@ -1,9 +1,9 @@
 """The record of all runs, one JSON line each, written as they come: an interrupted bench keeps them."""
 
 import enum
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -43,32 +43,40 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return Key(self.of_pass, self.load, self.contender, self.repeat)
 
 
-class RunFile:
+class Keyed(Protocol):
+    """What a record is made of: msgspec structs."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+
+R = TypeVar("R", bound=Keyed)
+
+
+class RunFile(Generic[R]):
     """Runs by key; the last one of a key counts."""
 
-    def __init__(self, path: Path) -> None:
-        """Goes on with what is in ``path``, if it exists."""
+    def __init__(self, path: Path, kind: Any) -> None:
+        """Goes on with what is in ``path``, if it exists. ``kind``: their class, or several (a union)."""
         self._path = path
+        decoder = msgspec.json.Decoder(kind)
         lines = path.read_bytes().splitlines() if path.exists() else []
-        self._runs = {run.key: run for run in map(_DECODER.decode, lines)}
+        self._runs: dict[Hashable, R] = {run.key: run for run in map(decoder.decode, lines)}
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[R]:
         return iter(self._runs.values())
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: Hashable) -> bool:
         return key in self._runs
 
-    def add(self, run: Run) -> None:
+    def add(self, run: R) -> None:
         self._runs[run.key] = run
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             file.write(msgspec.json.encode(run) + b"\n")
 
-    def forget(self, keys: Collection[Key]) -> None:
+    def forget(self, keys: Collection[Hashable]) -> None:
         """Drop them from the file, too."""
         self._runs = {key: run for key, run in self._runs.items() if key not in keys}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_bytes(b"".join(msgspec.json.encode(run) + b"\n" for run in self))
-
-
-_DECODER = msgspec.json.Decoder(Run)

@@ -5,7 +5,7 @@ from pathlib import Path
 from bench.contenders import CONTENDERS
 from bench.loads import LOADS
 from bench.repair import BESIDE_WRITER, plan
-from bench.runs import Pass, RunFile
+from bench.runs import Pass, Run, RunFile
 from tests.bench.bench_runs import run
 
 
@@ -28,20 +28,24 @@ def test_the_order_of_contenders_is_turned_round_each_time() -> None:
 
 def test_recorded_runs_outlive_the_process(tmp_path: Path) -> None:
     path = tmp_path / "repair.jsonl"
-    RunFile(path).add(run("ours"))
-    RunFile(path).add(run("java"))
+    run_file(path).add(run("ours"))
+    run_file(path).add(run("java"))
 
-    assert [each.contender for each in RunFile(path)] == ["ours", "java"]
+    assert [each.contender for each in run_file(path)] == ["ours", "java"]
 
 
 def test_what_is_measured_again_replaces_what_was_and_leaves_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "repair.jsonl"
-    before = RunFile(path)
+    before = run_file(path)
     before.add(run("ours", whole_s=5.0))
     before.add(run("java"))
 
     before.forget({run("ours").key})
-    assert [each.contender for each in RunFile(path)] == ["java"]
+    assert [each.contender for each in run_file(path)] == ["java"]
 
-    RunFile(path).add(run("ours", whole_s=1.0))
-    assert sorted(each.contender for each in RunFile(path)) == ["java", "ours"]
+    run_file(path).add(run("ours", whole_s=1.0))
+    assert sorted(each.contender for each in run_file(path)) == ["java", "ours"]
+
+
+def run_file(path: Path) -> RunFile[Run]:
+    return RunFile(path, Run)
