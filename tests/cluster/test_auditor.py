@@ -1,0 +1,190 @@
+"""The auditor on a real ZooKeeper: leaders cut off in the middle of marking, and bookies that are read-only."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from replication.cluster.order_book import OrderBook, limits_place
+from replication.cluster.orders import LimitsOrder
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
+from tests.cluster.bookies_in_trouble import (
+    READ_ONLY_SURVIVES_RESTART,
+    SESSION_TIMEOUT_S,
+    kill_and_expire,
+    make_read_only,
+    status_file,
+)
+from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+GHOST = BookieId("127.0.0.1:9")
+"""Registered by the test, and lost when that says so."""
+LEDGERS = range(1_000_000, 1_001_000)
+SLOWLY = LimitsOrder(requests_per_s=12)
+"""Some 300 marks a second."""
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {
+        "bookies": 4,
+        "session_timeout_s": SESSION_TIMEOUT_S,
+        "bookie_settings": READ_ONLY_SURVIVES_RESTART,
+    }
+
+
+@asynccontextmanager
+async def ledgers_on_a_ghost(on: Bench) -> AsyncIterator[None]:
+    """Their metadata alone; at the end they are gone, and their marks."""
+    store, root = on.seen.store, on.seen.settings.uri.root
+    await store.create(f"{root}/cookies/{GHOST}")
+    await store.create(f"{root}/available/{GHOST}", is_ephemeral=True)
+    members = sorted(await store.children(f"{root}/available"))
+    others = [BookieId(name) for name in members if name not in ("readonly", GHOST)]
+    metadata = LedgerMetadata(
+        ensemble_size=3,
+        write_quorum=3,
+        ack_quorum=2,
+        state=LedgerState.CLOSED,
+        last_entry_id=-1,
+        length=0,
+        segments=(Segment(first_entry_id=0, ensemble=(GHOST, *others[:2])),),
+    )
+    await _each(lambda ledger_id: on.seen.manager.create(ledger_id, metadata))
+    try:
+        yield
+    finally:
+        await _each(lambda ledger_id: on.seen.manager.delete(ledger_id, version=0))
+        for ledger_id in await marked_ledger_ids(store, on.seen.ur):
+            await store.delete(payloads.mark_path(on.seen.ur, ledger_id))
+            await store.delete(payloads.mark_path(on.seen.ur, ledger_id).rpartition("/")[0])
+        await store.delete(f"{root}/cookies/{GHOST}")
+
+
+async def _each(act: Any) -> None:
+    for start in range(0, len(LEDGERS), 200):
+        await asyncio.gather(*map(act, LEDGERS[start : start + 200]))
+
+
+async def assert_each_is_marked_once(on: Bench) -> None:
+    """A mark at version 0 was made, and not written again."""
+    assert await marked_ledger_ids(on.seen.store, on.seen.ur) == list(LEDGERS)
+
+    async def look(ledger_id: int) -> None:
+        data, stat = await on.seen.store.get(payloads.mark_path(on.seen.ur, ledger_id))
+        assert payloads.parse_mark(data).replicas == (GHOST,)
+        assert stat.version == 0, ledger_id
+
+    await _each(look)
+
+
+@asynccontextmanager
+async def slowed_down(on: Bench) -> AsyncIterator[None]:
+    """All nodes ask little of ZooKeeper."""
+    book, place = OrderBook(on.seen.store, on.seen.ur), limits_place(on.seen.ur)
+    await book.give(place, SLOWLY, over=None)
+    await asyncio.sleep(0.2)  # until they know
+    yield
+    standing = await book.standing(place)
+    assert standing is not None
+    await book.withdraw(place, over=standing)
+
+
+async def until_marking(on: Bench) -> None:
+    """Some are marked, and by far not all."""
+    marked: Sequence[int] = ()
+
+    async def are_some() -> bool:
+        nonlocal marked
+        marked = await marked_ledger_ids(on.seen.store, on.seen.ur)
+        return bool(marked)
+
+    await wait_for(are_some, "first marks")
+    assert len(marked) < len(LEDGERS) / 2, "it was too quick for this test"
+
+
+async def until_all_are_marked(on: Bench) -> None:
+    async def are_all() -> bool:
+        return len(await marked_ledger_ids(on.seen.store, on.seen.ur)) == len(LEDGERS)
+
+    await wait_for(are_all, "marks of all")
+
+
+@pytest.mark.parametrize(
+    "is_killed", [pytest.param(True, id="killed"), pytest.param(False, id="frozen, and expired")]
+)
+def test_a_leader_that_is_cut_off_in_the_middle_of_marking_loses_no_mark_and_none_is_made_twice(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path, is_killed: bool
+) -> None:
+    root = "/ledgers"
+
+    async def run() -> None:
+        async with bench(uri) as on, ledgers_on_a_ghost(on), nodes(uri, tmp_path) as start:
+            first = start("first", settings=AUDITOR_ONLY)
+            await wait_for(lambda: _has_looked(first), "first audit")
+            second = start("second", settings=AUDITOR_ONLY)
+            await wait_for(lambda: events(second, "election.entered"), "second vote")
+
+            async with slowed_down(on):
+                await on.seen.store.delete(f"{root}/available/{GHOST}")
+                await until_marking(on)
+                os.kill(first.pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+            await wait_for(lambda: events(second, "election.won"), "second leader")
+            await until_all_are_marked(on)
+            if not is_killed:
+                os.kill(first.pid, signal.SIGCONT)
+                await wait_for(lambda: events(first, "half.restarted"), "end of its session")
+                assert not errors(first)
+
+            await assert_each_is_marked_once(on)
+
+    asyncio.run(run())
+
+
+def _has_looked(node: Child) -> bool:
+    """At all ledgers, once they were known."""
+    return any(audit["is_index_complete"] for audit in events(node, "audit.finished"))
+
+
+@pytest.mark.compat(
+    "AuditorLedgerCheckerTest.testReadOnlyBookieExclusionFromURLedgersCheck",
+    "AuditorLedgerCheckerTest.testReadOnlyBookieShutdown",
+    verdict="same",
+)
+def test_a_bookie_that_turns_read_only_is_not_lost_until_it_stops(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    bookie = module_cluster.bookies[1]
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(6)))
+            named = await on.names(written, bookie)
+            assert named
+            await asyncio.to_thread(make_read_only, module_cluster, bookie)
+            node = start("node", settings=AUDITOR_ONLY)
+            try:
+                await wait_for(lambda: _has_looked(node), "first audit")
+                assert await marked_ledger_ids(on.seen.store, on.seen.ur) == []
+            finally:
+                kill_and_expire(module_cluster, bookie)
+            try:
+                await wait_for(lambda: on.has_marked(named), "marks of its ledgers")
+            finally:
+                status_file(module_cluster, bookie).unlink()
+                await asyncio.to_thread(module_cluster.start_bookie, bookie)
+            start("worker")
+            await on.wait_idle()
+
+    asyncio.run(run())
