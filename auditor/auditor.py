@@ -78,8 +78,8 @@ class Auditor:
         self._clock = clock
         self._delay = RecoveryDelay(store, ur, default_s=settings.lost_bookie_recovery_delay_s)
         self._marks = LossMarks(keeper.index, marker)
-        self._absences = Absences(store, ur, records, clock)
-        self._causes = CauseNotes(store, ur, records, clock)
+        self._absences = Absences(store, ur, clock)
+        self._causes = CauseNotes(store, ur, clock)
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
@@ -138,7 +138,7 @@ class Auditor:
             self._marks.keep_only(missing.bookies)
             await self._note_causes(missing)
         await self._mark(missing)
-        await self._absences.note()
+        await self._absences.note(self._records)
         return self._wait_s()
 
     # --- Who is missing ------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class Auditor:
     async def _note_causes(self, missing: Missing) -> None:
         """What a hold keeps from being marked is missing still."""
         if not self._is_held:
-            await self._causes.note(missing)
+            await self._causes.note(self._records, missing)
 
     # --- Audits --------------------------------------------------------------------------------------
 

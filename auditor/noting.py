@@ -1,6 +1,7 @@
 """What a leader knows of bookies that are away, and notes for the next one: since when, and why it marked.
 
-Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and written where they change.
+Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and written where they change. Who
+merely looks on (``observer``) keeps them likewise and notes nothing.
 """
 
 import math
@@ -22,9 +23,8 @@ WRITE_S = 60.0
 class Absences:
     """Of one leadership; ``resume`` comes first. Times are monotonic seconds."""
 
-    def __init__(self, store: MetadataStore, ur: str, records: Records, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
         self._store, self._ur = store, ur
-        self._records = records
         self._clock = clock
         self.since_s: dict[BookieId, float] = {}
         """Every bookie that is away, and not on purpose."""
@@ -70,12 +70,12 @@ class Absences:
         """As in ``absence``."""
         return next_loss_s(self.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
 
-    async def note(self) -> None:
+    async def note(self, records: Records) -> None:
         """When they change, and now and then that they go on."""
         now_s, away = self._clock.now_s(), frozenset(self.since_s)
         if away == self._written and now_s < self._write_due_s:
             return
-        await self._records.write_absences(
+        await records.write_absences(
             StoredAbsences.of(self.since_s, now_s=now_s, wall_ms=self._clock.wall_ms())
         )
         self._written = away
@@ -90,14 +90,14 @@ class Absences:
 class CauseNotes:
     """Why ledgers are marked, per bookie; ``resume`` comes first."""
 
-    def __init__(self, store: MetadataStore, ur: str, records: Records, clock: Clock) -> None:
+    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
         self._store, self._ur = store, ur
-        self._records = records
         self._clock = clock
         self._causes: Mapping[BookieId, Cause] = {}
         """As they are stored."""
 
     async def resume(self) -> None:
+        """As they are stored now."""
         self._causes = await read_causes(self._store, self._ur)
 
     def lost_since_s(self) -> dict[BookieId, float]:
@@ -109,7 +109,7 @@ class CauseNotes:
             if cause.why is Why.LOST and cause.ended_ms is None
         }
 
-    async def note(self, missing: Missing) -> None:
+    async def note(self, records: Records, missing: Missing) -> None:
         """Before their ledgers are marked, and when one is missing no more."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
@@ -122,5 +122,5 @@ class CauseNotes:
             current[bookie] = Cause(why=Why.LOST, since_ms=max(0, since_ms))
         causes = updated_causes(self._causes, current, now_ms=now_ms)
         if causes != self._causes:
-            await self._records.write_causes(causes)
+            await records.write_causes(causes)
             self._causes = causes

@@ -1,23 +1,22 @@
 """The leader's decisions without the leadership: who is lost, what would be held, what would be marked.
 
 It reads, and writes nothing: no vote, no lock, no znode whatever. What decides is the leader's own code
-(``absence``, ``holding``, ``endangered``); what it cannot know is what a leader of ours would have noted
+(``noting``, ``holding``, ``endangered``); what it cannot know is what a leader of ours would have noted
 before: beside Java alone absences count from when it began to look, and nobody's cookie was seen before.
 """
 
 import asyncio
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from auditor.absence import lost_bookies, next_loss_s, still_absent
-from auditor.causes import Why, read_causes
 from auditor.delay import Delay, read_delay
 from auditor.endangered import Endangered, Missing, most_endangered_first, reborn_bookies
 from auditor.holds import HoldJudge
 from auditor.index.keeper import IndexKeeper
+from auditor.noting import Absences, CauseNotes
 from auditor.observation import Observation, compare, lost_bytes, missing_bookies
-from auditor.records import read_absences, read_identities
+from auditor.records import read_identities
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
@@ -29,20 +28,6 @@ from replication.queue.listing import marked_ledger_ids, read_marks
 
 SLICE = 500
 """Ledgers looked up in one go: some milliseconds."""
-
-
-@dataclass(slots=True)
-class _Known:
-    """What follows from what was seen before. Times are monotonic seconds."""
-
-    absent_since_s: dict[BookieId, float] = field(default_factory=dict)
-    settled_since_s: dict[BookieId, float] = field(default_factory=dict)
-    """Of those away: whose ledgers a leader would have marked by now."""
-    delay: Delay | None = None
-    overruled_s: float = -math.inf
-    """When an operator last asked not to wait out the recovery delay."""
-    hold: HoldOrder | None = None
-    """As a leader would have written it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,27 +61,26 @@ class Observer:
         self._settings = settings
         self._judge = judge
         self._clock = clock
-        self._known = _Known()
+        self._absences = Absences(store, ur, clock)
+        self._causes = CauseNotes(store, ur, clock)
+        self._delay: Delay | None = None
+        self._hold: HoldOrder | None = None
+        """As a leader would have written it."""
         self._danger: _Danger | None = None
         self._marks: dict[int, Collection[BookieId]] = {}
         """The shared queue as it was last read: by ledger, the replicas named."""
 
     async def prepare(self) -> None:
         """Go on with the absences where a leader of ours is, if there is one."""
-        stored = await read_absences(self._store, self._ur)
-        self._known.absent_since_s = stored.resumed(
-            now_s=self._clock.now_s(), wall_ms=self._clock.wall_ms()
-        )
+        await self._absences.resume()
 
     async def look(self) -> Observation:
         """What would be done now. Raises UnavailableError when something could not be read whole."""
         view = self._views.current
         delay_s = await self._follow_delay()
-        await self._follow_absences(view)
-        hold = self._follow_hold(view)
+        self._absences.see(view, named=self._keeper.index.bookies)
+        hold = await self._follow_hold(view)
         missing = await self._missing(view, delay_s=delay_s)
-        if hold is None:
-            self._known.settled_since_s |= missing.lost_since_s
         danger = await self._weigh(missing)
         await self._read_marks(danger.endangered)
         index, waiting_s = self._keeper.index, self._waiting_s(missing, delay_s)
@@ -127,64 +111,36 @@ class Observer:
     @property
     def wait_s(self) -> float:
         """Until ``look`` may say something else though nothing was seen to happen."""
-        known = self._known
-        loss_s = next_loss_s(
-            known.absent_since_s,
-            now_s=self._clock.now_s(),
-            delay_s=known.delay.delay_s if known.delay else 0,
-        )
+        delay_s = self._delay.delay_s if self._delay else 0
+        loss_s = self._absences.next_loss_s(delay_s=delay_s)
         return min(math.inf if loss_s is None else loss_s, self._judge.wait_s)
 
     # --- Who is missing ------------------------------------------------------------------------------
 
     async def _follow_delay(self) -> int:
         """The recovery delay in seconds. Written anew, unchanged, it asks not to wait any longer."""
-        before = self._known.delay
-        delay = await read_delay(
+        before = self._delay
+        self._delay = await read_delay(
             self._store, self._ur, default_s=self._settings.lost_bookie_recovery_delay_s
         )
-        if before is not None and delay.is_asking_for_audit(before):
-            self._known.overruled_s = self._clock.now_s()
-        self._known.delay = delay
-        return delay.delay_s
+        if before is not None and self._delay.is_asking_for_audit(before):
+            self._absences.overrule()
+        return self._delay.delay_s
 
-    async def _follow_absences(self, view: ClusterView) -> None:
-        known, now_s, now_ms = self._known, self._clock.now_s(), self._clock.wall_ms()
-        known.absent_since_s = still_absent(
-            known.absent_since_s,
-            known=view.cookies.keys() | self._keeper.index.bookies,
-            available=view.available,
-            excused=view.orders.maintenance.keys(),
-            now_s=now_s,
-        )
-        for bookie, cause in (await read_causes(self._store, self._ur)).items():
-            if cause.why is Why.LOST and cause.ended_ms is None:
-                known.settled_since_s[bookie] = now_s - max(0, now_ms - cause.since_ms) / 1000
-        known.settled_since_s = {
-            bookie: since_s
-            for bookie, since_s in known.settled_since_s.items()
-            if bookie in known.absent_since_s
-        }
-
-    def _follow_hold(self, view: ClusterView) -> HoldOrder | None:
+    async def _follow_hold(self, view: ClusterView) -> HoldOrder | None:
         """The one that binds now: an order goes before what we would have ordered."""
-        known = self._known
-        muster = self._judge.muster(view, known.absent_since_s, lost_since_s=known.settled_since_s)
-        standing = known.hold if view.orders.hold is None else view.orders.hold
-        known.hold = self._judge.wanted(standing, muster)
-        return None if known.hold is None or known.hold.is_released else known.hold
+        await self._causes.resume()  # a leader of ours may have changed them
+        muster = self._judge.muster(
+            view, self._absences.since_s, lost_since_s=self._causes.lost_since_s()
+        )
+        standing = self._hold if view.orders.hold is None else view.orders.hold
+        self._hold = self._judge.wanted(standing, muster)
+        return None if self._hold is None or self._hold.is_released else self._hold
 
     async def _missing(self, view: ClusterView, *, delay_s: int) -> Missing:
         """Also while a hold stands: who would be missing without it."""
-        absent_since_s = self._known.absent_since_s
-        lost = lost_bookies(
-            absent_since_s,
-            now_s=self._clock.now_s(),
-            delay_s=delay_s,
-            overruled_s=self._known.overruled_s,
-        )
         return Missing(
-            lost_since_s={bookie: absent_since_s[bookie] for bookie in lost},
+            lost_since_s=self._absences.lost_since_s(delay_s=delay_s),
             reborn=reborn_bookies(view.cookies, await read_identities(self._store, self._ur)),
         )
 
@@ -193,7 +149,7 @@ class Observer:
         now_s = self._clock.now_s()
         return {
             bookie: max(0.0, since_s + delay_s - now_s)
-            for bookie, since_s in self._known.absent_since_s.items()
+            for bookie, since_s in self._absences.since_s.items()
             if bookie not in missing.lost_since_s
         }
 

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from auditor.causes import Cause, Why, causes_path, causes_to_bytes
 from auditor.holds import CALM_S, HoldJudge
 from auditor.index.keeper import IndexKeeper
 from auditor.observation import Absence, Observation
@@ -235,6 +236,23 @@ async def test_a_mass_loss_would_be_held_until_they_are_back() -> None:
         seen = await look(cluster, observer)
         assert seen.hold is None
         assert {each.lost for each in seen.would_mark} == {(B5,)}
+
+
+@in_virtual_time
+async def test_bookies_whose_ledgers_a_leader_marked_long_ago_are_no_mass_loss() -> None:
+    cluster = await ring()
+    long_ago_ms = cluster.clock.wall_ms() - 3_600_000
+    causes = {bookie: Cause(why=Why.LOST, since_ms=long_ago_ms) for bookie in BOOKIES[:5]}
+    await lose_all_but_two(cluster)
+    async with observing(cluster) as observer:
+        assert (await look(cluster, observer)).hold is not None, "nobody knew of them"
+    await cluster.store.create(causes_path(UR), causes_to_bytes(causes), with_parents=True)
+
+    async with observing(cluster) as observer:
+        seen = await look(cluster, observer)
+
+    assert seen.hold is None
+    assert len(seen.would_mark) == 6
 
 
 @in_virtual_time
