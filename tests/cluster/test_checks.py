@@ -1,6 +1,7 @@
 """The check of all ledgers, on bookies whose files are damaged for real."""
 
 import asyncio
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ import pytest
 
 from auditor.checks.records import read_check
 from daemon.demo.workload import Written
+from daemon.local import jars
 from daemon.local.cluster import LocalCluster
+from daemon.local.java import Java
+from daemon.local.processes import Child
 from daemon.local.spec import port_of
 from ledgers.metadata import BookieId
 from replication.queue import payloads
@@ -161,6 +165,45 @@ def test_a_run_whose_leader_is_killed_goes_on_with_the_next_one(
             await delete(on, written)
 
     asyncio.run(run())
+
+
+@pytest.mark.compat("G34", verdict="better")
+def test_javas_own_tool_has_our_leader_run_its_checks_at_once(
+    module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    uri = module_cluster.metadata_service_uri
+
+    async def run() -> None:
+        async with nodes(uri, tmp_path) as start:
+            node = start("auditor", settings=AUDITOR_ONLY)
+            assert (await check_all_ledgers(uri)).exit_code == 0
+            before = run_count(node)
+
+            await asyncio.to_thread(
+                java_shell, module_cluster, tmp_path, "forceauditchecks", "-calc"
+            )
+
+            await wait_for(lambda: run_count(node) == before + 1, "a check")
+
+    asyncio.run(run())
+
+
+def run_count(node: Child) -> int:
+    return sum(event["check"] == "all-ledgers" for event in events(node, "check.finished"))
+
+
+def java_shell(cluster: LocalCluster, folder: Path, *arguments: str) -> None:
+    """``bookkeeper shell``."""
+    settings = folder / "shell.conf"
+    settings.write_text(f"metadataServiceUri={cluster.metadata_service_uri}\n")
+    classpath = jars.bookkeeper_classpath(cluster.spec.bookkeeper)
+    shell = "org.apache.bookkeeper.bookie.BookieShell"
+    subprocess.run(
+        [Java.find().executable, "-cp", classpath, shell, "-conf", settings, *arguments],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
 
 
 async def check_all_ledgers(uri: str) -> Said:
