@@ -166,6 +166,13 @@ class LocalCluster:
         """Bring it back with its id and data. A killed one waits for its former session to expire."""
         if self.pid(bookie) is not None:
             raise SettingsError(f"bookie {bookie} is running already")
+        with znodes.session(self._spec.zookeeper_port) as tree:
+            is_dismissed = self._is_dismissed(bookie, tree)
+        if is_dismissed:
+            raise SettingsError(
+                f"bookie {bookie} has data, but its cookie is gone, as after a decommission: "
+                "`bookmender local wipe` first, then it starts as an empty one"
+            )
         self._start_bookies([bookie])
 
     def pause(self, bookie: BookieId) -> None:
@@ -236,7 +243,19 @@ class LocalCluster:
             tree.format(self._spec.layout)
             for bookie in self.bookies:  # of a former run that ended in a crash
                 tree.delete_registration(bookie)
-        self._start_bookies(self.bookies)
+            wanted = [b for b in self.bookies if not self._is_dismissed(b, tree)]
+        self._start_bookies(wanted)
+
+    def _is_dismissed(self, bookie: BookieId, tree: znodes.Znodes) -> bool:
+        """Whether it has data and no cookie, as after ``bookie decommission``: it would refuse to start.
+
+        One that has a cookie and no data was wiped while nothing ran. It would refuse as well, so its cookie
+        goes: it starts as a new one.
+        """
+        if self._servers.has_data(bookie):
+            return not tree.has_cookie(bookie)
+        tree.delete_cookie(bookie)
+        return False
 
     def _start_zookeeper(self) -> None:
         port = self._spec.zookeeper_port

@@ -15,11 +15,12 @@ from daemon.cli import output_option
 from daemon.local import control, folder, views
 from daemon.local.control import NotRunningError, Question, Verb
 from daemon.local.jars import BOOKKEEPER_DEFAULT
-from daemon.local.spec import BOOKIES_DEFAULT, ClusterSpec, Storage
+from daemon.local.spec import BOOKIES_DEFAULT, ClusterSpec, Storage, find_bookie, port_of
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
 from daemon.operating.progress import printable
 from ledgers.errors import SettingsError
+from ledgers.metadata import BookieId
 
 LEFT_SHOWN_MAX = 10
 
@@ -221,10 +222,15 @@ def start(bookie: str, data: Path) -> None:
 def wipe(bookie: str, data: Path) -> None:
     """Lose a bookie's disk: kill it, delete its data and its cookie.
 
-    It stays down. `start` then brings it back as an empty bookie with the same id.
+    It stays down. `start` then brings it back as an empty bookie with the same id; so does `up`, where
+    the cluster is not running.
     """
-    found = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie))
-    click.echo(f"wiped {found.bookie}")
+    try:
+        wiped = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie)).bookie
+    except NotRunningError:
+        wiped = find_bookie(_spec(data).bookies, bookie)
+        folder.wipe(data, bookie_port=port_of(BookieId(wiped)))
+    click.echo(f"wiped {wiped}")
 
 
 @local.command()

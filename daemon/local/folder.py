@@ -55,6 +55,12 @@ def make(path: Path) -> None:
         raise SettingsError(f"cannot write to the folder {path}")
 
 
+def wipe(data: Path, *, bookie_port: int) -> None:
+    """Delete what a bookie of a cluster that is not running stored. Raises TakenError."""
+    with take(data):
+        shutil.rmtree(data / "bookies" / str(bookie_port), ignore_errors=True)
+
+
 def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
     """Delete all that a cluster which is not running keeps here, and nothing else.
 

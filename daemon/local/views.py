@@ -16,6 +16,7 @@ from rich.progress import (
 from rich.table import Table
 
 from daemon.local.status import BookieState, ClusterStatus, ServerStatus
+from daemon.operating.progress import counted
 
 COLOURS = {
     "up": "green",
@@ -25,6 +26,8 @@ COLOURS = {
     BookieState.UNKNOWN.value: "yellow",
     BookieState.DOWN.value: "red",
 }
+LEFT_OUT = """  left out, as its cookie is gone (it was decommissioned):
+        `bookmender local wipe`, then `bookmender local start`, bring it back as an empty one"""
 
 
 class StartProgress:
@@ -73,14 +76,15 @@ class StartProgress:
 
 def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str) -> None:
     """``data_option``: what the user must add to further commands to mean this cluster."""
+    left_out = [bookie for bookie in status.bookies if bookie.state == BookieState.DOWN.value]
     click.echo(
-        f"BookKeeper {status.bookkeeper} is up: {len(status.bookies)} bookies, "
+        f"BookKeeper {status.bookkeeper} is up: {counted(len(status.bookies) - len(left_out), 'bookie')}, "
         f"{status.storage} storage, ready in {duration_s:.1f} s\n"
         f"\n"
         f"  export BOOKMENDER_METADATA_SERVICE_URI={status.metadata_service_uri}\n"
     )
     for place, bookie in enumerate(status.bookies, start=1):
-        click.echo(f"  {place:>4}  {bookie.address}")
+        click.echo(f"  {place:>4}  {bookie.address}{LEFT_OUT if bookie in left_out else ''}")
     click.echo("\nTry")
     for command, effect in (
         ("status", "how it is"),

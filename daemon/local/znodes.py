@@ -77,6 +77,9 @@ class Znodes:
             with suppress(NoNodeError):
                 self._client.delete(f"{parent}/{bookie}")
 
+    def has_cookie(self, bookie: BookieId) -> bool:
+        return self._client.exists(f"{COOKIES}/{bookie}") is not None
+
     def delete_cookie(self, bookie: BookieId) -> None:
         with suppress(NoNodeError):
             self._client.delete(f"{COOKIES}/{bookie}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from daemon.local import znodes
 from daemon.local.processes import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("_prerequisites")]
@@ -134,6 +135,31 @@ def test_wrong_calls_are_refused_in_one_line(
     assert complaint in refused.stderr
     assert refused.stderr.count("\n") == 1
     assert up.states() == ["writable", "writable"]
+
+
+def test_up_leaves_out_who_was_decommissioned_and_starts_afresh_who_was_wiped(
+    terminal: Terminal,
+) -> None:
+    terminal.run("up", "--bookies", "3", "--session-timeout", "2")
+    first, *_ = terminal.status()["bookies"]
+    terminal.run("kill", "1")
+    with znodes.session(int(terminal.status()["zookeeper"]["address"].rpartition(":")[2])) as tree:
+        tree.delete_cookie(first["address"])  # as a decommission does
+    refused = terminal.run("start", "1")
+    terminal.run("down")
+    assert terminal.run("wipe", "2").returncode == 0
+
+    started = terminal.run("up")
+
+    assert started.returncode == 0, started.stderr
+    assert ": 2 bookies," in started.stdout
+    assert f"{first['address']}  left out" in started.stdout
+    assert terminal.states() == ["down", "writable", "writable"]
+    assert refused.returncode == 2
+    assert "its cookie is gone" in refused.stderr
+    assert terminal.run("wipe", "1").returncode == 0
+    assert terminal.run("start", "1").returncode == 0
+    assert terminal.states() == ["writable"] * 3
 
 
 def test_the_same_cluster_comes_back_after_down(terminal: Terminal) -> None:

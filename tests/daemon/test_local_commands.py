@@ -63,7 +63,32 @@ def test_without_a_cluster_status_says_how_to_make_one(data: Path) -> None:
     assert not data.exists()
 
 
-@pytest.mark.parametrize("command", ["kill", "start", "wipe"])
+def test_a_bookie_of_a_cluster_at_rest_is_wiped_and_no_other(data: Path) -> None:
+    for port in (20_002, 20_003):
+        (data / "bookies" / str(port) / "ledgers").mkdir(parents=True)
+    SPEC.save(data)
+
+    assert run("wipe", "2").output == f"wiped {SPEC.bookies[1]}\n"
+
+    assert [folder.name for folder in (data / "bookies").iterdir()] == ["20002"]
+
+
+@pytest.mark.parametrize("bookie", ["3", "../..", "20004"])
+def test_only_a_bookie_of_the_cluster_is_wiped(data: Path, bookie: str) -> None:
+    (data / "bookies" / "20004").mkdir(parents=True)
+    SPEC.save(data)
+
+    assert "there is no bookie" in str(run("wipe", bookie).exception)
+
+    assert (data / "bookies" / "20004").exists()
+
+
+def test_nothing_is_wiped_where_there_is_no_cluster(data: Path) -> None:
+    assert "there is no cluster in" in str(run("wipe", "1").exception)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("command", ["kill", "start"])
 def test_commands_to_a_cluster_that_is_not_running_are_refused(data: Path, command: str) -> None:
     error = run(command, "1").exception
 
