@@ -85,7 +85,7 @@ LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --pyth
 
 lock: | $(BIN)/uv ## the newest versions that pyproject.toml allows, pinned with hashes
 	$(LOCK) --output-file requirements.lock
-	$(LOCK) --constraint requirements.lock --extra local --group dev \
+	$(LOCK) --constraint requirements.lock --extra local --extra fsck --group dev \
 		--output-file requirements-dev.lock
 
 venv: $(READY)

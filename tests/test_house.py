@@ -107,6 +107,7 @@ def test_the_locks_pin_all_that_pyproject_asks_for() -> None:
     everything = [
         *daemon,
         *project["project"]["optional-dependencies"]["local"],
+        *project["project"]["optional-dependencies"]["fsck"],
         *project["dependency-groups"]["dev"],
     ]
 
