@@ -9,7 +9,8 @@ from auditor.causes import MarkReasons
 from auditor.delay import read_delay
 from auditor.index.note import IndexNote, read_index_note
 from auditor.records import read_absences
-from daemon.operating.checks import CheckRow, read_checks, run_record, run_text
+from daemon.operating.check_rows import CheckRow, run_record, run_text
+from daemon.operating.checks import read_checks
 from daemon.operating.progress import counted, duration_text
 from daemon.visit import Visit
 from ledgers.clock import Clock

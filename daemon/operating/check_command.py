@@ -8,15 +8,13 @@ import click
 
 from auditor.checks.records import CheckRun
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.operating.check_rows import Checks, counts_text, run_record
 from daemon.operating.checks import (
     FORCIBLE,
-    Checks,
-    counts_text,
     force_check,
     pause_checks,
     read_checks,
     resume_checks,
-    run_record,
     wait_checked,
 )
 from daemon.operating.progress import ProgressLine, tell
@@ -74,7 +72,7 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         tell(checks.concerns)
         if not wait:
             return checks, None
-        line = ProgressLine("ledgers")
+        line = ProgressLine("ledger")
         after_ms = None if before is None else before.finished_ms
         try:
             run = await wait_checked(cluster, name, after_ms=after_ms, show=line.show, clock=clock)

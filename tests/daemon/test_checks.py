@@ -10,10 +10,10 @@ from auditor.checks.records import CheckRecord, CheckRun, check_path, read_check
 from auditor.checks.schedule import FORCED_MS
 from auditor.election import Election
 from daemon.operating.check_command import _exit_code
+from daemon.operating.check_rows import Checks
 from daemon.operating.checks import (
     BOOKIES,
     FORCIBLE,
-    Checks,
     force_check,
     pause_checks,
     read_checks,

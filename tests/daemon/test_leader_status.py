@@ -11,7 +11,7 @@ from auditor.checks.records import CheckRecord, CheckRun, check_path
 from auditor.index.note import IndexNote, index_note_path
 from auditor.settings import AuditorSettings
 from daemon.leader_status import LeaderState, PendingLoss, gather_leader, index_text
-from daemon.operating.checks import CheckRow
+from daemon.operating.check_rows import CheckRow
 from daemon.status_command import render
 from ledgers.metadata import BookieId
 from replication.queue.listing import read_marks
