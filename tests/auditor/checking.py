@@ -5,12 +5,12 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from auditor.checks.all_ledgers import AllLedgersCheck
 from auditor.checks.check import Check
 from auditor.checks.copies import CopyReader
-from auditor.checks.kinds import CheckKind
+from auditor.checks.kinds import ALL_LEDGERS, PLACEMENT, REPLICAS, CheckKind
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun, last_run_ms, read_check
 from auditor.checks.replicas import ReplicasCheck
 from auditor.checks.reports import Reports
@@ -27,6 +27,7 @@ from ledgers.errors import CorruptionError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
+from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership
@@ -35,7 +36,9 @@ from replication.queue import payloads
 from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
 from replication.queue.payloads import Audit
+from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import DIGEST, Cluster
+from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT, UR, node_info
 
 HOURLY = CheckKind(
@@ -44,6 +47,19 @@ HOURLY = CheckKind(
     audit=Audit.ALL_LEDGERS,
     interval_of=lambda settings: settings.all_ledgers_interval_s,
 )
+
+HOUR_S = 3_600
+HOURS = ChecksSettings(
+    all_ledgers_interval_s=HOUR_S, replicas_interval_s=HOUR_S, placement_interval_s=HOUR_S
+)
+NEVER = replace(HOURS, all_ledgers_interval_s=0)
+JAVAS_CHECKS = {
+    ALL_LEDGERS: "testInitialDelayOfCheckAllLedgers",
+    PLACEMENT: "testInitialDelayOfPlacementPolicyCheck",
+    REPLICAS: "testInitialDelayOfReplicasCheck",
+}
+"""The checks that Java knows, and its tests of when each is due."""
+LEDGERS = 5
 
 
 class CountingCheck(Check):
@@ -197,3 +213,38 @@ async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LE
 
 async def record(cluster: Cluster, kind: CheckKind = HOURLY) -> CheckRecord:
     return await read_check(cluster.store, UR, kind.name)
+
+
+async def ten_ledgers() -> Cluster:
+    return await with_ledgers(*[(B1, B2, B3)] * 10)
+
+
+async def five_ledgers() -> Cluster:
+    """0 to 4, entries 0 to 9, two copies of each on B1, B2 and B3."""
+    return await with_ledgers(*[(B1, B2, B3)] * LEDGERS)
+
+
+async def look(
+    cluster: Cluster, *ledger_ids: int, settings: ChecksSettings | None = None
+) -> Counter[str]:
+    """The check of all ledgers, at these, or at all five."""
+    async with checker(cluster, settings=settings) as made:
+        return await made.all_ledgers.look_at(ledger_ids or range(LEDGERS))
+
+
+def asked_of(cluster: Cluster, bookie: BookieId) -> Counter[tuple[int, int]]:
+    return Counter(
+        (transfer.ledger_id, entry_id)
+        for transfer, _ in cluster.bookies.transfers
+        for entry_id in transfer.reads.get(bookie, ())
+    )
+
+
+def lose_first(cluster: Cluster) -> None:
+    """An entry of ledger 3 is gone from a live bookie."""
+    cluster.bookie(B2).lose(3, 0)
+
+
+def lose_the_ledger(cluster: Cluster) -> None:
+    """All that it has of ledger 3."""
+    cluster.bookie(B2)._ledgers.pop(3)

@@ -1,0 +1,165 @@
+"""What becomes of a run of a periodic check that is cut short: by a leader's end, by ZooKeeper, by ourselves."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from auditor.checks.records import check_path
+from auditor.checks.runner import RETRY_S
+from ledgers.errors import SessionLostError, UnavailableError
+from replication.queue import payloads
+from tests.auditor.checking import (
+    HOUR_S,
+    HOURLY,
+    HOURS,
+    CountingCheck,
+    checked_at_ms,
+    checker,
+    record,
+    running,
+    store_time,
+    ten_ledgers,
+)
+from tests.replication.cluster import in_virtual_time
+from tests.replication.nodes import UR
+
+
+@pytest.mark.compat("G6", verdict="better")
+@in_virtual_time
+async def test_another_leader_goes_on_where_the_first_one_died() -> None:
+    cluster = await ten_ledgers()
+    first, second = CountingCheck(part_s=10), CountingCheck()
+    async with checker(cluster, first, name="node-1", settings=HOURS) as made, running(made):
+        await asyncio.sleep(25)
+    assert await checked_at_ms(cluster) is None
+
+    async with checker(cluster, second, name="node-2", settings=HOURS) as made, running(made):
+        await asyncio.sleep(20)
+
+    assert second.started_at == [4]
+    assert first.looked_at + second.looked_at == list(range(10))
+    last = (await record(cluster)).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (10, {"even": 5})
+
+
+@in_virtual_time
+async def test_another_leader_goes_on_with_what_somebody_wanted_before_it_was_due() -> None:
+    cluster = await ten_ledgers()
+    await store_time(cluster, cluster.clock.wall_ms())
+    monthly = replace(HOURS, all_ledgers_interval_s=30 * 86_400)
+    first, second = CountingCheck(part_s=10), CountingCheck()
+    async with checker(cluster, first, settings=monthly) as made, running(made):
+        await asyncio.sleep(1)
+        await store_time(cluster, cluster.clock.wall_ms() - 21 * 86_400_000)
+        await asyncio.sleep(25)
+
+    async with checker(cluster, second, settings=monthly) as made, running(made):
+        await asyncio.sleep(20)
+
+    assert second.started_at == [4]
+
+
+@in_virtual_time
+async def test_a_run_that_javas_auditor_has_overtaken_is_not_gone_on_with() -> None:
+    cluster = await ten_ledgers()
+    first, second = CountingCheck(part_s=10), CountingCheck()
+    async with checker(cluster, first, settings=HOURS) as made, running(made):
+        await asyncio.sleep(25)
+    await asyncio.sleep(60)
+    await store_time(cluster, cluster.clock.wall_ms())
+
+    async with checker(cluster, second, settings=HOURS) as made, running(made):
+        await asyncio.sleep(60)
+        assert second.started_at == [], "it is not due"
+        await asyncio.sleep(HOUR_S)
+
+    assert second.started_at == [0]
+
+
+@in_virtual_time
+async def test_a_record_that_cannot_be_read_costs_a_run_from_the_beginning() -> None:
+    cluster = await ten_ledgers()
+    await cluster.store.create(check_path(UR, HOURLY.name), b'{"version": 9}', with_parents=True)
+    check = CountingCheck()
+
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(10)
+
+    assert check.looked_at == list(range(10))
+
+
+@in_virtual_time
+async def test_a_part_during_which_zookeeper_fails_is_done_again_and_counted_once() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck()
+    failures = iter([UnavailableError("gone for a moment")] * 2)
+
+    async def fail(ledger_ids: Sequence[int]) -> None:
+        if 4 in ledger_ids and (error := next(failures, None)):
+            raise error
+
+    check.before = fail
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(2 * RETRY_S + 10)
+
+    last = (await record(cluster)).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (10, {"even": 5})
+
+
+@in_virtual_time
+async def test_a_ledger_that_our_own_code_cannot_cope_with_costs_neither_the_rest_nor_the_leader() -> (
+    None
+):
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_size=5)
+
+    async def fail(ledger_ids: Sequence[int]) -> None:
+        assert 3 not in ledger_ids, "a defect"
+
+    check.before = fail
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(30)
+
+    assert check.looked_at == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    last = (await record(cluster)).last
+    assert last is not None
+    assert last.counts == {"even": 5, "failed": 1}
+
+
+@in_virtual_time
+async def test_a_session_that_is_lost_ends_it() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck()
+
+    async def fail(ledger_ids: Sequence[int]) -> None:
+        raise SessionLostError("over")
+
+    check.before = fail
+    async with checker(cluster, check, settings=HOURS) as made:
+        with pytest.raises(SessionLostError):
+            await made.runner.run_once()
+    assert await checked_at_ms(cluster) is None
+
+
+@in_virtual_time
+async def test_who_leads_no_more_stores_nothing() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_s=10)
+
+    async with checker(cluster, check, settings=HOURS) as made:
+        task = asyncio.create_task(made.runner.run())
+        await asyncio.sleep(25)
+        before = await record(cluster)
+        vote = (await cluster.store.children(payloads.election_path(UR)))[0]
+        await cluster.store.delete(f"{payloads.election_path(UR)}/{vote}")
+        with suppress(BaseExceptionGroup):
+            await task
+
+    assert task.done()
+    assert await record(cluster) == before
+    assert await checked_at_ms(cluster) is None

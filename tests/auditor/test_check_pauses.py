@@ -1,0 +1,160 @@
+"""What makes periodic checks wait, and that a run which waited goes on where it was."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from auditor.checks.kinds import CheckKind
+from auditor.checks.runner import pause_of
+from replication.cluster.order_book import Order, OrderBook, Place, checks_place, hold_place
+from replication.cluster.orders import ChecksOrder, HoldOrder, Orders
+from replication.queue import payloads
+from tests.auditor.checking import (
+    HOUR_S,
+    HOURS,
+    JAVAS_CHECKS,
+    Checker,
+    CountingCheck,
+    checked_at_ms,
+    checker,
+    record,
+    running,
+    ten_ledgers,
+)
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import UR
+
+T = TypeVar("T", bound=Order)
+
+DISABLE = payloads.disable_path(UR)
+
+
+async def give(cluster: Cluster, place: Place[T], order: T) -> None:
+    await OrderBook(cluster.store, UR).give(place, order, over=None)
+
+
+Pausing = Callable[[Cluster, Checker], Awaitable[None]]
+
+
+async def disable(cluster: Cluster, made: Checker) -> None:
+    await cluster.store.create(DISABLE)
+
+
+async def pause_by_order(cluster: Cluster, made: Checker) -> None:
+    await give(cluster, checks_place(UR), ChecksOrder(since_ms=1))
+
+
+async def hold(cluster: Cluster, made: Checker) -> None:
+    await give(cluster, hold_place(UR), HoldOrder(since_ms=1, is_by_operator=True))
+
+
+async def lose_for_a_while(cluster: Cluster, made: Checker) -> None:
+    made.is_audit_pending = True
+
+
+async def end_pauses(cluster: Cluster, made: Checker) -> None:
+    made.is_audit_pending = False
+    for path in (DISABLE, checks_place(UR).path, hold_place(UR).path):
+        if await cluster.store.exists(path):
+            await cluster.store.delete(path)
+
+
+PAUSES = [
+    pytest.param(
+        disable,
+        marks=pytest.mark.compat(
+            "AuditorPeriodicCheckTest.testPeriodicCheckWhenDisabled", verdict="same"
+        ),
+        id="disabled",
+    ),
+    pytest.param(pause_by_order, id="by order"),
+    pytest.param(hold, id="hold"),
+    pytest.param(
+        lose_for_a_while,
+        marks=[
+            pytest.mark.compat(
+                "AuditorPeriodicCheckTest.testDelayBookieAuditOfCheckAllLedgers",
+                "AuditorPeriodicCheckTest.testDelayBookieAuditOfPlacementPolicy",
+                "AuditorPeriodicCheckTest.testDelayBookieAuditOfReplicasCheck",
+                verdict="better",
+                why="a check that runs waits as well; Java's only does not begin",
+            ),
+        ],
+        id="a recovery delay runs",
+    ),
+]
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+@pytest.mark.parametrize("kind", JAVAS_CHECKS, ids=lambda kind: kind.name)
+@in_virtual_time
+async def test_nothing_is_looked_at_during_a_pause_and_everything_after_it(
+    kind: CheckKind,
+    pause: Pausing,
+) -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(kind)
+
+    async with checker(cluster, check, settings=HOURS) as made:
+        await pause(cluster, made)
+        await asyncio.sleep(1)
+        async with running(made):
+            await asyncio.sleep(2 * HOUR_S)
+            before = check.looked_at.copy()
+            await end_pauses(cluster, made)
+            await asyncio.sleep(10)
+
+    assert before == []
+    assert check.looked_at == list(range(10))
+
+
+@pytest.mark.compat("G6", verdict="better", why="it waits, and goes on where it was")
+@pytest.mark.parametrize("pause", PAUSES)
+@in_virtual_time
+async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_then(
+    pause: Pausing,
+) -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_size=2, part_s=10)
+
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(25)  # in the middle of the third of five parts
+        await pause(cluster, made)
+        await asyncio.sleep(HOUR_S)
+        paused = (await record(cluster)).running
+        looked_at, stored_ms = check.looked_at.copy(), await checked_at_ms(cluster)
+        await end_pauses(cluster, made)
+        await asyncio.sleep(60)
+
+    assert paused is not None
+    assert paused.pause != ""
+    assert (looked_at, paused.cursor, stored_ms) == ([0, 1, 2, 3], 4, None)
+    assert check.looked_at == list(range(10))
+    last = (await record(cluster)).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (10, {"even": 5})
+    assert last.active_ms < 60_000, "the pause is no part of it"
+    assert await checked_at_ms(cluster) == last.finished_ms
+
+
+@pytest.mark.parametrize(
+    ("orders", "is_disabled", "is_audit_pending", "expected"),
+    [
+        pytest.param(Orders(), False, False, "", id="nothing"),
+        pytest.param(
+            Orders(paused_checks=ChecksOrder(since_ms=1)), False, False, "by order", id="by order"
+        ),
+        pytest.param(Orders(), True, True, "auto-recovery is disabled", id="disabled"),
+        pytest.param(Orders(hold=HoldOrder(since_ms=1)), False, False, "a hold stands", id="hold"),
+        pytest.param(
+            Orders(hold=HoldOrder(since_ms=1, is_released=True)), False, False, "", id="released"
+        ),
+        pytest.param(Orders(), False, True, "a bookie is away and not lost yet", id="a delay runs"),
+    ],
+)
+def test_why_checks_wait(
+    orders: Orders, is_disabled: bool, is_audit_pending: bool, expected: str
+) -> None:
+    assert pause_of(orders, is_disabled=is_disabled, is_audit_pending=is_audit_pending) == expected

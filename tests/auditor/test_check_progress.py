@@ -1,0 +1,170 @@
+"""What is told of a periodic check while it runs, and kept of it afterwards."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from auditor.checks.check import Check
+from auditor.checks.kinds import ALL_LEDGERS, PLACEMENT, REPLICAS, CheckKind
+from auditor.checks.records import CheckRecord, CheckRun, check_path
+from auditor.checks.schedule import FORCED_MS
+from replication.cluster.own_state import parse_record
+from replication.queue import payloads
+from tests.auditor.checking import (
+    HOUR_S,
+    HOURLY,
+    HOURS,
+    CountingCheck,
+    checked_at_ms,
+    checker,
+    record,
+    running,
+    ten_ledgers,
+)
+from tests.auditor.scenes import with_ledgers
+from tests.replication.cluster import in_virtual_time, until
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR
+
+
+@in_virtual_time
+async def test_how_far_a_run_is_stands_in_its_record_with_the_time_that_is_left() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_size=2, part_s=10)
+
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(41)
+
+    run = (await record(cluster)).running
+    assert run is not None
+    assert (run.ledger_count, run.ledgers_left, run.cursor) == (8, 2, 8)
+    assert run.remaining_s == pytest.approx(10, rel=0.1)
+    assert run.counts == {"even": 4}
+
+
+@in_virtual_time
+async def test_a_run_under_way_leaves_what_the_last_one_found() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_size=2, part_s=10)
+
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(50 + HOUR_S + 15)
+
+    found = await record(cluster)
+    assert found.running is not None
+    assert found.last is not None
+    assert found.last.counts == {"even": 5}
+
+
+@in_virtual_time
+async def test_progress_is_written_every_few_seconds_at_most() -> None:
+    cluster = await with_ledgers(*[(B1, B2, B3)] * 40)
+    check = CountingCheck(part_size=1, part_s=0.5)
+    writes: list[float] = []
+
+    async with checker(cluster, check, settings=HOURS) as made:
+        write = made.runner._records.write
+
+        async def counted(name: str, record: CheckRecord) -> None:
+            writes.append(cluster.clock.now_s())
+            await write(name, record)
+
+        made.runner._records.write = counted  # type: ignore[method-assign]
+        async with running(made):
+            await until(cluster, lambda: is_finished(check))
+
+    assert 2 <= len(writes) <= 5, writes
+
+
+async def is_finished(check: CountingCheck) -> bool:
+    return check.finished_count == 1
+
+
+def test_a_record_reads_back_as_it_was_written() -> None:
+    run = CheckRun(
+        started_ms=5, cursor=7, ledger_count=3, ledgers_left=4, active_ms=9, counts={"found": 1}
+    )
+    for found in (
+        CheckRecord(),
+        CheckRecord(running=replace(run, pause="by order"), last=replace(run, finished_ms=6)),
+        CheckRecord(last_ms=0),
+    ):
+        assert CheckRecord.parse(parse_record(found.to_json())) == found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind,
+            marks=pytest.mark.compat(
+                f"TestLedgerUnderreplicationManager.test{name}CTime", verdict="same"
+            ),
+            id=kind.name,
+        )
+        for kind, name in (
+            (ALL_LEDGERS, "CheckAllLedgers"),
+            (PLACEMENT, "PlacementPolicyCheck"),
+            (REPLICAS, "ReplicasCheck"),
+        )
+    ],
+)
+@in_virtual_time
+async def test_when_a_check_ran_last_stands_as_java_writes_it(kind: CheckKind) -> None:
+    cluster = await ten_ledgers()
+    assert kind.audit is not None
+    assert await checked_at_ms(cluster, kind) is None
+
+    for time_ms, data in (
+        (1_700_000_000_000, "0880d095ffbc31"),
+        (1_795_258_083_503, "08afd1e1ed9f34"),
+    ):
+        async with checker(cluster) as made:
+            last = CheckRun(started_ms=1, finished_ms=time_ms)
+            written = CheckRecord(last=last, last_ms=time_ms)
+            await made.runner._records.write_finished(kind.name, written, kind.audit)
+
+        stored, _ = await cluster.store.get(payloads.audit_time_path(UR, kind.audit))
+        assert stored == bytes.fromhex(data)
+        assert await checked_at_ms(cluster, kind) == time_ms
+        assert (await record(cluster, kind)).last == last
+
+
+@in_virtual_time
+async def test_a_check_that_java_does_not_know_keeps_its_time_in_its_record() -> None:
+    cluster = await ten_ledgers()
+    ours = replace(HOURLY, name="ours", audit=None)
+    check = CountingCheck(ours)
+
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(60)
+        assert check.started_at == [0]
+        found = await record(cluster, ours)
+        forced = replace(found, last_ms=FORCED_MS).to_json()
+        await cluster.store.set(check_path(UR, "ours"), forced, version=-1)
+        await asyncio.sleep(60)
+
+    assert check.started_at == [0, 0]
+    assert await checked_at_ms(cluster, ours) != FORCED_MS
+
+
+class _Plain(Check):
+    kind = HOURLY
+
+    async def look_at(self, ledger_ids: Sequence[int]) -> Counter[str]:
+        return Counter(seen=len(ledger_ids))
+
+
+@in_virtual_time
+async def test_a_check_needs_no_more_than_to_look() -> None:
+    cluster = await ten_ledgers()
+
+    async with checker(cluster, _Plain(), settings=HOURS) as made, running(made):
+        await asyncio.sleep(1)
+
+    last = (await record(cluster)).last
+    assert last is not None
+    assert last.counts == {"seen": 10}
