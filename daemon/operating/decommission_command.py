@@ -49,7 +49,7 @@ def decommission(
         known = await known_bookies(cluster)
         if bookie not in known:  # a ledger may name it still
             tell([f"the cluster knows no bookie {bookie} (any more){hint(bookie, known)}"])
-        line = ProgressLine("ledgers")
+        line = ProgressLine("ledger")
         try:
             return await decommission_bookie(
                 cluster,

@@ -77,7 +77,7 @@ def drain(
         tell(await concerns(cluster, bookies))
         if not wait:
             return (await read_drains(cluster)).only(bookies)
-        line = ProgressLine("ledgers")
+        line = ProgressLine("ledger")
         try:
             return await wait_drained(cluster, bookies, show=line.show, clock=SystemClock())
         finally:

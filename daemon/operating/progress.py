@@ -71,7 +71,7 @@ class ProgressLine:
     """How much is left, and for how long."""
 
     def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
-        """``unit``: what is counted, as in ``ledgers``."""
+        """``unit``: what is counted, as in ``ledger``."""
         self._unit = unit
         self._eta = Eta()
         self._line = _Line(stream=stream, due_s=0.0)
@@ -79,7 +79,7 @@ class ProgressLine:
     def show(self, left: int, *, beside: str = "") -> None:
         now_s = time.monotonic()
         remaining_s = self._eta.remaining_s(left, now_s=now_s)
-        text = f"{left:,} {self._unit} left"
+        text = f"{counted(left, self._unit)} left"
         if remaining_s is not None:
             text += f", {duration_text(remaining_s)} to go"
         if beside:

@@ -86,7 +86,7 @@ async def _repair(
     settings: Settings, ledgers: Sequence[Endangered], mark_only: bool
 ) -> RepairedByHand:
     journal = open_journal(settings)
-    line = ProgressLine("ledgers")
+    line = ProgressLine("ledger")
     try:
         if mark_only:
             return await mark_by_hand(settings, journal, ledgers)

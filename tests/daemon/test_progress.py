@@ -56,7 +56,7 @@ def test_a_duration_is_told_in_its_two_largest_units(duration_s: float, text: st
 
 def test_a_terminal_shows_one_line_in_place_of_the_other() -> None:
     terminal = Terminal()
-    line = ProgressLine("ledgers", stream=terminal)
+    line = ProgressLine("ledger", stream=terminal)
 
     line.show(2_000)
     line.show(1_000, beside="5 of them wait")
@@ -73,7 +73,7 @@ def test_a_terminal_shows_one_line_in_place_of_the_other() -> None:
 def test_anywhere_else_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     log, now_s = io.StringIO(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    line = ProgressLine("ledgers", stream=log)
+    line = ProgressLine("ledger", stream=log)
 
     for left in range(30, 0, -1):
         line.show(left)
@@ -84,3 +84,14 @@ def test_anywhere_else_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 30 / LINE_INTERVAL_S
     assert lines[0] == "30 ledgers left"
     assert lines[1] == "20 ledgers left, 20 s to go"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 ledgers"), (1, "1 ledger"), (1_200, "1,200 ledgers")]
+)
+def test_one_is_told_as_one(count: int, text: str) -> None:
+    stream = io.StringIO()
+
+    ProgressLine("ledger", stream=stream).show(count)
+
+    assert stream.getvalue() == f"{text} left\n"
