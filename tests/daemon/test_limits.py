@@ -253,3 +253,23 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
 
         for task in following:
             task.cancel()
+
+
+@in_virtual_time
+async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_lower_one() -> None:
+    cluster = await Cluster.start()
+    settings, budgets = Settings(metadata_service_uri=URI), Budgets()
+    here, place = OrderBook(cluster.store, UR), limits_place(UR)
+    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(
+            keep_to_our_share(settings, node.views, node.membership, budgets, count_max=16)
+        )
+
+        await asyncio.sleep(SOON_S)
+        assert budgets.reads_in_flight_max == 16
+
+        await here.give(place, LimitsOrder(reads_in_flight_per_bookie=3), over=None)
+        await asyncio.sleep(SOON_S)
+        assert budgets.reads_in_flight_max == 3
+
+        keeping.cancel()
