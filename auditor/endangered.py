@@ -48,9 +48,7 @@ def _copies_left(
     ensemble_size, left_count = len(is_left), sum(is_left)
     if write_quorum == ensemble_size:
         return left_count
-    if (
-        left_count >= ensemble_size - 1
-    ):  # as after nearly every loss: some write set has the lost one
+    if left_count >= ensemble_size - 1:  # nearly always: one is lost, which some write set has
         return write_quorum - (ensemble_size - left_count)
     return min(
         sum(is_left[(first + offset) % ensemble_size] for offset in range(write_quorum))

@@ -22,9 +22,16 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import task_scope
-from ledgers.store import Create, MetadataStore, MultiFailed, Operation, SetData
+from ledgers.store import (
+    Create,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    SetData,
+    request_bytes,
+)
 from replication.queue import payloads
-from replication.queue.batching import BATCH_TRANSACTIONS_MAX, Batcher
+from replication.queue.batching import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
 from replication.queue.payloads import Mark
 
 MARKS_PER_MULTI = BATCH_TRANSACTIONS_MAX
@@ -113,6 +120,8 @@ class Marker:
         for ledger in ledgers:
             new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
             creations += _creations(payloads.mark_path(self._ur, ledger.ledger_id), new)
+        if request_bytes(creations) > BATCH_BYTES_MAX:  # each names very many bookies
+            return False
         for _ in range(TRIES_MAX):
             ensured_count = self._ensured_count
             try:

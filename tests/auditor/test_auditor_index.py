@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from auditor import marking
-from auditor.auditor import CHANGES_PAUSE_S
+from auditor.auditor import CHANGES_PAUSE_S, RETRY_S
 from auditor.losses import SLICE
 from auditor.settings import AuditorSettings
+from ledgers.errors import UnavailableError
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, LedgerState, Segment
 from ledgers.store import Create, Operation
@@ -154,6 +155,27 @@ async def test_a_loss_while_the_index_is_being_built_is_completed_when_it_is(
         await asyncio.gather(auditor, return_exceptions=True)
 
 
+@in_virtual_time
+async def test_a_bookie_that_came_back_empty_is_not_done_with_before_all_ledgers_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, "node-1", delayed(3600)):
+        await asyncio.sleep(SOON_S)
+    await cluster.kill(B1)
+    await cluster.wipe(B1)
+    await cluster.revive(B1)
+    async with leading(cluster, "node-2", delayed(3600)) as leader:
+        hold_back(leader, monkeypatch)
+        auditor = asyncio.create_task(leader.auditor.run())
+        assert await marked_soon(cluster) == []
+        auditor.cancel()
+        await asyncio.gather(auditor, return_exceptions=True)
+
+    async with auditing(cluster, "node-3", delayed(3600)):
+        assert await marked_soon(cluster) == [0]
+
+
 @asynccontextmanager
 async def marking_slowly(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
@@ -242,6 +264,43 @@ async def test_a_marked_ledger_whose_writer_goes_on_is_not_marked_again() -> Non
         await add_segment(cluster, 0, B3, B2, first_entry_id=10)
         await asyncio.sleep(SOON_S)
         assert await mark_version(cluster, 0) == 0
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_marked_when_it_appeared_is_not_marked_again_as_it_goes_on() -> (
+    None
+):
+    cluster = await Cluster.start()
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+        assert await marked_soon(cluster) == [0]
+
+        await add_segment(cluster, 0, B3, B2, first_entry_id=10)
+        await asyncio.sleep(SOON_S)
+        assert await mark_version(cluster, 0) == 0
+
+
+@in_virtual_time
+async def test_a_ledger_whose_mark_could_not_be_made_when_it_appeared_is_marked_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await with_ledgers((B2, B3))
+    async with auditing(cluster) as leader:
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+
+        async def fail(*_: object, **__: object) -> bool:
+            raise UnavailableError("no answer")
+
+        monkeypatch.setattr(leader.marker, "mark", fail)
+        await cluster.write_ledger((B1, B2), ledger_id=7)
+        assert await marked_soon(cluster) == []
+        monkeypatch.undo()
+
+        await asyncio.sleep(RETRY_S)
+        assert await cluster.marked() == [7]
 
 
 @in_virtual_time

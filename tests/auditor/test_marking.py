@@ -6,12 +6,13 @@ import pytest
 
 from auditor import marking
 from auditor.endangered import Endangered
-from auditor.marking import MARKS_PER_MULTI
+from auditor.marking import MARKS_PER_MULTI, MULTIS_AT_ONCE
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
-from ledgers.store import Create, Delete, Operation, SetData
+from ledgers.store import Create, Delete, Operation, SetData, request_bytes
 from replication.queue import payloads
+from replication.queue.batching import BATCH_BYTES_MAX
 from replication.queue.payloads import Mark
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
@@ -71,6 +72,37 @@ async def test_thousands_of_marks_cost_few_requests() -> None:
         assert count == 30 * MARKS_PER_MULTI
         assert leader.store.request_count - before < count / 10
     assert len(await cluster.marked()) == count
+
+
+@in_virtual_time
+async def test_rule_s14_marks_that_name_very_many_bookies_stay_within_the_bound_in_bytes() -> None:
+    cluster = await Cluster.start()
+    many = tuple(BookieId(f"a-bookie-with-a-name-of-its-own-{i}:3181") for i in range(1_000))
+    largest = 0
+
+    def note(_: MemoryStore, operations: Sequence[Operation]) -> None:
+        nonlocal largest
+        largest = max(largest, request_bytes(operations))
+
+    async with leading(cluster) as leader:
+        cluster.tree.faults = note
+        count = await leader.marker.mark_all([endangered(i, *many) for i in range(50)])
+
+    assert count == 50
+    assert 0 < largest <= BATCH_BYTES_MAX
+
+
+@in_virtual_time
+async def test_marks_that_stand_cost_a_look_each() -> None:
+    cluster = await Cluster.start()
+    ledgers = [endangered(i) for i in range(20 * MARKS_PER_MULTI)]
+    async with leading(cluster) as leader:
+        await leader.marker.mark_all(ledgers)
+        await settle()
+        before = leader.store.request_count
+
+        assert await leader.marker.mark_all(ledgers) == 0
+        assert leader.store.request_count - before <= len(ledgers) + MULTIS_AT_ONCE
 
 
 @pytest.mark.compat(
