@@ -1,0 +1,168 @@
+"""The counts of a run: ``summary.json`` in its results, and what automation goes by.
+
+Its keys are stable: an added one keeps ``version``, one with another meaning raises it.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from auditor.fsck.levels import Level
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from ledgers.errors import CorruptionError
+from replication.cluster.own_state import parse_record, part, text, time_ms, whole
+
+VERSION = 1
+EXIT_WHOLE, EXIT_WRONG, EXIT_UNKNOWN = 0, 1, 3
+SUMMARY_FILE = "summary.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Of ledgers, so that those of parts can be added. Keys are values of ``Grade``, of ``Finding``."""
+
+    ledgers: int = 0
+    """With a verdict of this run."""
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    findings: Mapping[str, int] = field(default_factory=dict)
+    """A ledger with several counts for each."""
+    wrong: int = 0
+    """Of which somebody should do something."""
+    resting_on_unknown: int = 0
+    entries_read: int = 0
+    bytes_read: int = 0
+
+    @classmethod
+    def of(cls, verdicts: Iterable[LedgerVerdict]) -> Self:
+        grades: Counter[str] = Counter()
+        findings: Counter[str] = Counter()
+        wrong = resting = entries = size = 0
+        for verdict in verdicts:
+            grades[verdict.grade.value] += 1
+            findings.update(finding.value for finding in verdict.findings)
+            wrong += verdict.is_wrong
+            resting += verdict.rests_on_unknown
+            entries += verdict.entries_read
+            size += verdict.bytes_read
+        return cls(
+            ledgers=grades.total(),
+            verdicts={grade.value: grades[grade.value] for grade in Grade},
+            findings={finding.value: findings[finding.value] for finding in Finding},
+            wrong=wrong,
+            resting_on_unknown=resting,
+            entries_read=entries,
+            bytes_read=size,
+        )
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(
+            ledgers=self.ledgers + other.ledgers,
+            verdicts=_added(self.verdicts, other.verdicts),
+            findings=_added(self.findings, other.findings),
+            wrong=self.wrong + other.wrong,
+            resting_on_unknown=self.resting_on_unknown + other.resting_on_unknown,
+            entries_read=self.entries_read + other.entries_read,
+            bytes_read=self.bytes_read + other.bytes_read,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Of one run. Times are wall-clock."""
+
+    run: str
+    level: Level
+    started_ms: int
+    finished_ms: int
+    counts: Counts
+    skipped: int = 0
+    """Closed ledgers that were looked at lately and have not changed since."""
+    left: int = 0
+    """Ledgers that the time was not enough for."""
+    gone: int = 0
+    """Ledgers that were listed, and deleted before they were looked at."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each ledger has a verdict, of this run or of one lately."""
+        return self.left == 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 when nothing is wrong, 1 when something is, 3 when nothing is but of some ledgers nobody knows.
+
+        Copies that are legally missing are no reason; nor is that the time was up.
+        """
+        if self.counts.wrong:
+            return EXIT_WRONG
+        return EXIT_UNKNOWN if self.counts.verdicts.get(Grade.UNKNOWN.value) else EXIT_WHOLE
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "run": self.run,
+            "level": self.level.value,
+            "started_ms": self.started_ms,
+            "finished_ms": self.finished_ms,
+            "is_complete": self.is_complete,
+            "exit_code": self.exit_code,
+            **asdict(self.counts),
+            "skipped": self.skipped,
+            "left": self.left,
+            "gone": self.gone,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Raises CorruptionError."""
+        try:
+            level = Level(text(record, "level"))
+        except ValueError as error:
+            raise CorruptionError("a summary of a level that this release does not know") from error
+        return cls(
+            run=text(record, "run"),
+            level=level,
+            started_ms=time_ms(record, "started_ms"),
+            finished_ms=time_ms(record, "finished_ms"),
+            counts=Counts(
+                ledgers=whole(record, "ledgers"),
+                verdicts=_counts(record, "verdicts"),
+                findings=_counts(record, "findings"),
+                wrong=whole(record, "wrong"),
+                resting_on_unknown=whole(record, "resting_on_unknown"),
+                entries_read=whole(record, "entries_read"),
+                bytes_read=whole(record, "bytes_read"),
+            ),
+            skipped=whole(record, "skipped"),
+            left=whole(record, "left"),
+            gone=whole(record, "gone"),
+        )
+
+
+def write_summary(folder: Path, summary: Summary) -> None:
+    """In one go: whoever reads it meanwhile finds the one before."""
+    replace_file(folder / SUMMARY_FILE, json.dumps(summary.to_record(), indent=2) + "\n")
+
+
+def read_summary(folder: Path) -> Summary:
+    """Raises CorruptionError, FileNotFoundError."""
+    return Summary.from_record(parse_record((folder / SUMMARY_FILE).read_bytes()))
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Write it beside, and put it in place: never half a file."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(content, encoding="utf-8")
+    beside.replace(path)
+
+
+def _added(ours: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    return {key: ours.get(key, 0) + others.get(key, 0) for key in {**ours, **others}}
+
+
+def _counts(record: Mapping[str, Any], key: str) -> dict[str, int]:
+    counts = part(record, key)
+    return {name: whole(counts, name) for name in counts}
