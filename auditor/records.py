@@ -59,7 +59,7 @@ class DrainProgress:
     is_drained: bool
     is_in_doubt: bool = False
     unreadable_count: int = 0
-    """Ledgers that cannot be read and have its id in their metadata's bytes."""
+    """Ledgers that cannot be read, and whose bytes do not prove that they name others only."""
     unreadable: tuple[int, ...] = ()
     """The first twenty of their ids."""
 

@@ -172,9 +172,9 @@ class WaitingList:
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
         detail = self._detail(held, outcome)
         if before is None or (before.reason, before.detail) != (reason, detail):
-            log.warning(
-                "ledger.put_aside", ledger_id=held.ledger_id, reason=reason.value, detail=detail
-            )
+            # Of its own trouble the journal tells once, not for each ledger.
+            tell = log.debug if reason is Reason.JOURNAL else log.warning
+            tell("ledger.put_aside", ledger_id=held.ledger_id, reason=reason.value, detail=detail)
         held.note = WaitingNote(
             ledger_id=held.ledger_id,
             reason=reason,
