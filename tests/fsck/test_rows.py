@@ -1,0 +1,86 @@
+"""Verdicts as rows, and back."""
+
+import pyarrow as pa
+
+from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
+from auditor.fsck.results.summary import Counts
+from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
+from ledgers.metadata import BookieId
+
+A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")
+LACKING = LedgerVerdict(
+    ledger_id=2**40,
+    grade=Grade.AT_RISK,
+    findings=(Finding.MISSING, Finding.STRAY),
+    rests_on_unknown=True,
+    evidence=(
+        Evidence(finding=Finding.MISSING, bookie=A, first_entry_id=3, last_entry_id=9, code="no"),
+        Evidence(finding=Finding.STRAY, detail="on a former member"),
+    ),
+    evidence_left_out=7,
+    fragments=(
+        FragmentVerdict(
+            first_entry_id=0,
+            last_entry_id=9,
+            ensemble=(A, B, C),
+            grade=Grade.AT_RISK,
+            copies_least=1,
+            rests_on_unknown=True,
+        ),
+    ),
+    state="closed",
+    length=1_000,
+    last_entry_id=9,
+    metadata_version=4,
+    mtime_ms=1_700_000_000_000,
+    entries_read=30,
+    bytes_read=3_000,
+    checked_ms=1_700_000_000_001,
+)
+VERDICTS = [
+    LACKING,
+    LedgerVerdict(ledger_id=1, grade=Grade.WHOLE, entries_read=5),
+    LedgerVerdict(ledger_id=0, grade=Grade.UNKNOWN, findings=(Finding.UNREADABLE_METADATA,)),
+    LedgerVerdict(ledger_id=3, grade=Grade.WHOLE, findings=(Finding.SUSPECT, Finding.STRAY)),
+]
+
+
+def test_a_verdict_comes_back_from_its_row_as_it_was() -> None:
+    table = pa.Table.from_batches([to_batch(VERDICTS)])
+
+    assert list(from_table(table)) == VERDICTS
+
+
+def test_the_column_of_a_partitioned_data_set_does_not_disturb() -> None:
+    table = pa.Table.from_batches([to_batch(VERDICTS)])
+    table = table.append_column("run", pa.array(["20261121T193500Z"] * len(VERDICTS)))
+
+    assert list(from_table(table)) == VERDICTS
+
+
+def test_rows_are_counted_as_verdicts_are() -> None:
+    table = pa.Table.from_batches([to_batch(VERDICTS)])
+
+    assert counts_of(table) == Counts.of(VERDICTS)
+    assert counts_of(SCHEMA.empty_table()) == Counts.of([])
+
+
+def test_the_columns_keep_their_names() -> None:
+    assert SCHEMA.names == [
+        "ledger_id",
+        "verdict",
+        "is_wrong",
+        "reasons",
+        "rests_on_unknown",
+        "evidence",
+        "evidence_left_out",
+        "fragments",
+        "state",
+        "length",
+        "last_entry_id",
+        "metadata_version",
+        "mtime_ms",
+        "entries_read",
+        "bytes_read",
+        "checked_ms",
+    ]
