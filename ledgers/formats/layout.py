@@ -61,10 +61,12 @@ class Layout(enum.Enum):
         if tree == root:
             return range(self.ledger_id_stop)
         name = tree[len(root) + 1 :]
-        size = 10**8 if len(name) == 2 else 10**16  # as many digits as follow: see _split
-        is_mixed = self is Layout.HIERARCHICAL and len(name) == 3
-        first = max(int(name) * size, SHORT_ID_STOP if is_mixed else 0)
-        return range(first, min((int(name) + 1) * size, self.ledger_id_stop))
+        if len(name) == 2:  # as many digits as follow: see _split
+            size, least, stop = 10**8, 0, SHORT_ID_STOP
+        else:
+            size, stop = 10**16, self.ledger_id_stop
+            least = SHORT_ID_STOP if self is Layout.HIERARCHICAL else 0
+        return range(max(int(name) * size, least), min((int(name) + 1) * size, stop))
 
     @property
     def ledger_id_stop(self) -> int:
