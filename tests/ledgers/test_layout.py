@@ -53,16 +53,14 @@ def test_the_ids_below_a_directory_of_the_root_are_those_whose_paths_begin_with_
     tree = tree_of(layout, ledger_id)
 
     assert (other_id in layout.ids_below(ROOT, tree)) == (tree_of(layout, other_id) == tree)
+    assert other_id in layout.ids_below(ROOT, ROOT)
 
 
 def test_the_last_short_directory_ends_where_long_paths_begin() -> None:
-    assert layout_ids("21") == range(21 * 10**8, 2**31 - 1)
-    assert layout_ids("000") == range(2**31 - 1, 10**16)
+    layout = Layout.HIERARCHICAL
 
-
-def layout_ids(name: str) -> range:
-    return Layout.HIERARCHICAL.ids_below(ROOT, f"{ROOT}/{name}")
-    assert other_id in layout.ids_below(ROOT, ROOT)
+    assert layout.ids_below(ROOT, f"{ROOT}/21") == range(21 * 10**8, 2**31 - 1)
+    assert layout.ids_below(ROOT, f"{ROOT}/000") == range(2**31 - 1, 10**16)
 
 
 NEAR_BOUNDS = [0, 10**8 - 1, 10**8, 2**31 - 2, 2**31 - 1, 10**16 - 1, 10**16, 2**63 - 1]
