@@ -3,7 +3,7 @@
 Pure: a fragment says what should be where, ``replication.planning.check`` finds out what is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
 from ledgers.striping import StripedEntries, entries_of
@@ -70,6 +70,16 @@ def fragments(
             is_closed=is_settled and last_entry_id is not None,
         )
         for segment, last_entry_id in zip(metadata.segments, _ends(metadata), strict=True)
+    )
+
+
+def known_fragments(ledger_id: int, metadata: LedgerMetadata, *, lac: int) -> tuple[Fragment, ...]:
+    """Likewise, as far as they are known: of one whose end nobody knows, what is acknowledged."""
+    return tuple(
+        replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
+        if fragment.last_entry_id is None
+        else fragment
+        for fragment in fragments(ledger_id, metadata, lac=lac)
     )
 
 

@@ -96,6 +96,20 @@ class LedgerManager:
             ) from error
         return VersionedMetadata(ledger_id=ledger_id, metadata=metadata, stat=stat, data=data)
 
+    async def find(self, ledger_id: int) -> VersionedMetadata | None:
+        """None for a ledger that is gone: believed only after a sync and a second read (rule S8).
+
+        Raises CorruptionError.
+        """
+        try:
+            return await self.read(ledger_id)
+        except NoSuchLedgerError:
+            await self.sync(ledger_id)
+        try:
+            return await self.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
     async def create(self, ledger_id: int, metadata: LedgerMetadata) -> VersionedMetadata:
         """Raises NodeExistsError: the id is taken, or, after a lost reply, perhaps by ourselves."""
         data = serialize_metadata(metadata)

@@ -98,6 +98,38 @@ class Refused:
         for entry_id in sorted(answers):
             kinds[answers[entry_id]].append(entry_id)
 
+    def extend(self, others: "Refused") -> None:
+        """Likewise."""
+        self.absent.extend(others.absent)
+        self.mismatched.extend(others.mismatched)
+        self.unreadable.extend(others.unreadable)
+        self.unknown.extend(others.unknown)
+
+    def between(self, first: int, last: int) -> "Refused":
+        """Those from ``first`` to ``last``, both inclusive."""
+        return Refused(
+            absent=self.absent.between(first, last),
+            mismatched=self.mismatched.between(first, last),
+            unreadable=self.unreadable.between(first, last),
+            unknown=self.unknown.between(first, last),
+            is_silent=self.is_silent,
+        )
+
+    @property
+    def has_bad(self) -> bool:
+        """Whether any copy is known to be of no use."""
+        return bool(self.absent or self.mismatched or self.unreadable)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.has_bad and not self.unknown
+
+    def __contains__(self, entry_id: int) -> bool:
+        return any(
+            entry_id in runs
+            for runs in (self.absent, self.mismatched, self.unreadable, self.unknown)
+        )
+
 
 GAVE_ALL = Refused()
 """Nearly every answer there is: nothing is ever added to it."""

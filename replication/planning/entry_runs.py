@@ -33,6 +33,13 @@ class EntryRuns(Sequence[int]):
         assert not self._stops or self._stops[-1] < entry_id, (self, entry_id)
         self._append_run(entry_id, entry_id + 1)
 
+    def extend(self, others: "EntryRuns") -> None:
+        """All of them are greater than those before."""
+        for run in others.runs:
+            self.append(run.start)
+            self._stops[-1] = run.stop
+            self._ranks[-1] += len(run) - 1
+
     def between(self, first: int, last: int) -> "EntryRuns":
         """Those from ``first`` to ``last``, both inclusive."""
         begin = bisect_right(self._stops, first)

@@ -13,11 +13,10 @@ from ledgers.clock import Clock
 from ledgers.entry import HEADER_BYTES, EntryDigest
 from ledgers.errors import (
     CorruptionError,
-    NoSuchLedgerError,
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.fragments import Fragment, fragments
+from ledgers.fragments import Fragment, fragments, known_fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.opening import find_end, ledger_digest
@@ -111,7 +110,7 @@ class Surveyor:
     ) -> Surveyed:
         """``distrusted``: bookies to be asked for every entry, besides those set up anew."""
         try:
-            versioned = await self._read(ledger_id)
+            versioned = await self._manager.find(ledger_id)
         except CorruptionError as error:
             return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
         if versioned is None:
@@ -135,7 +134,7 @@ class Surveyor:
             return Blocked(reason=Reason.DIGEST_SUSPECT, detail=str(error))
         except UnavailableError as error:
             return _without_end(versioned, view, error)
-        judged = _judged(fragments(versioned.ledger_id, versioned.metadata, lac=lac), lac)
+        judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
         return await self._survey(versioned, judged, digest, view, distrusted)
 
     async def survey_closed_part(
@@ -156,17 +155,6 @@ class Surveyor:
         except UnauthorizedError:
             return None
         return await self._survey(versioned, closed, digest, found.view, distrusted)
-
-    async def _read(self, ledger_id: int) -> VersionedMetadata | None:
-        """None for a ledger that is gone: believed only after a sync and a second read (rule S8)."""
-        try:
-            return await self._manager.read(ledger_id)
-        except NoSuchLedgerError:
-            await self._manager.sync(ledger_id)
-        try:
-            return await self._manager.read(ledger_id)
-        except NoSuchLedgerError:
-            return None
 
     async def _lac(self, versioned: VersionedMetadata) -> int:
         """The last entry known to be acknowledged. Errors are those of ``find_end``."""
@@ -253,16 +241,6 @@ def _without_end(
         reason=Reason.MAINTENANCE,
         detail=f"{error}; under maintenance: {', '.join(away)}",
         until_ms=min(windows[bookie].until_ms for bookie in away),
-    )
-
-
-def _judged(found: Collection[Fragment], lac: int) -> tuple[Fragment, ...]:
-    """The fragments as far as they are known: of one whose end nobody knows, what is acknowledged."""
-    return tuple(
-        replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
-        if fragment.last_entry_id is None
-        else fragment
-        for fragment in found
     )
 
 

@@ -1,0 +1,147 @@
+"""Ledgers looked at: where each ends, how its copies are (``look``), how they are placed, whether it is idle.
+
+Of a ledger that is not closed no more is expected than what is acknowledged, which its bookies tell without
+being fenced; at a second look, than what was at the first.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.look import Look
+from auditor.fsck.reads import LedgerReads
+from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.entry import EntryDigest
+from ledgers.errors import CorruptionError, UnauthorizedError, UnavailableError
+from ledgers.fragments import known_fragments
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import DigestType
+from ledgers.operations.opening import find_end, ledger_digest
+from ledgers.placement import Adherence, RuledPlacement
+from replication.cluster.cluster_view import ViewSource
+from replication.planning.entry_lists import EntryLists
+from replication.planning.survey import entry_bytes_guess
+
+
+class CopyInspector:
+    """Looks at many ledgers at once. One for an executor."""
+
+    def __init__(
+        self, options: FsckOptions, *, bookies: Bookies, views: ViewSource, clock: Clock
+    ) -> None:
+        self._options = options
+        self._bookies = bookies
+        self._views = views
+        self._clock = clock
+        self._lists = EntryLists(bookies, clock) if options.entry_lists else None
+        self._fallback = EntryDigest(
+            DigestType[options.default_digest_type], options.default_password.encode()
+        )
+        self._policy = (
+            RuledPlacement(options.rule, random.Random(), locate=options.racks.get)
+            if options.rule is not None
+            else None
+        )
+
+    async def look(
+        self, versioned: VersionedMetadata, since: LedgerVerdict | None = None
+    ) -> LedgerVerdict:
+        """``since``: what an earlier look said, if this one is to be the last word."""
+        end = await self._end(versioned, since)
+        digest = ledger_digest(versioned.metadata, self._fallback)
+        reads = LedgerReads(
+            versioned.ledger_id,
+            bookies=self._bookies,
+            clock=self._clock,
+            digest=digest,
+            entry_bytes=entry_bytes_guess(versioned.metadata, digest),
+        )
+        look = Look(
+            versioned,
+            known_fragments(versioned.ledger_id, versioned.metadata, lac=end.expected),
+            is_end_known=end.is_known,
+            available=self._views.current.available,
+            reads=reads,
+            options=self._options,
+            lists=self._lists,
+            is_last_word=since is not None,
+        )
+        await look.run()
+        summing_up = look.summing_up
+        summing_up.last_entry_id, summing_up.length = end.last_entry_id, end.length
+        summing_up.note(end.evidence)
+        summing_up.note(self._misplaced(versioned))
+        if self._is_idle(versioned, end, since):
+            summing_up.note([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_stands")])
+        return look.verdict(checked_ms=self._clock.wall_ms())
+
+    async def _end(self, versioned: VersionedMetadata, since: LedgerVerdict | None) -> "End":
+        metadata = versioned.metadata
+        if metadata.is_closed:
+            last = metadata.last_entry_id
+            return End(last_entry_id=last, expected=last, length=metadata.length)
+        settled = metadata.last_segment.first_entry_id - 1
+        if self._options.level is Level.METADATA:
+            return End(last_entry_id=settled, expected=settled)
+        try:
+            opened = await find_end(
+                versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback
+            )
+        except (UnavailableError, UnauthorizedError, CorruptionError) as error:
+            told = Evidence(finding=Finding.NOT_ANSWERED, code="no_end", detail=str(error))
+            return End(last_entry_id=settled, expected=settled, is_known=False, evidence=(told,))
+        lac = expected = opened.lac
+        if since is not None and settled <= since.last_entry_id < lac:
+            expected = since.last_entry_id  # the copies of later ones may be on their way
+        return End(last_entry_id=lac, expected=expected, length=opened.length)
+
+    def _misplaced(self, versioned: VersionedMetadata) -> Iterable[Evidence]:
+        """For each ensemble that breaks the rule, its first entry."""
+        policy, metadata = self._policy, versioned.metadata
+        if policy is None:
+            return
+        for segment in metadata.segments:
+            found = policy.adherence(
+                segment.ensemble,
+                write_quorum=metadata.write_quorum,
+                ack_quorum=metadata.ack_quorum,
+            )
+            if found is Adherence.FAIL:
+                racks = self._options.racks
+                yield Evidence(
+                    finding=Finding.MISPLACED,
+                    first_entry_id=segment.first_entry_id,
+                    code="policy",
+                    detail=", ".join(f"{b} in {racks.get(b, '?')}" for b in segment.ensemble),
+                )
+
+    def _is_idle(
+        self, versioned: VersionedMetadata, end: "End", since: LedgerVerdict | None
+    ) -> bool:
+        """At a first look, whether it may be; at the last, whether its end stands where it stood."""
+        metadata = versioned.metadata
+        if metadata.is_closed or not end.is_known or self._options.level is Level.METADATA:
+            return False
+        age_s = (self._clock.wall_ms() - versioned.stat.mtime_ms) / 1_000
+        if age_s < self._options.idle_open_after_s:
+            return False
+        return since is None or (
+            Finding.IDLE_OPEN in since.findings and end.last_entry_id == since.last_entry_id
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where a ledger ends, as far as is known: the last entry that is acknowledged.
+
+    Copies are looked for up to ``expected``. ``evidence``: of why it is not known.
+    """
+
+    last_entry_id: int
+    expected: int
+    length: int = 0
+    is_known: bool = True
+    evidence: tuple[Evidence, ...] = ()

@@ -1,0 +1,101 @@
+"""What one executor holds while it looks at ledgers: a session, a view of the bookies, connections to them.
+
+The session writes nothing but what the pace needs: everything else has a store that only reads.
+"""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from auditor.fsck.copies import CopyInspector
+from auditor.fsck.levels import FsckOptions
+from auditor.fsck.pace import BeginPace, ReadShare
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookie.quarantining import QuarantiningBookies
+from ledgers.clock import Clock, SystemClock
+from ledgers.errors import SessionLostError
+from ledgers.formats.layout import MetadataUri
+from ledgers.manager import LedgerManager
+from ledgers.operations.tasks import task_scope
+from ledgers.read_only import ReadOnlyStore
+from ledgers.registration import Registration
+from ledgers.store import MetadataStore
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster.cluster_view import ViewSource
+from replication.queue.payloads import underreplication_path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executor:
+    """What ledgers are looked at with."""
+
+    manager: LedgerManager
+    copies: CopyInspector
+    clock: Clock
+
+
+@asynccontextmanager
+async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[Executor]:
+    """Ready once there is a share of the budget. Raises UnavailableError, SettingsError; within, also
+    SessionLostError, and whatever the pace raises."""
+    uri = MetadataUri.parse(options.metadata_service_uri)
+    async with AsyncExitStack() as stack:
+        store = await ZooKeeperStore.open(uri.hosts)
+        stack.push_async_callback(store.close)
+        only_reads = ReadOnlyStore(store)
+        clock = SystemClock()
+        manager = await LedgerManager.open(only_reads, uri)
+        views = ViewSource(Registration(only_reads, uri.root), clock)
+        await views.refresh()
+        budgets = Budgets()
+        bulk = BulkTransfers(budgets, resolve=views.resolve, paces_reads=True)
+        client = BookieClient(
+            resolve=views.resolve,
+            budgets=budgets,
+            bulk=bulk,
+            clock=clock,
+            rng=random.Random(),
+            settings=BookieClientSettings(),
+        )
+        stack.push_async_callback(client.close)
+        bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
+        allowance = _Allowance(budgets, bulk)
+        pace = begin_pace(options, store, underreplication_path(uri.root))
+        scope = await stack.enter_async_context(task_scope())
+        for work in (views.run(), pace.run(allowance.apply), _end_with_session(store)):
+            scope.start(work)
+        await allowance.is_given.wait()
+        yield Executor(
+            manager=manager,
+            copies=CopyInspector(options, bookies=bookies, views=views, clock=clock),
+            clock=clock,
+        )
+
+
+class _Allowance:
+    """Makes a share what this process keeps to."""
+
+    def __init__(self, budgets: Budgets, bulk: BulkTransfers) -> None:
+        self._budgets = budgets
+        self._bulk = bulk
+        self.is_given = asyncio.Event()
+        """Set with the first share."""
+
+    def apply(self, share: ReadShare | None) -> None:
+        if share is None:
+            self._bulk.pause()
+            return
+        self._budgets.reads_in_flight_max = share.reads_in_flight_per_bookie
+        self._bulk.pace.set(bytes_per_s=share.bytes_per_s, entries_per_s=share.reads_per_s)
+        self._bulk.resume()
+        self.is_given.set()
+
+
+async def _end_with_session(store: MetadataStore) -> None:
+    await store.wait_lost()
+    raise SessionLostError("the ZooKeeper session is over")

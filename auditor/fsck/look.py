@@ -1,0 +1,257 @@
+"""One look at one ledger's copies: its bookies are asked as closely as the level wants, and it is judged.
+
+A ledger is gone through stretch by stretch. At levels that look at some of the entries only, a bookie that lacks
+any of them is asked for all that it should have of that fragment. Entries that no recorded bookie has are asked
+of former members, of which the metadata still tells, and at last of whoever else is there.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from auditor.fsck.comparing import differing
+from auditor.fsck.judging import Stretch, excused_indexes, judge, without_copy
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.reads import LedgerReads
+from auditor.fsck.sampling import sampled
+from auditor.fsck.summing_up import SummingUp
+from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
+from ledgers.fragments import Fragment
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId
+from replication.planning.check import Refused, questions
+from replication.planning.entry_lists import EntryLists
+from replication.planning.entry_runs import EntryRuns, merged
+
+STRETCH_COPIES = 32_768
+"""Copies that are asked for at once, of one ledger."""
+
+Refusals = Mapping[BookieId, Refused]
+NOTHING_SEEN: Refusals = MappingProxyType({})
+
+
+class Look:
+    """``run`` once; what it saw is in ``summing_up``."""
+
+    def __init__(
+        self,
+        versioned: VersionedMetadata,
+        fragments: Sequence[Fragment],
+        *,
+        is_end_known: bool,
+        available: frozenset[BookieId],
+        reads: LedgerReads,
+        options: FsckOptions,
+        lists: EntryLists | None,
+        is_last_word: bool,
+    ) -> None:
+        """``fragments``: all, the last one as far as its end is known. ``available``: who is registered."""
+        self._metadata = versioned.metadata
+        self._ledger_id = versioned.ledger_id
+        self._fragments = fragments
+        self._available = available
+        self._gone = self._metadata.bookies - available
+        self._reads = reads
+        self._options = options
+        self._lists = lists
+        self._is_last_word = is_last_word
+        self.summing_up = SummingUp(versioned)
+        for position, fragment in enumerate(fragments):
+            is_last = position == len(fragments) - 1
+            self.summing_up.add_fragment(
+                position, fragment, is_unknown=is_last and not is_end_known
+            )
+
+    async def run(self) -> None:
+        match self._options.level:
+            case Level.METADATA:
+                for position, fragment in self._with_entries():
+                    await self._go_through(position, fragment)
+            case Level.FULL:
+                for position, fragment in self._with_entries():
+                    await self._go_through(position, fragment, frozenset(fragment.ensemble))
+                await self._look_for_strays()
+            case _:
+                await self._look_at_some()
+
+    def verdict(self, *, checked_ms: int) -> LedgerVerdict:
+        self.summing_up.entries_read = self._reads.entry_count
+        self.summing_up.bytes_read = self._reads.byte_count
+        has_key = self._metadata.password is not None
+        is_key_suspect = (
+            not has_key and self._reads.mismatch_count > 0 and self._reads.entry_count == 0
+        )
+        return self.summing_up.verdict(checked_ms=checked_ms, is_key_suspect=is_key_suspect)
+
+    def _with_entries(self) -> Iterator[tuple[int, Fragment]]:
+        for position, fragment in enumerate(self._fragments):
+            if _last(fragment) >= fragment.first_entry_id:
+                yield position, fragment
+
+    # --- Some of the entries -----------------------------------------------------------------------
+
+    async def _look_at_some(self) -> None:
+        """The ends of all fragments at once, then what else is wanted of each."""
+        distrusted: Collection[BookieId] = ()
+        found = [fragment for _, fragment in self._with_entries()]
+        if self._lists is not None and found:
+            distrusted = await self._lists.lacking(found, self._available)
+        ends = questions(found, available=self._available, distrusted=())
+        refused = (await self._reads.ask_runs(ends)).refused
+        for position, fragment in self._with_entries():
+            seen = _within(fragment, refused)
+            lacking = {b for b in fragment.ensemble if b in distrusted}
+            lacking |= {bookie for bookie, refused in seen.items() if refused.has_bad}
+            if self._options.level is Level.SAMPLE:
+                lacking |= await self._look_at_sample(fragment, lacking, seen)
+            await self._go_through(position, fragment, frozenset(lacking), seen)
+
+    async def _look_at_sample(
+        self, fragment: Fragment, lacking: Collection[BookieId], seen: dict[BookieId, Refused]
+    ) -> set[BookieId]:
+        """The bookies that lack any of it; what others left unanswered is added to ``seen``."""
+        share = self._options.sample_share
+        width = max(1, int(STRETCH_COPIES / share) // fragment.write_quorum)
+        found: set[BookieId] = set()
+        for first, last in _stretches(fragment, width):
+            sample = list(
+                sampled(first, last, share=share, seed=self._options.seed ^ self._ledger_id)
+            )
+            reads = {
+                bookie: [e for e in sample if e in inner]
+                for index, bookie in enumerate(fragment.ensemble)
+                if bookie in self._available and bookie not in lacking and bookie not in found
+                if (inner := fragment.entries_of(index)[1:-1])
+            }
+            for bookie, refused in (await self._reads.ask(reads)).refused.items():
+                if refused.has_bad:
+                    found.add(bookie)
+                else:
+                    known = seen.get(bookie, Refused())
+                    seen[bookie] = Refused(unknown=merged(known.unknown, refused.unknown))
+        return found
+
+    # --- All entries of some bookies ---------------------------------------------------------------
+
+    async def _go_through(
+        self,
+        position: int,
+        fragment: Fragment,
+        asked: frozenset[BookieId] = frozenset(),
+        seen: Refusals = NOTHING_SEEN,
+    ) -> None:
+        """Judge the whole fragment: by all entries of ``asked``, and by what was ``seen`` of the others."""
+        asked &= self._available
+        others = {b: refused for b, refused in seen.items() if b not in asked}
+        span = _last(fragment) - fragment.first_entry_id + 1
+        width = max(1, STRETCH_COPIES // fragment.write_quorum) if asked or others else span
+        for first, last in _stretches(fragment, width):
+            answers = await self._reads.ask(
+                {
+                    bookie: _listed(fragment, index, first, last)
+                    for index, bookie in enumerate(fragment.ensemble)
+                    if bookie in asked
+                },
+                compares=self._options.level is Level.FULL,
+            )
+            refused = others | answers.refused
+            stretch = Stretch(
+                fragment=fragment,
+                first_entry_id=first,
+                last_entry_id=last,
+                ack_quorum=self._metadata.ack_quorum,
+                refused=refused,
+                gone=self._gone,
+                silent=frozenset(self._reads.silent - refused.keys()),
+                excused=excused_indexes(self._metadata, fragment),
+                differing=differing(fragment, first, last, answers.fingerprints),
+            )
+            if not stretch.is_good:
+                self.summing_up.add(position, judge(await self._with_cures(stretch)))
+
+    # --- Copies elsewhere --------------------------------------------------------------------------
+
+    async def _with_cures(self, stretch: Stretch) -> Stretch:
+        """Where no recorded copy is left, with the copies of others."""
+        lost = without_copy(stretch)
+        if not lost:
+            return stretch
+        former = self._metadata.bookies - set(stretch.fragment.ensemble) - self._gone
+        found = await self._copies_at(former, lost)
+        is_known = not former & self._reads.silent
+        if self._is_last_word and not any(len(each) == len(lost) for each in found.values()):
+            others = self._available - self._metadata.bookies
+            holders = await self._copies_at(others, EntryRuns(lost[:1]))
+            found |= await self._copies_at(holders.keys(), lost)
+        return replace(stretch, elsewhere=found, is_elsewhere_known=is_known)
+
+    async def _copies_at(
+        self, bookies: Collection[BookieId], entries: EntryRuns
+    ) -> dict[BookieId, EntryRuns]:
+        """Which of the entries each of them gives; of those that give any."""
+        if not bookies:
+            return {}
+        refused = (await self._reads.ask_runs(dict.fromkeys(sorted(bookies), (entries,)))).refused
+        given = {}
+        for bookie in sorted(set(bookies) - self._reads.silent):
+            refusal = refused.get(bookie)
+            good = entries if refusal is None else EntryRuns(e for e in entries if e not in refusal)
+            if good:
+                given[bookie] = good
+        return given
+
+    async def _look_for_strays(self) -> None:
+        """Former members that still have the ends of a fragment."""
+        asked: dict[BookieId, list[list[int]]] = {}
+        for _, fragment in self._with_entries():
+            ends = sorted({fragment.first_entry_id, _last(fragment)})
+            for bookie in sorted(self._metadata.bookies - set(fragment.ensemble) - self._gone):
+                asked.setdefault(bookie, []).append(ends)
+        if not asked:
+            return
+        refused = (await self._reads.ask_runs(asked)).refused
+        for bookie, runs in asked.items():
+            if bookie in self._reads.silent:
+                continue
+            refusal = refused.get(bookie)
+            for ends in runs:
+                given = [e for e in ends if refusal is None or e not in refusal]
+                if given:
+                    self.summing_up.note([_stray(bookie, given)], fragment_start=ends[0])
+
+
+def _stray(bookie: BookieId, entry_ids: Sequence[int]) -> Evidence:
+    return Evidence(
+        finding=Finding.STRAY,
+        bookie=bookie,
+        first_entry_id=entry_ids[0],
+        last_entry_id=entry_ids[-1],
+        entry_count=len(entry_ids),
+        code="good_copy",
+    )
+
+
+def _last(fragment: Fragment) -> int:
+    assert fragment.last_entry_id is not None, fragment
+    return fragment.last_entry_id
+
+
+def _stretches(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
+    """First and last entry of each, both included."""
+    last = _last(fragment)
+    for first in range(fragment.first_entry_id, last + 1, width):
+        yield first, min(first + width - 1, last)
+
+
+def _listed(fragment: Fragment, index: int, first: int, last: int) -> Sequence[int]:
+    """A range where the bookie stores all of them, which is cheap to take apart."""
+    if fragment.ensemble_size == fragment.write_quorum:
+        return range(first, last + 1)
+    return list(fragment.entries_of(index).between(first, last))
+
+
+def _within(fragment: Fragment, refused: Refusals) -> dict[BookieId, Refused]:
+    """What was refused of the fragment's entries, by its members."""
+    first, last = fragment.first_entry_id, _last(fragment)
+    found = {b: refused[b].between(first, last) for b in fragment.ensemble if b in refused}
+    return {bookie: part for bookie, part in found.items() if not part.is_empty}

@@ -1,0 +1,111 @@
+"""One ledger's verdict, as it grows stretch by stretch. Pure; its size is that of the metadata, not of the ledger."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from auditor.fsck.judging import StretchVerdict
+from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
+from ledgers.fragments import Fragment
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId
+
+EVIDENCE_MAX = 100
+"""Of one ledger; what is worst comes first."""
+_ORDER = tuple(Finding)
+
+_Key = tuple[Finding, BookieId | None, int, str]
+"""With the first entry of the fragment, or -1; and the code."""
+
+
+class SummingUp:
+    """Of one look at one ledger."""
+
+    def __init__(self, versioned: VersionedMetadata) -> None:
+        self._versioned = versioned
+        self._fragments: dict[int, FragmentVerdict] = {}
+        """By their position."""
+        self._evidence: dict[_Key, Evidence] = {}
+        self.entries_read = 0
+        self.bytes_read = 0
+        self.last_entry_id = -1
+        self.length = versioned.metadata.length
+
+    def add_fragment(self, position: int, fragment: Fragment, *, is_unknown: bool = False) -> None:
+        """That it is there; whole, unless more is told. ``is_unknown``: nobody said where it ends."""
+        assert fragment.last_entry_id is not None, fragment
+        self._fragments[position] = FragmentVerdict(
+            first_entry_id=fragment.first_entry_id,
+            last_entry_id=fragment.last_entry_id,
+            ensemble=fragment.ensemble,
+            grade=Grade.UNKNOWN if is_unknown else Grade.WHOLE,
+            copies_least=0 if is_unknown else fragment.write_quorum,
+            rests_on_unknown=is_unknown,
+        )
+
+    def add(self, position: int, found: StretchVerdict) -> None:
+        """``position``: of the fragment among the ledger's."""
+        known = self._fragments[position]
+        self._fragments[position] = replace(
+            known,
+            grade=min(known.grade, found.grade, key=lambda grade: grade.rank),
+            copies_least=min(known.copies_least, found.copies_least),
+            rests_on_unknown=known.rests_on_unknown or found.rests_on_unknown,
+        )
+        self.note(found.evidence, fragment_start=known.first_entry_id)
+
+    def note(self, evidence: Iterable[Evidence], *, fragment_start: int = -1) -> None:
+        """Neighbouring observations of a kind become one."""
+        for each in evidence:
+            key = (each.finding, each.bookie, fragment_start, each.code)
+            known = self._evidence.get(key)
+            self._evidence[key] = each if known is None else _joined(known, each)
+
+    def verdict(self, *, checked_ms: int, is_key_suspect: bool = False) -> LedgerVerdict:
+        """``is_key_suspect``: no entry fits our key, and the metadata holds none: nothing is known (rule S7)."""
+        if is_key_suspect:
+            self.note([_WRONG_KEY])
+            for position, fragment in self._fragments.items():
+                self._fragments[position] = replace(
+                    fragment, grade=Grade.UNKNOWN, copies_least=0, rests_on_unknown=True
+                )
+        metadata, stat = self._versioned.metadata, self._versioned.stat
+        fragments = tuple(verdict for _, verdict in sorted(self._fragments.items()))
+        evidence = sorted(self._evidence.values(), key=_weight)
+        found = {each.finding for each in evidence}
+        return LedgerVerdict(
+            ledger_id=self._versioned.ledger_id,
+            grade=min((f.grade for f in fragments), key=lambda grade: grade.rank),
+            findings=tuple(finding for finding in _ORDER if finding in found),
+            rests_on_unknown=any(fragment.rests_on_unknown for fragment in fragments),
+            evidence=tuple(evidence[:EVIDENCE_MAX]),
+            evidence_left_out=max(0, len(evidence) - EVIDENCE_MAX),
+            fragments=fragments,
+            state=metadata.state.name.lower(),
+            length=self.length,
+            last_entry_id=self.last_entry_id,
+            metadata_version=stat.version,
+            mtime_ms=stat.mtime_ms,
+            entries_read=self.entries_read,
+            bytes_read=self.bytes_read,
+            checked_ms=checked_ms,
+        )
+
+
+_WRONG_KEY = Evidence(
+    finding=Finding.BAD_DIGEST,
+    code="wrong_key",
+    detail="no entry fits the default password and digest type, and the metadata holds none",
+)
+
+
+def _joined(before: Evidence, after: Evidence) -> Evidence:
+    return replace(
+        before,
+        first_entry_id=min(before.first_entry_id, after.first_entry_id),
+        last_entry_id=max(before.last_entry_id, after.last_entry_id),
+        entry_count=before.entry_count + after.entry_count,
+    )
+
+
+def _weight(evidence: Evidence) -> tuple[int, int, str]:
+    return _ORDER.index(evidence.finding), evidence.first_entry_id, evidence.bookie or ""

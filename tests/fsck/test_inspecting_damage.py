@@ -1,0 +1,213 @@
+"""Each kind of damage at each level: found, or documented as what that level does not see."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+
+from auditor.fsck.levels import Level
+from auditor.fsck.verdicts import Finding, Grade
+from ledgers.errors import NoAnswerError, UnreadableError
+from ledgers.memory.bookies import Fault, Op
+from tests.fsck.looking import look_twice, replace_payload, told
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER
+
+METADATA, ENDS, SAMPLE, FULL = Level
+WHOLE = (Grade.WHOLE, ())
+LAST = 29
+MIDDLE = 13
+"""An entry that is at no end, nor in the sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """``seen_from``: the least close level that sees it; the others find the ledger whole."""
+
+    name: str
+    do: Callable[[Cluster], Awaitable[None]]
+    seen_from: Level
+    grade: Grade
+    findings: tuple[Finding, ...]
+    rests_on_unknown: bool = False
+
+
+def at(*entry_ids: int, bookies: tuple = (B1,), how: str = "lose") -> Callable:  # type: ignore[type-arg]
+    async def do(cluster: Cluster) -> None:
+        for bookie in bookies:
+            for entry_id in entry_ids:
+                getattr(cluster.bookie(bookie), how)(LEDGER, entry_id)
+
+    return do
+
+
+def wiped(*bookies):  # type: ignore[no-untyped-def]
+    async def do(cluster: Cluster) -> None:
+        for bookie in bookies:
+            cluster.bookie(bookie).wipe()
+
+    return do
+
+
+def failing(*bookies, error):  # type: ignore[no-untyped-def]
+    async def do(cluster: Cluster) -> None:
+        for bookie in bookies:
+            cluster.bookies.fail(bookie, Op.READ, Fault(error=error))
+
+    return do
+
+
+def away(*bookies):  # type: ignore[no-untyped-def]
+    async def do(cluster: Cluster) -> None:
+        await cluster.kill(*bookies)
+
+    return do
+
+
+async def replaced(cluster: Cluster) -> None:
+    replace_payload(cluster, B2, MIDDLE)
+
+
+async def replaced_length(cluster: Cluster) -> None:
+    replace_payload(cluster, B2, MIDDLE, payload=b"x", length=1)
+
+
+ALL = (B1, B2, B3)
+DAMAGES = [
+    Damage(
+        name="an end missing on one",
+        do=at(0),
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+    ),
+    Damage(
+        name="a middle entry missing on one",
+        do=at(MIDDLE),
+        seen_from=FULL,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+    ),
+    Damage(
+        name="one copy of the ledger gone",
+        do=wiped(B1),
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+    ),
+    Damage(
+        name="two copies of the ledger gone",
+        do=wiped(B1, B2),
+        seen_from=ENDS,
+        grade=Grade.AT_RISK,
+        findings=(Finding.MISSING,),
+    ),
+    Damage(
+        name="all copies of the ledger gone",
+        do=wiped(*ALL),
+        seen_from=ENDS,
+        grade=Grade.LOST,
+        findings=(Finding.MISSING,),
+    ),
+    Damage(
+        name="an end flipped on one",
+        do=at(LAST, how="corrupt"),
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.BAD_DIGEST,),
+    ),
+    Damage(
+        name="a middle entry flipped on all",
+        do=at(MIDDLE, bookies=ALL, how="corrupt"),
+        seen_from=FULL,
+        grade=Grade.LOST,
+        findings=(Finding.BAD_DIGEST,),
+    ),
+    Damage(
+        name="read errors on one",
+        do=failing(B1, error=UnreadableError),
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.READ_ERROR,),
+    ),
+    Damage(
+        name="read errors on all",
+        do=failing(*ALL, error=UnreadableError),
+        seen_from=ENDS,
+        grade=Grade.LOST,
+        findings=(Finding.READ_ERROR,),
+    ),
+    Damage(
+        name="one that hangs",
+        do=failing(B1, error=NoAnswerError),
+        seen_from=ENDS,
+        grade=Grade.UNKNOWN,
+        findings=(Finding.NOT_ANSWERED,),
+        rests_on_unknown=True,
+    ),
+    Damage(
+        name="all hang",
+        do=failing(*ALL, error=NoAnswerError),
+        seen_from=ENDS,
+        grade=Grade.UNKNOWN,
+        findings=(Finding.NOT_ANSWERED,),
+        rests_on_unknown=True,
+    ),
+    Damage(
+        name="one is not registered",
+        do=away(B1),
+        seen_from=METADATA,
+        grade=Grade.DEGRADED,
+        findings=(Finding.BOOKIE_GONE,),
+        rests_on_unknown=True,
+    ),
+    Damage(
+        name="two are not registered",
+        do=away(B1, B2),
+        seen_from=METADATA,
+        grade=Grade.AT_RISK,
+        findings=(Finding.BOOKIE_GONE,),
+        rests_on_unknown=True,
+    ),
+    Damage(
+        name="none is registered",
+        do=away(*ALL),
+        seen_from=METADATA,
+        grade=Grade.UNKNOWN,
+        findings=(Finding.BOOKIE_GONE,),
+        rests_on_unknown=True,
+    ),
+    Damage(
+        name="another payload with a right digest",
+        do=replaced,
+        seen_from=FULL,
+        grade=Grade.WHOLE,
+        findings=(Finding.SUSPECT,),
+    ),
+    Damage(
+        name="another length with a right digest",
+        do=replaced_length,
+        seen_from=FULL,
+        grade=Grade.WHOLE,
+        findings=(Finding.SUSPECT,),
+    ),
+]
+
+
+@pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
+@in_virtual_time
+async def test_damage_is_found_from_a_level_on(damage: Damage, level: Level) -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger(ALL, last=LAST, write_quorum=3, ack_quorum=2)
+    await damage.do(cluster)
+
+    verdict = await look_twice(cluster, level)
+
+    if level.depth < damage.seen_from.depth:
+        assert told(verdict) == WHOLE
+        return
+    assert told(verdict) == (damage.grade, damage.findings)
+    assert verdict is not None
+    assert verdict.rests_on_unknown == damage.rests_on_unknown
