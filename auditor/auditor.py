@@ -27,6 +27,7 @@ from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
+from ledgers.operations.tasks import task_scope
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.queue.disable_switch import DisableSwitch
@@ -197,10 +198,12 @@ class Auditor:
         news = {bookie for bookie, _ in missing.causes - self._done.causes}
         if lost := news & missing.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
-        await self._note_causes(missing)
-        marked = await self._marks.mark_naming(
-            missing, first=sorted(news), is_over=lambda: self._is_superseded(missing)
-        )
+        async with task_scope() as scope:  # the first mark waits for no note
+            noting = scope.start(self._note_causes(missing))
+            marked = await self._marks.mark_naming(
+                missing, first=sorted(news), is_over=lambda: self._is_superseded(missing)
+            )
+            await noting
         self._wake.set()  # what happened meanwhile is next
         if not marked.is_whole:
             self._done.completed_count = -1
