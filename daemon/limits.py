@@ -13,7 +13,7 @@ from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, Budgets, reads_in_fli
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
+from replication.cluster.membership import Membership
 from replication.cluster.orders import LimitsOrder
 
 SHARES_INTERVAL_S = 10.0
@@ -77,17 +77,16 @@ async def keep_to_our_share(
     *,
     count_max: int = READS_IN_FLIGHT_CEILING,
 ) -> None:
-    """The more nodes read, the fewer reads each of them may have at one bookie (rule S10).
+    """The more nodes and executors of fsck read, the fewer reads each may have at one bookie (rule S10).
 
-    The checks of whoever leads count as one more node. ``count_max``: more than so many in no case.
+    The checks of whoever leads count as one more. ``count_max``: more than so many in no case.
     """
     while True:
         seen = views.change_count
         limits = limits_in_force(views.current.orders.limits, settings)
-        nodes = await membership.everybody()
-        readers = [node for node in nodes if node.info.half is not Half.AUDITOR]
         budgets.reads_in_flight_max = reads_in_flight_max(
-            min(count_max, limits.reads_in_flight_per_bookie), reader_count=len(readers) + 1
+            min(count_max, limits.reads_in_flight_per_bookie),
+            reader_count=await membership.reader_count(),
         )
         with suppress(TimeoutError):
             async with asyncio.timeout(SHARES_INTERVAL_S):

@@ -9,12 +9,20 @@ import contextlib
 import enum
 import json
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, SessionLostError
 from ledgers.store import Check, MetadataStore
-from replication.cluster.own_state import nodes_path, parse_record, text, time_ms, whole
+from replication.cluster.own_state import (
+    fsck_executors_path,
+    nodes_path,
+    parse_record,
+    text,
+    time_ms,
+    whole,
+)
 from replication.queue.batching import Guard
 
 
@@ -101,16 +109,24 @@ class Membership:
         """Every live session of ours that can be read, this one included."""
         return await live_nodes(self._store, self._ur, self._known)
 
+    async def reader_count(self) -> int:
+        """Likewise, of those that read from bookies."""
+        executors = await children_if_any(self._store, fsck_executors_path(self._ur))
+        return reader_count(await self.everybody(), executor_count=len(executors))
+
+
+def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
+    """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors of fsck, and
+    the checks of whoever leads as one more."""
+    return sum(node.info.half is not Half.AUDITOR for node in nodes) + executor_count + 1
+
 
 async def live_nodes(
     store: MetadataStore, ur: str, known: dict[str, LiveNode | None] | None = None
 ) -> list[LiveNode]:
     """The sessions that are registered now. ``known`` spares reading one's data twice."""
     known = {} if known is None else known
-    try:
-        names = await store.children(nodes_path(ur))
-    except NoNodeError:
-        names = []
+    names = await children_if_any(store, nodes_path(ur))
     for gone in known.keys() - set(names):
         del known[gone]
     new = [name for name in names if name not in known]
@@ -118,6 +134,14 @@ async def live_nodes(
     found = await asyncio.gather(*(_live_node(store, f"{nodes_path(ur)}/{name}") for name in new))
     known.update(zip(new, found, strict=True))
     return [node for name in names if (node := known[name]) is not None]
+
+
+async def children_if_any(store: MetadataStore, path: str) -> list[str]:
+    """None where the znode is not there either."""
+    try:
+        return await store.children(path)
+    except NoNodeError:
+        return []
 
 
 async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:

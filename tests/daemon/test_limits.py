@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.limits import keep_to_our_share, keep_to_pace
+from daemon.limits import SHARES_INTERVAL_S, keep_to_our_share, keep_to_pace
 from daemon.operating import limits_command
 from daemon.operating.limits_command import (
     Limit,
@@ -24,6 +24,7 @@ from ledgers.errors import CorruptionError
 from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, limits_place
 from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
+from replication.cluster.own_state import fsck_executors_path
 from replication.settings import ReplicationSettings
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
@@ -250,6 +251,12 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         assert budgets.reads_in_flight_max == 2_000 // 11, (
             "ten read, one of them by hand, and the leader's checks count as well (S10)"
         )
+
+        for number in range(9):
+            path = f"{fsck_executors_path(UR)}/run-1.{number}"
+            await cluster.store.create(path, is_ephemeral=True, with_parents=True)
+        await asyncio.sleep(SHARES_INTERVAL_S + SOON_S)
+        assert budgets.reads_in_flight_max == 2_000 // 20, "and so do executors of fsck"
 
         for task in following:
             task.cancel()
