@@ -75,7 +75,7 @@ def main(
         taking_part = [each for each in taking_part if each in QUICK]
         repeat, writer_repeat = 1, 0
     turns = plan(taking_part, loads, repeat=repeat, writer_repeat=writer_repeat)
-    with _folder(None if quick else results) as folder:
+    with results_folder(None if quick else results) as folder:
         runs: RunFile[Run] = RunFile(folder / "repair.jsonl", Run)
         if not resume:
             runs.forget({key for turn in turns for key in turn.keys})
@@ -168,7 +168,7 @@ class Bench:
 
 
 @contextmanager
-def _folder(results: Path | None) -> Iterator[Path]:
+def results_folder(results: Path | None) -> Iterator[Path]:
     """A passing one for None."""
     if results is not None:
         results.mkdir(parents=True, exist_ok=True)

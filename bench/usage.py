@@ -46,10 +46,19 @@ def cpu_of_machine() -> Cpu:
     )
 
 
+def rss_bytes(pid: int) -> int:
+    """Now."""
+    return _status_bytes(pid, "VmRSS")
+
+
 def rss_bytes_max(pid: int) -> int:
     """The highest since ``forget_rss_max``."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     return 0
 

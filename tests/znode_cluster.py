@@ -7,10 +7,12 @@ import asyncio
 import itertools
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 from auditor.scan import scan_ledgers
+from ledgers.errors import NodeExistsError
 from ledgers.formats.layout import Layout, serialize_layout
 from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.manager import LedgerManager
@@ -90,7 +92,8 @@ class ZnodeCluster:
             ]
             parents = {_above(creation.path) for creation in creations} - known
             for parent in parents:
-                await self.store.create(parent, with_parents=True)
+                with suppress(NodeExistsError):
+                    await self.store.create(parent, with_parents=True)
             known |= parents
             await self.send(creations)
 

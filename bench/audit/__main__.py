@@ -1,0 +1,172 @@
+"""Our auditor and Java's on the same znodes, turn about: ``python -m bench.audit``.
+
+Sizes come in ascending order, as ledgers are only added. Every record is written as it comes; what is not
+asked for again (``--sizes``, ``--contenders``, ``--only``) stays as it was.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from bench.audit.field import Field, open_field
+from bench.audit.plot import plot
+from bench.audit.records import Idle, Loss, Record
+from bench.audit.report import MEASURED_SIZE, report
+from bench.audit.turns import BY_NAME, JAVA, lose_repeatedly, stay_idle
+from bench.contenders import Contender
+from bench.repair import RESULTS, chosen, results_folder
+from bench.runs import RunFile
+from ledgers.errors import BookmenderError
+
+SIZES = (10_000, 100_000, 1_000_000)
+QUICK_SIZES = (1_000, 10_000)
+SLOW_REPEATS = 1
+TURNS = 2
+EMPTY_S = 5.0
+PARTS = {"losses": "losses", "idle": "idle"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One contender's losses, in one life of its daemon. ``repeats`` count from 1 over all turns."""
+
+    contender: Contender
+    repeats: tuple[int, ...]
+
+
+@click.command()
+@click.option("--sizes", default=",".join(map(str, SIZES)), show_default=True)
+@click.option("--contenders", default=",".join(BY_NAME), show_default=True)
+@click.option("--repeat", default=6, show_default=True, help="Losses at each size.")
+@click.option("--only", default=",".join(PARTS), show_default=True)
+@click.option("--idle-s", default=60.0, show_default=True, help="How long idle nodes are watched.")
+@click.option("--quick", is_flag=True, help="Small numbers, twice; leaves no record.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=RESULTS,
+    help="The folder for audit.md, audit.svg and audit.jsonl.",
+)
+def main(
+    sizes: str,
+    contenders: str,
+    repeat: int,
+    only: str,
+    idle_s: float,
+    quick: bool,
+    results: Path,
+) -> None:
+    """Measure how soon a lost bookie's ledgers are marked, by ours and by Java's auditor."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
+    taking_part, parts = chosen(BY_NAME, contenders), chosen(PARTS, only)
+    ordered = sorted(QUICK_SIZES if quick else map(int, sizes.split(",")))
+    if quick:
+        repeat, idle_s = 2, 5.0
+    with results_folder(None if quick else results) as folder:
+        records: RunFile[Record] = RunFile(folder / "audit.jsonl", Record)
+        bench = Bench(
+            contenders=taking_part, parts=parts, repeat=repeat, idle_s=idle_s, records=records
+        )
+        try:
+            asyncio.run(bench.run(ordered))
+        except BookmenderError as error:
+            raise click.ClickException(str(error)) from error
+        finally:
+            text = report(list(records), failures=bench.failures)
+            (folder / "audit.md").write_text(text)
+            (folder / "audit.svg").write_text(plot(list(records)))
+        click.echo(text)
+
+
+def plan(contenders: Sequence[Contender], *, size: int, repeat: int) -> Iterator[Turn]:
+    """Turn about, and the second time round in the other order."""
+    for number in range(TURNS):
+        for contender in reversed(contenders) if number % 2 else contenders:
+            count = SLOW_REPEATS if _is_slow(contender, size) else repeat
+            first, stop = (1 + each * count // TURNS for each in (number, number + 1))
+            if first < stop:
+                yield Turn(contender=contender, repeats=tuple(range(first, stop)))
+
+
+def _is_slow(contender: Contender, size: int) -> bool:
+    """A million ledgers take it minutes, each time."""
+    return contender is JAVA and size >= SIZES[-1]
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """Takes the turns. One that comes to nothing is noted, and the others go on."""
+
+    contenders: Sequence[Contender]
+    parts: Sequence[str]
+    repeat: int
+    idle_s: float
+    records: RunFile[Record]
+    failures: list[str] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.monotonic)
+
+    async def run(self, sizes: Sequence[int]) -> None:
+        self._say("starting ZooKeeper")
+        async with open_field() as ground:
+            for contender in self.contenders:
+                await self._stay_idle(ground, contender, EMPTY_S)  # what it weighs without ledgers
+            for size in sizes:
+                await self._run_size(ground, size)
+
+    async def _run_size(self, ground: Field, size: int) -> None:
+        self._say(f"{size:,} ledgers: making those that are not there yet")
+        victim = await ground.grow(size)
+        if "losses" in self.parts:
+            for turn in plan(self.contenders, size=size, repeat=self.repeat):
+                self._say(f"{size:,} ledgers, {turn.contender.title}: starting")
+                try:
+                    await lose_repeatedly(ground, victim, turn.contender, turn.repeats, self._add)
+                except (BookmenderError, OSError) as error:
+                    self._fail(f"{size:,} ledgers, {turn.contender.title}: {error}")
+        if "idle" in self.parts and size == MEASURED_SIZE:
+            for contender in self.contenders:
+                self._say(f"{size:,} ledgers, {contender.title}: idle for {self.idle_s:.0f} s")
+                await self._stay_idle(ground, contender, self.idle_s)
+
+    async def _stay_idle(self, ground: Field, contender: Contender, duration_s: float) -> None:
+        try:
+            self._add(await stay_idle(ground, contender, duration_s))
+        except (BookmenderError, OSError) as error:
+            self._fail(f"{ground.size:,} ledgers, {contender.title}, idle: {error}")
+
+    def _add(self, record: Record) -> None:
+        self.records.forget([record.key])
+        self.records.add(record)
+        self._say(_line(record))
+
+    def _fail(self, text: str) -> None:
+        self.failures.append(text)
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        click.echo(f"[{time.monotonic() - self._began_s:6.0f} s] {text}", err=True)
+
+
+def _line(record: Record) -> str:
+    start = f"{record.size:,} ledgers, {record.contender}"
+    match record:
+        case Loss():
+            times = (_time(record.first_mark_s), _time(record.all_marked_s))
+            return f"{start}, {record.repeat}: first mark after {times[0]}, all after {times[1]}"
+        case Idle():
+            return (
+                f"{start}, idle: {record.rss_bytes / 1e6:.0f} MB, {record.core_share:.2%} of a core"
+            )
+
+
+def _time(time_s: float | None) -> str:
+    return "too long" if time_s is None else f"{time_s:.3f} s"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""Where auditors meet: a ZooKeeper with ledgers and bookies that are znodes alone.
+
+Ledgers only grow in number: each size adds to those of the last one, and has a victim of its own, a bookie
+that so many of the new ones name.
+"""
+
+import random
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from daemon.local.java import Java
+from daemon.local.processes import Child
+from daemon.local.servers import Servers
+from daemon.local.spec import ClusterSpec
+from daemon.local.zookeeper import monitor
+from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.store import ANY_VERSION, Create, SetData, Stat
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.queue import payloads
+from tests.znode_cluster import UR, ZnodeCluster, bookie, closed
+from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+
+BOOKIE_COUNT = 50
+"""Beside the victims. Ensembles are drawn from them, so that hardly two ledgers share one."""
+VICTIM_LEDGERS_MAX = 1_000
+VICTIM_SHARE_MAX = 10
+"""At most one in so many of the new ledgers names the victim: of few, fewer."""
+CHANGED_ENSEMBLE_SHARE = 0.02
+SESSION_TIMEOUT_S = 60.0
+ZOOKEEPER_HEAP_MIB = 3_072
+ZOOKEEPER_FLAGS = ("-XX:TieredStopAtLevel=4", "-XX:ReservedCodeCacheSize=240m")
+"""Memory and compiler as an operator would give them."""
+GONE = "/bench-gone"
+"""Written together with the end of a bookie's znode: it tells the server's time of that."""
+SEED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """A bookie to be lost, and the ledgers that name it, ascending."""
+
+    bookie: BookieId
+    ledger_ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Field:
+    """The cluster, as daemons are started on it and as the bench deals with it."""
+
+    server: ZooKeeperServer
+    store: ZooKeeperStore
+    data: Path
+    size: int = 0
+    """How many ledgers there are."""
+    _victims: list[Victim] = field(default_factory=list)
+    _rng: random.Random = field(default_factory=lambda: random.Random(SEED))
+
+    # --- For daemons -------------------------------------------------------------------------------
+
+    @property
+    def metadata_service_uri(self) -> str:
+        return self._spec.metadata_service_uri
+
+    @property
+    def logs(self) -> Path:
+        return self.data / "logs"
+
+    def start_autorecovery(self, name: str, *, settings: Mapping[str, str]) -> Child:
+        servers = Servers(data=self.data, java=Java.find())
+        return servers.autorecovery(self._spec, name, port=1, settings=settings)
+
+    @property
+    def _spec(self) -> ClusterSpec:
+        return ClusterSpec(zookeeper_port=self.server.port, bookie_ports=(), session_timeout_s=4.0)
+
+    # --- For the bench -----------------------------------------------------------------------------
+
+    @property
+    def cluster(self) -> ZnodeCluster:
+        return ZnodeCluster(self.store)
+
+    @property
+    def zookeeper_pid(self) -> int:
+        return self.server.process.pid
+
+    def packets(self) -> int:
+        """Received by ZooKeeper so far, without this process's own requests."""
+        received = int(monitor(self.server.port)["zk_packets_received"])
+        return received - self.store.request_count
+
+    async def format(self) -> None:
+        await self.cluster.format()
+        await self.cluster.add_bookies(map(bookie, range(BOOKIE_COUNT)))
+        await self.store.create(GONE)
+
+    async def grow(self, size: int) -> Victim:
+        """Up to so many ledgers.
+
+        The victim's are locked, as if other workers repaired them: whoever marks them is not to try that,
+        on bookies that there are not.
+        """
+        new = range(self.size, size)
+        victim_count = min(VICTIM_LEDGERS_MAX, len(new) // VICTIM_SHARE_MAX)
+        victim = Victim(
+            bookie=bookie(BOOKIE_COUNT + len(self._victims)),
+            ledger_ids=tuple(new[:: len(new) // victim_count][:victim_count]),
+        )
+        self._victims.append(victim)
+        await self.cluster.add_bookies([victim.bookie])
+        await self.cluster.create_ledgers(self._ledgers(new, victim))
+        locks = (payloads.lock_path(UR, ledger_id) for ledger_id in victim.ledger_ids)
+        await self.cluster.send(Create(path=path) for path in locks)
+        self.size = size
+        return victim
+
+    async def lose(self, victim: Victim) -> int:
+        """End its znode; returns when that was, in the server's milliseconds."""
+        gone = SetData(path=GONE, data=b"", version=ANY_VERSION)
+        _, stat = await self.store.multi([self.cluster.deregistration(victim.bookie), gone])
+        assert isinstance(stat, Stat), stat
+        return stat.mtime_ms
+
+    async def restore(self, victim: Victim) -> None:
+        """As if it had not been lost."""
+        await self.store.multi([self.cluster.registration(victim.bookie)])
+        await self.cluster.delete_marks()
+
+    def _ledgers(self, new: range, victim: Victim) -> Iterator[tuple[int, LedgerMetadata]]:
+        rng, bookies = self._rng, [bookie(number) for number in range(BOOKIE_COUNT)]
+        of_victim = frozenset(victim.ledger_ids)
+        for ledger_id in new:
+            first, second, third, other = rng.sample(bookies, 4)
+            if ledger_id in of_victim:
+                first = victim.bookie
+            metadata = closed(first, second, third, length=rng.randrange(2**31))
+            if rng.random() < CHANGED_ENSEMBLE_SHARE:
+                changed = Segment(first_entry_id=500, ensemble=(first, other, third))
+                metadata = metadata.with_segment(changed)
+            yield ledger_id, metadata
+
+
+@asynccontextmanager
+async def open_field() -> AsyncIterator[Field]:
+    """A fresh one, without ledgers."""
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-audit-") as folder,
+        running_zookeeper(
+            Path(folder), heap_mib=ZOOKEEPER_HEAP_MIB, flags=ZOOKEEPER_FLAGS
+        ) as server,
+    ):
+        store = await ZooKeeperStore.open(server.address, session_timeout_s=SESSION_TIMEOUT_S)
+        try:
+            opened = Field(server=server, store=store, data=Path(folder))
+            await opened.format()
+            yield opened
+        finally:
+            await store.close()

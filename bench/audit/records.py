@@ -1,0 +1,99 @@
+"""What was measured, a JSON line each."""
+
+from collections.abc import Hashable, Sequence
+from statistics import median
+
+import msgspec
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True, tag="loss"):
+    """A bookie was lost, its ledgers were marked. Times in s, from the end of its znode, by ZooKeeper's clock.
+
+    Both are None where it took longer than the bench waits. ``repeat`` counts from 1.
+    """
+
+    size: int
+    contender: str
+    repeat: int
+    ledger_count: int
+    """That name the bookie."""
+    first_mark_s: float | None
+    all_marked_s: float | None
+    packets: int
+    """That ZooKeeper received meanwhile, but for the bench's own."""
+    cpu_s: float
+    zookeeper_cpu_s: float
+    rss_bytes: int
+    """Before the loss, with all ledgers known."""
+    rss_bytes_max: int
+    """Since the daemon was started."""
+    ledgers_per_s: float | None
+    """Read when it began to lead, where it says so."""
+
+    @property
+    def key(self) -> Hashable:
+        return "loss", self.size, self.contender, self.repeat
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
+    """A node that leads while nothing happens, for ``duration_s``."""
+
+    size: int
+    contender: str
+    duration_s: float
+    cpu_s: float
+    rss_bytes: int
+    packets: int
+
+    @property
+    def key(self) -> Hashable:
+        return "idle", self.size, self.contender
+
+    @property
+    def core_share(self) -> float:
+        return self.cpu_s / self.duration_s
+
+
+Record = Loss | Idle
+
+
+def losses_of(records: Sequence[Record], size: int, contender: str) -> list[Loss]:
+    return [
+        each
+        for each in records
+        if isinstance(each, Loss) and (each.size, each.contender) == (size, contender)
+    ]
+
+
+def idle_of(records: Sequence[Record], size: int, contender: str) -> Idle | None:
+    for each in records:
+        if isinstance(each, Idle) and (each.size, each.contender) == (size, contender):
+            return each
+    return None
+
+
+def sizes_of(records: Sequence[Record]) -> list[int]:
+    """Of the losses, ascending."""
+    return sorted({each.size for each in records if isinstance(each, Loss)})
+
+
+def median_first_s(losses: Sequence[Loss]) -> float | None:
+    return _median([each.first_mark_s for each in losses])
+
+
+def median_all_s(losses: Sequence[Loss]) -> float | None:
+    return _median([each.all_marked_s for each in losses])
+
+
+def bytes_per_ledger(records: Sequence[Record], size: int, contender: str) -> float | None:
+    """What it grew by since there was no ledger at all; None where that was not measured."""
+    losses, empty = losses_of(records, size, contender), idle_of(records, 0, contender)
+    if not losses or empty is None:
+        return None
+    return (median(each.rss_bytes for each in losses) - empty.rss_bytes) / size
+
+
+def _median(times_s: Sequence[float | None]) -> float | None:
+    """None where nothing was measured, or one of them did not end."""
+    known = [each for each in times_s if each is not None]
+    return median(known) if known and len(known) == len(times_s) else None

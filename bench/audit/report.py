@@ -1,0 +1,188 @@
+"""The results as Markdown: what is met of the goals, then every figure at every size."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.audit.records import (
+    Loss,
+    Record,
+    bytes_per_ledger,
+    idle_of,
+    losses_of,
+    median_all_s,
+    median_first_s,
+    sizes_of,
+)
+from bench.audit.turns import BY_NAME, CONTENDERS, JAVA, OURS
+from bench.report import CORES, table
+
+PREAMBLE = """\
+# Marking the ledgers of a lost bookie, against Java's auditor
+
+A real ZooKeeper; bookies and ledgers are znodes alone. One of {bookies} bookies goes, which {lost} ledgers name, with a
+recovery delay of 0; times count from the end of its znode, by ZooKeeper's clock, to its milliseconds. Median
+of up to {repeats} losses, on {cores} cores that ZooKeeper, auditor and bench share. See `bench/README.md`.
+"""
+MEASURED_SIZE = 100_000
+"""What the goals are about."""
+
+Value = Callable[[Sequence[Record]], float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """``value``: None where it was not measured."""
+
+    title: str
+    value: Value
+    limit: float
+    at_least: bool = False
+    unit: str = ""
+
+    def is_met(self, value: float) -> bool:
+        return value >= self.limit if self.at_least else value <= self.limit
+
+
+def times_sooner(pick: Callable[[Sequence[Loss]], float | None]) -> Value:
+    def value(records: Sequence[Record]) -> float | None:
+        ours = pick(losses_of(records, MEASURED_SIZE, OURS.name))
+        java = pick(losses_of(records, MEASURED_SIZE, JAVA.name))
+        return java / max(ours, 0.001) if ours is not None and java is not None else None
+
+    return value
+
+
+def own_first_ms(records: Sequence[Record]) -> float | None:
+    """Of all sizes the slowest."""
+    times_s = [median_first_s(losses_of(records, size, OURS.name)) for size in sizes_of(records)]
+    known = [each for each in times_s if each is not None]
+    return max(known) * 1000 if known else None
+
+
+def own_bytes(size: int) -> Value:
+    return lambda records: bytes_per_ledger(records, size, OURS.name)
+
+
+def idle_mb(records: Sequence[Record]) -> float | None:
+    idle = idle_of(records, MEASURED_SIZE, OURS.name)
+    return None if idle is None else idle.rss_bytes / 1e6
+
+
+def idle_share(records: Sequence[Record]) -> float | None:
+    idle = idle_of(records, MEASURED_SIZE, OURS.name)
+    return None if idle is None else idle.core_share * 100
+
+
+GOALS = (
+    Goal(
+        title="first mark, times sooner",
+        value=times_sooner(median_first_s),
+        limit=50,
+        at_least=True,
+    ),
+    Goal(title="all marks, times sooner", value=times_sooner(median_all_s), limit=5, at_least=True),
+    Goal(title="first mark, at every size", value=own_first_ms, limit=100, unit=" ms"),
+    Goal(title="memory a ledger", value=own_bytes(MEASURED_SIZE), limit=150, unit=" B"),
+    Goal(title="memory a ledger of a million", value=own_bytes(1_000_000), limit=150, unit=" B"),
+    Goal(title="idle node, RSS", value=idle_mb, limit=100, unit=" MB"),
+    Goal(title="idle node, of a core", value=idle_share, limit=0.5, unit=" %"),
+)
+
+
+def report(records: Sequence[Record], *, failures: Sequence[str] = ()) -> str:
+    """``failures``: turns that came to nothing, and why."""
+    losses = [each for each in records if isinstance(each, Loss)]
+    sections = [
+        PREAMBLE.format(
+            bookies="51 to 53",
+            lost=f"{max((each.ledger_count for each in losses), default=0):,}",
+            repeats=max((each.repeat for each in losses), default=0),
+            cores=CORES,
+        ),
+        *(["## Turns that came to nothing\n\n" + _list(failures)] if failures else []),
+        f"## Goals\n\nAt {MEASURED_SIZE:,} ledgers, unless it says otherwise.\n\n"
+        + table(["goal", "measured", "wanted", ""], list(_goal_rows(records))),
+        *(_section(records, size) for size in sizes_of(records)),
+        *_idle(records),
+    ]
+    return "\n".join(sections)
+
+
+def _goal_rows(records: Sequence[Record]) -> Iterator[list[str]]:
+    for goal in GOALS:
+        if (value := goal.value(records)) is not None:
+            sign = "≥" if goal.at_least else "≤"
+            yield [
+                goal.title,
+                f"{value:,.3g}{goal.unit}" if value < 100 else f"{value:,.0f}{goal.unit}",
+                f"{sign} {goal.limit:g}{goal.unit}",
+                "met" if goal.is_met(value) else "MISSED",
+            ]
+
+
+def _section(records: Sequence[Record], size: int) -> str:
+    by_name = {each.name: losses_of(records, size, each.name) for each in CONTENDERS}
+    shown = {name: losses for name, losses in by_name.items() if losses}
+    rows = [
+        ["first mark after, s", *(_time(median_first_s(each)) for each in shown.values())],
+        ["all marked after, s", *(_time(median_all_s(each)) for each in shown.values())],
+        ["losses", *(str(len(each)) for each in shown.values())],
+        ["ZooKeeper packets", *_medians(shown, lambda loss: loss.packets, 0)],
+        ["auditor's CPU, s", *_medians(shown, lambda loss: loss.cpu_s, 2)],
+        ["ZooKeeper's CPU, s", *_medians(shown, lambda loss: loss.zookeeper_cpu_s, 2)],
+        ["ledgers read a second", *(_read_rate(each) for each in shown.values())],
+        ["RSS, MB", *_medians(shown, lambda loss: loss.rss_bytes / 1e6, 0)],
+        ["highest RSS, MB", *_medians(shown, lambda loss: loss.rss_bytes_max / 1e6, 0)],
+        ["RSS a ledger, B", *(_bytes(records, size, name) for name in shown)],
+    ]
+    return f"## {size:,} ledgers\n\n" + table(["", *(BY_NAME[name].title for name in shown)], rows)
+
+
+def _medians(
+    shown: dict[str, list[Loss]], value: Callable[[Loss], float], digits: int
+) -> Iterator[str]:
+    for losses in shown.values():
+        yield f"{median(map(value, losses)):,.{digits}f}"
+
+
+def _read_rate(losses: Sequence[Loss]) -> str:
+    """Who keeps no index reads all of them before the first mark."""
+    rates = [each.ledgers_per_s for each in losses if each.ledgers_per_s is not None]
+    first_s = median_first_s(losses)
+    if rates:
+        return f"{median(rates):,.0f}, once"
+    return "" if first_s is None else f"{losses[0].size / first_s:,.0f}, at each loss"
+
+
+def _bytes(records: Sequence[Record], size: int, name: str) -> str:
+    """A JVM's heap says nothing of that."""
+    value = bytes_per_ledger(records, size, name) if BY_NAME[name].is_ours else None
+    return "" if value is None else f"{value:,.0f}"
+
+
+def _idle(records: Sequence[Record]) -> Iterator[str]:
+    rows = [
+        [
+            f"{idle.size:,}",
+            each.title,
+            f"{idle.rss_bytes / 1e6:.0f}",
+            f"{idle.core_share:.2%}",
+            f"{idle.packets / idle.duration_s:.1f}",
+            f"{idle.duration_s:.0f}",
+        ]
+        for size in (0, MEASURED_SIZE)
+        for each in CONTENDERS
+        if (idle := idle_of(records, size, each.name)) is not None
+    ]
+    if rows:
+        head = ["ledgers", "", "RSS, MB", "of a core", "packets/s", "watched, s"]
+        yield "## A node that leads, while nothing happens\n\n" + table(head, rows)
+
+
+def _time(time_s: float | None) -> str:
+    return "not in time" if time_s is None else f"{time_s:,.3f}"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "".join(f"- {line}\n" for line in lines)
