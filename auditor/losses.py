@@ -7,7 +7,7 @@ that changes while workers repair it is looked at, and not written again.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -39,14 +39,41 @@ class Marked:
     is_whole: bool
 
 
+class KnownMarks:
+    """Per ledger, the replicas that its mark names for certain."""
+
+    def __init__(self) -> None:
+        self._named: dict[int, tuple[BookieId, ...]] = {}
+        self._shared: dict[tuple[BookieId, ...], tuple[BookieId, ...]] = {}
+        """After one loss all marks name the same: one tuple for a million of them."""
+
+    def add(self, ledgers: Iterable[Endangered]) -> None:
+        for ledger in ledgers:
+            self._named[ledger.ledger_id] = self._shared.setdefault(ledger.lost, ledger.lost)
+
+    def discard(self, ledger_id: int) -> None:
+        self._named.pop(ledger_id, None)
+
+    def keep_only(self, bookies: Collection[BookieId]) -> None:
+        """Forget marks that name others as well."""
+        self._shared = {named: named for named in self._shared if set(named) <= set(bookies)}
+        self._named = {
+            ledger_id: named for ledger_id, named in self._named.items() if named in self._shared
+        }
+
+    def name_all_of(self, ledger: Endangered) -> bool:
+        """Whether its mark stands, and names all that it misses."""
+        named = self._named.get(ledger.ledger_id, ())
+        return all(bookie in named for bookie in ledger.lost)
+
+
 class LossMarks:
     """Which ledgers are marked for which missing bookies, as far as this leader knows; and more so."""
 
     def __init__(self, index: LedgerIndex, marker: Marker) -> None:
         self._index = index
         self._marker = marker
-        self._marked: dict[int, tuple[BookieId, ...]] = {}
-        """Per ledger, the replicas that its mark names for certain."""
+        self._known = KnownMarks()
 
     async def mark_naming(
         self, missing: Missing, *, first: Collection[BookieId], is_over: Callable[[], bool]
@@ -57,7 +84,7 @@ class LossMarks:
         leave it at that; the rest is for another call.
         """
         ledger_ids = self._naming([*first, *(b for b in missing.bookies if b not in first)])
-        stream = _DangerStream(self._index, missing, ledger_ids, self._marked, is_over)
+        stream = _DangerStream(self._index, missing, ledger_ids, self._known, is_over)
         await self._marker.mark_stream(stream)
         return stream.result()
 
@@ -74,7 +101,7 @@ class LossMarks:
             changed = await asyncio.gather(
                 *(self._marker.mark(each.ledger_id, each.lost, is_renewed=True) for each in part)
             )
-            self._marked |= {each.ledger_id: each.lost for each in part}
+            self._known.add(part)
             new = [each for each, is_new in zip(part, changed, strict=True) if is_new]
             _count(new, missing)
             count += len(new)
@@ -82,24 +109,20 @@ class LossMarks:
 
     def keep_only(self, bookies: Collection[BookieId]) -> None:
         """Of others that were missing nothing is known any more: marks for them may be worked off."""
-        self._marked = {
-            ledger_id: named
-            for ledger_id, named in self._marked.items()
-            if all(bookie in bookies for bookie in named)
-        }
+        self._known.keep_only(bookies)
 
     def forget(self) -> None:
         """Look at every mark again."""
-        self._marked.clear()
+        self._known = KnownMarks()
 
     def _look(self, ledger_id: int, missing: Missing) -> Endangered | None:
         """None for a ledger that misses nothing, or whose mark stands."""
         ledger = self._index.get(ledger_id)
         found = None if ledger is None else missing.danger(ledger)
         if found is None:
-            self._marked.pop(ledger_id, None)
+            self._known.discard(ledger_id)
             return None
-        return None if _is_marked(found, self._marked) else found
+        return None if self._known.name_all_of(found) else found
 
     def _naming(self, bookies: Sequence[BookieId]) -> Iterator[int]:
         """Each ledger once."""
@@ -122,13 +145,13 @@ class _DangerStream:
         index: LedgerIndex,
         missing: Missing,
         ledger_ids: Iterator[int],
-        marked: dict[int, tuple[BookieId, ...]],
+        known: KnownMarks,
         is_over: Callable[[], bool],
     ) -> None:
         self._index = index
         self._missing = missing
         self._ledger_ids = ledger_ids
-        self._marked = marked
+        self._known = known
         self._is_over = is_over
         self._queue = DangerQueue(missing.lost_since_s)
         self._is_all_found = False
@@ -156,7 +179,7 @@ class _DangerStream:
         return ()
 
     def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
-        self._marked |= {ledger.ledger_id: ledger.lost for ledger in ledgers}
+        self._known.add(ledgers)
         self._new_count += len(new)
         _count(new, self._missing)
 
@@ -177,14 +200,9 @@ class _DangerStream:
         part: list[Endangered] = []
         while self._queue and len(part) < count_max:
             ledger = self._queue.take()
-            if not _is_marked(ledger, self._marked):
+            if not self._known.name_all_of(ledger):
                 part.append(ledger)
         return part
-
-
-def _is_marked(ledger: Endangered, marked: dict[int, tuple[BookieId, ...]]) -> bool:
-    named = marked.get(ledger.ledger_id, ())
-    return all(bookie in named for bookie in ledger.lost)
 
 
 def _count(ledgers: Sequence[Endangered], missing: Missing) -> None:
