@@ -1,4 +1,6 @@
 """What a run leaves behind, read and written as plain rows, without Spark.
 
-``summary`` the counts, and the exit code.
+``summary`` the counts, and the exit code; ``rows`` verdicts as Parquet; ``plan`` which ledgers a run looks at, in
+which parts; ``run_folder`` a run's files, so that a killed one goes on; ``checked`` when each ledger was looked at
+last; ``files`` written whole or not at all.
 """

@@ -1,0 +1,84 @@
+"""When each ledger was looked at last, and how closely: ``state/checked.parquet`` beside the results.
+
+What a run leaves out goes by it, and what comes first when there is no time for all.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.results.files import replace_table
+from auditor.fsck.verdicts import Grade
+
+CHECKED_FILE = "checked.parquet"
+CHECKED = pa.schema(
+    [
+        ("ledger_id", pa.int64()),
+        ("checked_ms", pa.int64()),
+        ("depth", pa.int8()),
+        ("sample_share", pa.float64()),
+        ("metadata_version", pa.int32()),
+        ("is_settled", pa.bool_()),
+    ]
+)
+"""``depth``: of the level; ``sample_share``: 0 but for level ``sample``; ``is_settled``: the ledger was closed, and
+nothing at all was found, so that it need not be looked at again soon."""
+
+
+def read_checked(folder: Path) -> pa.Table:
+    """``folder``: of the state. Empty before the first run."""
+    path = folder / CHECKED_FILE
+    return pq.read_table(path, schema=CHECKED) if path.exists() else CHECKED.empty_table()
+
+
+def write_checked(folder: Path, checked: pa.Table) -> None:
+    replace_table(folder / CHECKED_FILE, checked)
+
+
+def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.Table:
+    """Ledgers that need not be looked at if their metadata is still at this version: two columns of ``checked``."""
+    is_close = pc.greater_equal(checked["depth"], options.level.depth)
+    if options.level is Level.SAMPLE:
+        is_deeper = pc.greater(checked["depth"], options.level.depth)
+        is_close = pc.or_(
+            is_deeper,
+            pc.and_(is_close, pc.greater_equal(checked["sample_share"], options.sample_share)),
+        )
+    is_late = pc.greater_equal(checked["checked_ms"], since_ms)
+    chosen = checked.filter(pc.and_(pc.and_(is_close, is_late), checked["is_settled"]))
+    return chosen.select(["ledger_id", "metadata_version"])
+
+
+def after_run(
+    before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: Sequence[int]
+) -> pa.Table:
+    """``verdicts``: rows of the run; of a ledger without one what was known ``before`` holds, if it is still
+    listed."""
+    is_sample = options.level is Level.SAMPLE
+    count = verdicts.num_rows
+    is_settled = pc.and_(
+        pc.and_(
+            pc.equal(verdicts["verdict"], Grade.WHOLE.value), pc.equal(verdicts["state"], "closed")
+        ),
+        pc.equal(pc.list_value_length(verdicts["reasons"]), 0),
+    )
+    now = pa.table(
+        {
+            "ledger_id": verdicts["ledger_id"],
+            "checked_ms": verdicts["checked_ms"],
+            "depth": pa.repeat(pa.scalar(options.level.depth, pa.int8()), count),
+            "sample_share": pa.repeat(options.sample_share if is_sample else 0.0, count),
+            "metadata_version": verdicts["metadata_version"],
+            "is_settled": is_settled,
+        },
+        schema=CHECKED,
+    )
+    is_kept = pc.and_(
+        pc.is_in(before["ledger_id"], pa.array(listed, pa.int64())),
+        pc.invert(pc.is_in(before["ledger_id"], verdicts["ledger_id"])),
+    )
+    return pa.concat_tables([before.filter(is_kept), now])

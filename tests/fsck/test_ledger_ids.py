@@ -1,0 +1,47 @@
+"""Ledger ids: cut into even parts, and packed."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from auditor.fsck.ledger_ids import cut, pack, unpack
+
+ids = st.sets(st.integers(min_value=0, max_value=2**63 - 1)).map(sorted)
+
+
+@given(ids, st.integers(min_value=1, max_value=20))
+def test_a_cut_loses_and_doubles_nothing_and_is_even(ledger_ids: Sequence[int], count: int) -> None:
+    parts = cut(ledger_ids, count=count)
+
+    sizes = [len(part) for part in parts]
+    assert [ledger_id for part in parts for ledger_id in part] == ledger_ids
+    assert len(parts) == min(count, len(ledger_ids))
+    assert not sizes or max(sizes) - min(sizes) <= 1
+
+
+def test_one_crowded_directory_does_not_make_one_long_part() -> None:
+    crowded, lonely = range(10_000), [10_000 * number for number in range(1, 5)]
+
+    parts = cut([*crowded, *lonely], count=4)
+
+    assert [len(part) for part in parts] == [2_501] * 4
+
+
+@given(ids)
+def test_packed_ids_come_back(ledger_ids: Sequence[int]) -> None:
+    assert unpack(pack(ledger_ids)) == array("q", ledger_ids)
+
+
+@pytest.mark.parametrize(
+    ("ledger_ids", "bytes_max"),
+    [
+        pytest.param(range(5_000_000_000, 5_000_010_000), 1_000, id="a dense range"),
+        pytest.param(range(0, 30_000, 3), 1_000, id="every third"),
+        pytest.param((), 100, id="none"),
+    ],
+)
+def test_ids_that_stand_close_take_little(ledger_ids: Sequence[int], bytes_max: int) -> None:
+    assert len(pack(ledger_ids)) <= bytes_max

@@ -1,0 +1,190 @@
+"""Which ledgers a run looks at: pure, on rows."""
+
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.results.checked import CHECKED, after_run, read_checked, write_checked
+from auditor.fsck.results.plan import DAY_MS, Plan, part_size, plan_rows
+from auditor.fsck.results.rows import to_batch
+from auditor.fsck.running import FsckJob
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+
+NOW_MS = 1_000 * DAY_MS
+OUTPUT = Path("unused")
+
+
+def options(level: Level = Level.ENDS, *, share: float = 0.1) -> FsckOptions:
+    return FsckOptions(
+        metadata_service_uri="zk://127.0.0.1:2181/ledgers", level=level, sample_share=share
+    )
+
+
+def job(*, days: float = 7, time_budget_s: float = 0, partition_count: int = 0) -> FsckJob:
+    return FsckJob(
+        run="20261121T193500Z",
+        output=OUTPUT,
+        checked_within_s=days * 86_400,
+        time_budget_s=time_budget_s,
+        partition_count=partition_count,
+    )
+
+
+def checked(
+    ledger_id: int,
+    *,
+    days_ago: float = 1,
+    level: Level = Level.ENDS,
+    share: float = 0.0,
+    is_settled: bool = True,
+) -> dict[str, object]:
+    return {
+        "ledger_id": ledger_id,
+        "checked_ms": NOW_MS - round(days_ago * DAY_MS),
+        "depth": level.depth,
+        "sample_share": share,
+        "metadata_version": 3,
+        "is_settled": is_settled,
+    }
+
+
+def table(*rows: dict[str, object]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=CHECKED)
+
+
+def planned(listed: Sequence[int], known: pa.Table, *args: object, **kwargs: object) -> pa.Table:
+    return plan_rows(array("q", listed), known, *args, now_ms=NOW_MS, **kwargs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("before", "level", "share", "is_skipped"),
+    [
+        pytest.param(checked(1), Level.ENDS, 0.1, True, id="as closely, yesterday"),
+        pytest.param(checked(1, days_ago=7), Level.ENDS, 0.1, True, id="just in time"),
+        pytest.param(checked(1, days_ago=7.1), Level.ENDS, 0.1, False, id="too long ago"),
+        pytest.param(checked(1, level=Level.FULL), Level.ENDS, 0.1, True, id="more closely"),
+        pytest.param(checked(1), Level.FULL, 0.1, False, id="less closely"),
+        pytest.param(checked(1, is_settled=False), Level.ENDS, 0.1, False, id="open, or not whole"),
+        pytest.param(
+            checked(1, level=Level.SAMPLE, share=0.2), Level.SAMPLE, 0.1, True, id="a larger sample"
+        ),
+        pytest.param(
+            checked(1, level=Level.SAMPLE, share=0.05),
+            *(Level.SAMPLE, 0.1, False),
+            id="a smaller sample",
+        ),
+        pytest.param(
+            checked(1, level=Level.FULL), Level.SAMPLE, 0.1, True, id="all, where now a sample is"
+        ),
+        pytest.param(checked(2), Level.ENDS, 0.1, False, id="another ledger"),
+    ],
+)
+def test_what_was_looked_at_lately_is_left_out(
+    before: dict[str, object], level: Level, share: float, is_skipped: bool
+) -> None:
+    rows = planned([1], table(before), options(level, share=share), job())
+
+    assert rows.to_pylist() == [{"ledger_id": 1, "known_version": 3 if is_skipped else None}]
+
+
+def test_nothing_is_left_out_unless_asked_for() -> None:
+    rows = planned([1], table(checked(1, days_ago=0)), options(), job(days=0))
+
+    assert rows.to_pylist() == [{"ledger_id": 1, "known_version": None}]
+
+
+def test_with_a_time_budget_the_longest_unseen_come_first() -> None:
+    known = table(checked(1), checked(2, days_ago=9), checked(4, days_ago=9), checked(5))
+
+    rows = planned([1, 2, 3, 4, 5, 6], known, options(), job(time_budget_s=60))
+
+    assert rows["ledger_id"].to_pylist() == [3, 6, 2, 4, 1, 5]
+
+
+def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
+    path = tmp_path / "plan.parquet"
+    listed = [7, 9, 2**40, 2**62, 2**63 - 1]
+    rows = planned(listed, table(checked(9), checked(2**62)), options(), job())
+
+    Plan.write(path, rows, part_size=2)
+
+    plan = Plan(path)
+    parts = [plan.part(number) for number in range(plan.part_count)]
+    assert [list(part.ledger_ids) for part in parts] == [[7, 9], [2**40, 2**62], [2**63 - 1]]
+    assert [dict(part.known) for part in parts] == [{9: 3}, {2**62: 3}, {}]
+    assert [plan.size_of(number) for number in range(plan.part_count)] == [2, 2, 1]
+    assert plan.ledger_count == 5
+
+
+def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> None:
+    path = tmp_path / "plan.parquet"
+
+    Plan.write(path, planned([], table(), options(), job()), part_size=25)
+
+    assert Plan(path).part_count == 0
+    assert Plan(path).ledger_count == 0
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "level", "slots", "count", "size"),
+    [
+        pytest.param(13, Level.FULL, 2, 0, 25, id="a small cluster is one part"),
+        pytest.param(1_000, Level.FULL, 2, 0, 125, id="four for each slot"),
+        pytest.param(1_000_000, Level.FULL, 2, 0, 500, id="never too much to lose"),
+        pytest.param(1_000_000, Level.METADATA, 2, 0, 10_000, id="metadata is cheap"),
+        pytest.param(10, Level.FULL, 2, 4, 3, id="as told"),
+        pytest.param(0, Level.FULL, 2, 4, 1, id="as told, of nothing"),
+    ],
+)
+def test_the_size_of_a_part(ledgers: int, level: Level, slots: int, count: int, size: int) -> None:
+    found = part_size(ledgers, level, job(partition_count=count), slot_count=slots)
+
+    assert found == size
+
+
+def verdict(ledger_id: int, grade: Grade = Grade.WHOLE, **more: object) -> LedgerVerdict:
+    known: dict[str, object] = {"state": "closed", "metadata_version": 8, "checked_ms": NOW_MS}
+    return LedgerVerdict(ledger_id=ledger_id, grade=grade, **{**known, **more})  # type: ignore[arg-type]
+
+
+def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: Path) -> None:
+    before = table(checked(1), checked(2), checked(3))
+    found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
+
+    write_checked(tmp_path, after_run(before, found, options(Level.FULL), listed=[2, 3, 4]))
+
+    after = {row.pop("ledger_id"): row for row in read_checked(tmp_path).to_pylist()}
+    assert after.keys() == {2, 3, 4}  # 1 was deleted
+    assert (after[3]["metadata_version"], after[3]["depth"]) == (3, Level.ENDS.depth)
+    assert after[2] == {
+        "checked_ms": NOW_MS,
+        "depth": Level.FULL.depth,
+        "sample_share": 0.0,
+        "metadata_version": 8,
+        "is_settled": True,
+    }
+    assert not after[4]["is_settled"]
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(verdict(1, Grade.UNKNOWN), id="unknown"),
+        pytest.param(verdict(1, state="open"), id="open"),
+        pytest.param(verdict(1, findings=(Finding.MISPLACED,)), id="misplaced"),
+    ],
+)
+def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
+    rows = pa.Table.from_batches([to_batch([found])])
+
+    after = after_run(table(), rows, options(), listed=[1])
+
+    assert after["is_settled"].to_pylist() == [False]
+
+
+def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
+    assert read_checked(tmp_path).num_rows == 0

@@ -1,0 +1,95 @@
+"""A run's files: whatever stands there survives the process that wrote it."""
+
+from array import array
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.results.checked import CHECKED
+from auditor.fsck.results.plan import plan_rows
+from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
+from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+from auditor.fsck.results.summary import Counts
+from auditor.fsck.running import FsckJob
+from auditor.fsck.verdicts import Grade, LedgerVerdict
+
+RUN = "20261121T193500Z"
+OPTIONS = FsckOptions(metadata_service_uri="zk://127.0.0.1:2181/ledgers", level=Level.FULL)
+WHOLE = [LedgerVerdict(ledger_id=n, grade=Grade.WHOLE, bytes_read=5) for n in (1, 2)]
+LOST = [LedgerVerdict(ledger_id=3, grade=Grade.LOST, entries_read=7, bytes_read=70)]
+
+
+def rows(verdicts: list[LedgerVerdict]) -> pa.Table:
+    return pa.Table.from_batches([to_batch(verdicts)], schema=SCHEMA)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Of a run over three ledgers, in two parts."""
+    folder = RunFolder(tmp_path, RUN)
+    job = FsckJob(run=RUN, output=tmp_path)
+    plan = plan_rows(array("q", [1, 2, 3]), CHECKED.empty_table(), OPTIONS, job, now_ms=0)
+    folder.begin(plan, OPTIONS, part_size=2, started_ms=12)
+    return folder
+
+
+def test_a_killed_run_is_found_with_all_that_it_had_done(tmp_path: Path, folder: RunFolder) -> None:
+    folder.write_first_look(1, rows(WHOLE), rows(LOST), skipped=3, gone=4)
+
+    assert list(unfinished_runs(tmp_path)) == [RUN]
+    again = RunFolder(tmp_path, RUN)
+    assert again.is_of(OPTIONS)
+    assert (again.started_ms, again.plan.part_count) == (12, 2)
+    (done,) = again.first_looks().items()
+    assert done[0] == 1
+    assert (done[1].skipped, done[1].gone, done[1].doubtful) == (3, 4, 1)
+    assert (done[1].doubtful_entries, done[1].doubtful_bytes) == (7, 70)
+    assert done[1].certain == Counts.of(WHOLE)
+    assert list(from_table(again.doubtful(1))) == LOST
+    assert again.second_looks() == {}
+
+
+def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
+    folder: RunFolder,
+) -> None:
+    folder.write_first_look(1, rows(WHOLE), rows(LOST), skipped=0, gone=0)
+    before = folder.verdicts(["ledger_id", "verdict"])
+
+    folder.write_second_look(1, rows(LOST), gone=1)
+
+    assert before["ledger_id"].to_pylist() == [1, 2]
+    after = folder.verdicts(["ledger_id", "verdict"])
+    assert sorted(after["ledger_id"].to_pylist()) == [1, 2, 3]
+    assert folder.second_looks()[1].certain == Counts.of(LOST)
+    assert folder.second_looks()[1].gone == 1
+
+
+def test_what_is_half_written_is_not_there(tmp_path: Path, folder: RunFolder) -> None:
+    (tmp_path / "ledgers" / f"run={RUN}" / ".part-00000.parquet.new").write_bytes(b"PAR1 half")
+
+    assert folder.first_looks() == {}
+    assert folder.verdicts(["ledger_id"]).num_rows == 0
+
+
+def test_a_run_that_was_killed_while_it_planned_was_never_begun(tmp_path: Path) -> None:
+    (tmp_path / "state" / f"run={RUN}").mkdir(parents=True)
+
+    assert list(unfinished_runs(tmp_path)) == []
+
+
+def test_a_run_that_ended_leaves_its_results(tmp_path: Path, folder: RunFolder) -> None:
+    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+
+    folder.end()
+
+    assert list(unfinished_runs(tmp_path)) == []
+    assert folder.verdicts(["ledger_id"]).num_rows == 2
+
+
+def test_a_run_at_another_level_is_another_run(folder: RunFolder) -> None:
+    uri = OPTIONS.metadata_service_uri
+
+    assert not folder.is_of(FsckOptions(metadata_service_uri=uri, level=Level.ENDS))
+    assert not folder.is_of(FsckOptions(metadata_service_uri=uri, level=Level.FULL, seed=1))
