@@ -4,7 +4,7 @@ A second look (``recheck``) at what seemed wrong comes later in the run, at fres
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -30,7 +30,7 @@ Look = Callable[[Executor, T], Awaitable[LedgerVerdict | None]]
 
 def inspect(
     options: FsckOptions, ledger_ids: Iterable[int], *, begin_pace: BeginPace = FixedPace
-) -> AsyncIterator[LedgerVerdict]:
+) -> AsyncGenerator[LedgerVerdict, None]:
     """A verdict for each ledger that there is, as they are done; a ledger that is gone yields none.
 
     In one session of its own, with one connection of a kind to each bookie. Raises SessionLostError,
@@ -42,7 +42,7 @@ def inspect(
 
 def recheck(
     options: FsckOptions, verdicts: Iterable[LedgerVerdict], *, begin_pace: BeginPace = FixedPace
-) -> AsyncIterator[LedgerVerdict]:
+) -> AsyncGenerator[LedgerVerdict, None]:
     """What is to be said instead of verdicts that ``seems_wrong``; as ``inspect``.
 
     Of open ledgers only what was acknowledged at the first look is expected; they are idle if nothing has
@@ -109,7 +109,7 @@ def _unreadable(ledger_id: int, error: CorruptionError, *, checked_ms: int) -> L
 
 async def _verdicts(
     options: FsckOptions, asked: Iterable[T], look: Look[T], begin_pace: BeginPace
-) -> AsyncIterator[LedgerVerdict]:
+) -> AsyncGenerator[LedgerVerdict, None]:
     """The work is a task's, with all that belongs to it, so that whoever reads this may do so from any task."""
     done: asyncio.Queue[LedgerVerdict | None] = asyncio.Queue(VERDICTS_WAITING_MAX)
 

@@ -23,7 +23,7 @@ from tests.replication.nodes import LEDGER, ROOT
 
 
 def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
-    fields = {"sample_share": 0.3, "default_password": "", "ledgers_at_once": 8} | changes
+    fields: dict[str, Any] = {"sample_share": 0.3, "default_password": "", "ledgers_at_once": 8} | changes
     return FsckOptions(metadata_service_uri="zk://127.0.0.1/ledgers", level=level, **fields)
 
 
@@ -82,7 +82,7 @@ def told(verdict: LedgerVerdict | None) -> tuple[Grade, tuple[Finding, ...]]:
 
 def replace_payload(cluster: Cluster, bookie: BookieId, entry_id: int, **changes: Any) -> None:
     """Another entry with a right digest, in place of the one that was written."""
-    fields = {
+    fields: dict[str, Any] = {
         "ledger_id": LEDGER,
         "entry_id": entry_id,
         "lac": entry_id - 1,

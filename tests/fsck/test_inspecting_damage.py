@@ -7,13 +7,15 @@ import pytest
 
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
-from ledgers.errors import NoAnswerError, UnreadableError
+from ledgers.errors import BookmenderError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import BookieId
 from tests.fsck.looking import look_twice, replace_payload, told
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER
 
+Do = Callable[[Cluster], Awaitable[None]]
 METADATA, ENDS, SAMPLE, FULL = Level
 WHOLE = (Grade.WHOLE, ())
 LAST = 29
@@ -26,14 +28,14 @@ class Damage:
     """``seen_from``: the least close level that sees it; the others find the ledger whole."""
 
     name: str
-    do: Callable[[Cluster], Awaitable[None]]
+    do: Do
     seen_from: Level
     grade: Grade
     findings: tuple[Finding, ...]
     rests_on_unknown: bool = False
 
 
-def at(*entry_ids: int, bookies: tuple = (B1,), how: str = "lose") -> Callable:  # type: ignore[type-arg]
+def at(*entry_ids: int, bookies: tuple[BookieId, ...] = (B1,), how: str = "lose") -> Do:
     async def do(cluster: Cluster) -> None:
         for bookie in bookies:
             for entry_id in entry_ids:
@@ -42,7 +44,7 @@ def at(*entry_ids: int, bookies: tuple = (B1,), how: str = "lose") -> Callable: 
     return do
 
 
-def wiped(*bookies):  # type: ignore[no-untyped-def]
+def wiped(*bookies: BookieId) -> Do:
     async def do(cluster: Cluster) -> None:
         for bookie in bookies:
             cluster.bookie(bookie).wipe()
@@ -50,7 +52,7 @@ def wiped(*bookies):  # type: ignore[no-untyped-def]
     return do
 
 
-def failing(*bookies, error):  # type: ignore[no-untyped-def]
+def failing(*bookies: BookieId, error: type[BookmenderError]) -> Do:
     async def do(cluster: Cluster) -> None:
         for bookie in bookies:
             cluster.bookies.fail(bookie, Op.READ, Fault(error=error))
@@ -58,7 +60,7 @@ def failing(*bookies, error):  # type: ignore[no-untyped-def]
     return do
 
 
-def away(*bookies):  # type: ignore[no-untyped-def]
+def away(*bookies: BookieId) -> Do:
     async def do(cluster: Cluster) -> None:
         await cluster.kill(*bookies)
 

@@ -1,0 +1,113 @@
+"""The graded scale of one entry: what its copies are, and the grade that this makes."""
+
+import itertools
+
+import pytest
+
+from auditor.fsck.scale import EntryCopies
+from auditor.fsck.verdicts import Grade
+
+LOST, AT_RISK, DEGRADED, UNKNOWN, WHOLE = Grade
+
+
+def grade(write_quorum: int = 3, ack_quorum: int = 2, **copies: int) -> Grade:
+    return EntryCopies(
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        **copies,  # type: ignore[arg-type]
+    ).grade
+
+
+@pytest.mark.parametrize(
+    ("write_quorum", "bad", "expected"),
+    [
+        (3, 0, WHOLE),
+        (3, 1, DEGRADED),
+        (3, 2, AT_RISK),
+        (3, 3, LOST),
+        (2, 1, AT_RISK),
+        (2, 2, LOST),
+        (1, 0, WHOLE),
+        (1, 1, LOST),
+        (5, 3, DEGRADED),
+        (5, 4, AT_RISK),
+    ],
+)
+def test_known_copies_are_counted(write_quorum: int, bad: int, expected: Grade) -> None:
+    assert grade(write_quorum, 1, bad=bad) is expected
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [
+        ({"silent": 1}, UNKNOWN),
+        ({"silent": 3}, UNKNOWN),
+        # Something is wrong for sure; that much at least.
+        ({"silent": 1, "bad": 1}, DEGRADED),
+        ({"silent": 2, "bad": 1}, DEGRADED),
+        ({"silent": 1, "bad": 2}, AT_RISK),
+    ],
+)
+def test_silence_is_no_missing_copy(copies: dict[str, int], expected: Grade) -> None:
+    assert grade(**copies) is expected
+
+
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [
+        ({"gone": 1}, DEGRADED),
+        ({"gone": 2}, AT_RISK),
+        ({"gone": 3}, UNKNOWN),
+        ({"gone": 1, "bad": 1}, AT_RISK),
+        ({"gone": 1, "bad": 2}, AT_RISK),
+        ({"gone": 1, "silent": 1}, DEGRADED),
+        ({"gone": 1, "silent": 2}, UNKNOWN),
+    ],
+)
+def test_a_bookie_that_is_gone_is_missed_but_takes_no_entry_with_it_for_sure(
+    copies: dict[str, int], expected: Grade
+) -> None:
+    assert grade(**copies) is expected
+
+
+@pytest.mark.parametrize(
+    ("write_quorum", "ack_quorum", "copies", "expected"),
+    [
+        (3, 2, {"excused": 1}, DEGRADED),
+        (3, 2, {"excused": 2}, AT_RISK),
+        (3, 2, {"excused": 3}, LOST),
+        (3, 1, {"excused": 2}, DEGRADED),  # one copy, and one is what was promised
+        (2, 1, {"excused": 1}, DEGRADED),
+        (3, 2, {"excused": 1, "bad": 1}, AT_RISK),
+        (3, 2, {"excused": 1, "gone": 1}, AT_RISK),
+        (3, 2, {"excused": 1, "silent": 1}, UNKNOWN),
+        (3, 2, {"excused": 2, "silent": 1}, AT_RISK),
+    ],
+)
+def test_what_the_ack_quorum_can_do_without_is_excused_as_long_as_it_is_there(
+    write_quorum: int, ack_quorum: int, copies: dict[str, int], expected: Grade
+) -> None:
+    assert grade(write_quorum, ack_quorum, **copies) is expected
+
+
+def test_a_copy_elsewhere_saves_an_entry_from_being_lost_and_makes_no_other_grade() -> None:
+    lost = EntryCopies(write_quorum=3, ack_quorum=2, bad=3, is_elsewhere=True)
+    degraded = EntryCopies(write_quorum=3, ack_quorum=2, bad=1, is_elsewhere=True)
+
+    assert (lost.grade, degraded.grade) == (AT_RISK, DEGRADED)
+
+
+def test_lost_is_said_only_where_every_copy_was_answered_for() -> None:
+    for bad, excused, gone, silent in itertools.product(range(4), repeat=4):
+        if bad + excused + gone + silent > 3:
+            continue
+        found = grade(bad=bad, excused=excused, gone=gone, silent=silent)
+        assert (found is LOST) == (bad + excused == 3)
+        assert (found is WHOLE) == (bad + excused + gone + silent == 0)
+
+
+def test_one_more_bad_copy_never_makes_a_grade_better() -> None:
+    for bad, gone in itertools.product(range(4), repeat=2):
+        if bad + gone < 3:
+            before = grade(bad=bad, gone=gone)
+            assert grade(bad=bad + 1, gone=gone).rank <= before.rank
