@@ -234,9 +234,12 @@ async def both_take_their_share(on: Bench, ours: Child) -> None:
     share = 0
     while not 0 < share < len(written):  # the quicker one may take all
         before = len(copies_of(ours))
+        switch = payloads.disable_path(on.seen.ur)
+        await on.seen.store.create(switch)  # or our leader would mark each as soon as it changes
         await on.forget(written)
         read_as = await versions(on, written)
 
+        await on.seen.store.delete(switch)
         await ask_for_audit(on)
         await on.wait_repaired(written, GONE)
 
