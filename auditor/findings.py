@@ -1,7 +1,8 @@
 """What a periodic check found wrong with a ledger: ``<ur>/bookmender/findings/<ledger id>``, versioned JSON.
 
 A mark itself cannot say why it was made: its payload is Java's. For a lost bookie the reason follows from
-``causes``; what a check found stands here, one znode a ledger, until the mark is gone.
+``causes``; what a check, or fsck, found stands here, one znode a ledger, until the mark is gone. Workers go by
+``bookies``, too: those are asked for all that they should have, as a look at the ends may find nothing wrong.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
 from replication.cluster.own_state import (
+    findings_path,
     ledger_id_of_name,
     own_path,
     read_json,
@@ -145,11 +147,6 @@ async def read_findings(
         findings = await asyncio.gather(*map(read, part))
         found |= {i: each for i, each in zip(part, findings, strict=True) if each is not None}
     return found
-
-
-def findings_path(ur: str, ledger_id: int | None = None) -> str:
-    parent = f"{own_path(ur)}/findings"
-    return parent if ledger_id is None else f"{parent}/{ledger_id}"
 
 
 async def _noted(store: MetadataStore, ur: str) -> list[int]:

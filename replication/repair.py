@@ -83,7 +83,7 @@ class Repairer:
         and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
         does not answer.
         """
-        memory = Memory()
+        memory = Memory(distrusted=await self._distrusted(take))
         slots = slots or Slots(1)
         for _ in range(ROUNDS_MAX):
             try:
@@ -104,13 +104,21 @@ class Repairer:
         detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
 
+    async def _distrusted(self, take: Take) -> frozenset[BookieId]:
+        """Asked for only where a bookie that the marks name is there: one that is away is missed anyway."""
+        if self._views.current.available.isdisjoint(take.queued.replicas):
+            return frozenset()
+        return await self._queue.found_bad(take)
+
     async def _round(
         self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
     ) -> Outcome | None:
         """One round; None asks for another."""
         view = self._views.current
         async with slots.lent_after(PATIENCE_S):
-            found = await self._surveyor.survey(take.ledger_id, view, distrusted=memory.refilled)
+            found = await self._surveyor.survey(
+                take.ledger_id, view, distrusted=memory.to_read_whole
+            )
         match found:
             case None:
                 return await self._finish(take)
@@ -149,7 +157,9 @@ class Repairer:
         What cannot be repaired now is seen to with all the rest when the ledger is closed.
         """
         async with slots.lent_after(PATIENCE_S):
-            survey = await self._surveyor.survey_closed_part(found, distrusted=memory.refilled)
+            survey = await self._surveyor.survey_closed_part(
+                found, distrusted=memory.to_read_whole
+            )
         if survey is None:
             return False
         plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))

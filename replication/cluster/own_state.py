@@ -46,6 +46,11 @@ def urgent_path(ur: str) -> str:
     return f"{own_path(ur)}/urgent"
 
 
+def findings_path(ur: str, ledger_id: int | None = None) -> str:
+    parent = f"{own_path(ur)}/findings"
+    return parent if ledger_id is None else f"{parent}/{ledger_id}"
+
+
 def fsck_executors_path(ur: str) -> str:
     return f"{own_path(ur)}/fsck/executors"
 

@@ -27,10 +27,17 @@ class Memory:
     """Bookies to which a copy of this ledger failed: not tried again in this repair."""
     refilled: set[BookieId] = field(default_factory=set)
     """Members that were given what they lacked: to be read back (rule S15)."""
+    distrusted: frozenset[BookieId] = frozenset()
+    """Members whose copies somebody found bad on a closer look."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: where, and the czxid of the target's registration (rule S3)."""
     entry_count: int = 0
     entry_bytes: int = 0
+
+    @property
+    def to_read_whole(self) -> frozenset[BookieId]:
+        """Bookies whose ends say nothing of what is between them."""
+        return self.distrusted.union(self.refilled)
 
     def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
         """The complete copies on bookies that are the same as when they were made."""

@@ -16,6 +16,7 @@ from functools import cached_property
 
 from ledgers.errors import (
     ConflictError,
+    CorruptionError,
     LockLostError,
     NodeExistsError,
     NoNodeError,
@@ -33,7 +34,7 @@ from ledgers.store import (
     SetData,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
-from replication.cluster.own_state import own_path
+from replication.cluster.own_state import findings_path, own_path, read_json, texts
 from replication.queue import payloads
 from replication.queue.batching import Batcher, Results, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
@@ -159,6 +160,16 @@ class Queue:
             if not await self._is_ours(lock_path):
                 return None
         return Take(queued=queued, lock_path=lock_path)
+
+    async def found_bad(self, take: Take) -> frozenset[BookieId]:
+        """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
+        worker does, who would find the ledger whole by its ends."""
+        record = await read_json(self._store, findings_path(self._ur, take.ledger_id))
+        try:
+            named = texts(record, "bookies") if record is not None else ()
+        except CorruptionError:
+            return frozenset()
+        return take.queued.replicas.intersection(map(BookieId, named))
 
     async def finish(self, take: Take, extra: Sequence[Operation] = ()) -> bool:
         """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.

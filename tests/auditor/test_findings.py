@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from auditor.findings import SWEEP_S, Finding, Findings, findings_path, read_findings
+from auditor.findings import SWEEP_S, Finding, Findings, read_findings
 from ledgers.store import Delete
+from replication.cluster.own_state import findings_path
 from replication.queue import payloads
 from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, in_virtual_time
