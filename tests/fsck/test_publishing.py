@@ -1,0 +1,153 @@
+"""What fsck found becomes marks, and the daemon mends it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from auditor.findings import Findings, read_findings
+from auditor.fsck.publishing import Fault, Published, Publisher, fault_of, faults_of
+from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
+from auditor.marking import Marker
+from ledgers.metadata import BookieId
+from replication.queue import payloads
+from tests.auditor.auditing import leading
+from tests.fsck.looking import look_twice, told
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR, working
+
+
+def verdict(
+    *evidence: Evidence, ledger_id: int = LEDGER, grade: Grade = Grade.AT_RISK
+) -> LedgerVerdict:
+    return LedgerVerdict(
+        ledger_id=ledger_id,
+        grade=grade,
+        findings=tuple(each.finding for each in evidence),
+        evidence=evidence,
+        metadata_version=0,
+    )
+
+
+def seen(finding: Finding, bookie: BookieId | None = B1, first: int = 3, last: int = 3) -> Evidence:
+    return Evidence(
+        finding=finding,
+        bookie=bookie,
+        first_entry_id=first,
+        last_entry_id=last,
+        entry_count=last - first + 1,
+    )
+
+
+@asynccontextmanager
+async def publishing(cluster: Cluster) -> AsyncIterator[Publisher]:
+    async with leading(cluster) as leader:  # any joined session will do
+        yield Publisher(
+            Marker(leader.store, leader.batcher, UR, cluster.clock),
+            Findings(leader.store, leader.batcher, UR, cluster.clock),
+            cluster.manager,
+        )
+
+
+@pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
+def test_only_what_is_explicitly_missing_or_bad_is_marked(finding: Finding) -> None:
+    is_fault = finding in (Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR)
+
+    assert (fault_of(verdict(seen(finding))) is not None) is is_fault
+
+
+def test_the_bookies_at_fault_are_named_and_no_others() -> None:
+    fault = fault_of(
+        verdict(
+            seen(Finding.NOT_ANSWERED, B3),
+            seen(Finding.BAD_DIGEST, B2, 4, 9),
+            seen(Finding.MISSING, B1),
+            seen(Finding.MISSING, B2),
+        )
+    )
+
+    assert fault is not None
+    assert fault.bookies == (B1, B2)
+    assert fault.detail == (
+        f"{B2}: bad digest, entries 4 to 9 (6); {B1}: missing, entry 3 (1); {B2}: missing, entry 3 (1)"
+    )
+
+
+def test_what_is_at_risk_is_marked_first() -> None:
+    faults = faults_of(
+        verdict(seen(Finding.MISSING), ledger_id=ledger_id, grade=grade)
+        for ledger_id, grade in enumerate(
+            [Grade.DEGRADED, Grade.AT_RISK, Grade.LOST, Grade.AT_RISK]
+        )
+    )
+
+    assert [fault.ledger_id for fault in faults] == [2, 1, 3, 0]
+
+
+@in_virtual_time
+async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    fault = fault_of(verdict(seen(Finding.MISSING)))
+    assert fault is not None
+    left: list[int] = []
+
+    async with publishing(cluster) as publisher:
+        assert await publisher.publish([fault], left.append) == Published(new=1)
+        assert await publisher.publish([fault], left.append) == Published(known=1)
+
+    data, _ = await cluster.store.get(payloads.mark_path(UR, LEDGER))
+    assert payloads.parse_mark(data).replicas == (B1,)
+    found = (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER]
+    assert (found.check, found.bookies, found.detail) == ("fsck", (B1,), fault.detail)
+    assert left == [0, 0]
+
+
+@in_virtual_time
+async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    await cluster.mark(B3)
+    fault = fault_of(verdict(seen(Finding.MISSING)))
+    assert fault is not None
+
+    async with publishing(cluster) as publisher:
+        assert await publisher.publish([fault]) == Published(new=1)
+
+    data, _ = await cluster.store.get(payloads.mark_path(UR, LEDGER))
+    assert set(payloads.parse_mark(data).replicas) == {B1, B3}
+
+
+@in_virtual_time
+async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    faults = [
+        Fault(ledger_id=ledger_id, grade=Grade.LOST, bookies=(B1,), detail="", metadata_version=at)
+        for ledger_id, at in ((LEDGER, 1), (LEDGER + 1, 0))
+    ]
+
+    async with publishing(cluster) as publisher:
+        assert await publisher.publish(faults) == Published(changed=2)
+
+    assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    cluster.bookie(B1).lose(LEDGER, 3)  # its ends are there: a worker alone would find nothing
+    found = await look_twice(cluster)
+    assert told(found) != (Grade.WHOLE, ())
+    assert found is not None
+
+    async with publishing(cluster) as publisher:
+        assert await publisher.publish(faults_of([found])) == Published(new=1)
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(60)
+
+    assert await cluster.marked() == []
+    assert told(await look_twice(cluster)) == (Grade.WHOLE, ())
