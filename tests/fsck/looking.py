@@ -19,11 +19,28 @@ from ledgers.read_only import ReadOnlyStore
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from tests.replication.cluster import DIGEST, PAYLOAD_BYTES, Cluster, named_by
+from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT
+
+ALL = (B1, B2, B3)
+
+
+async def one_ledger(
+    *ensembles: tuple[BookieId, ...], **fields: object
+) -> tuple[Cluster, LedgerMetadata]:
+    """Three copies of each of its entries, of which two are acknowledged."""
+    cluster = await Cluster.start()
+    wanted = {"write_quorum": 3, "ack_quorum": 2} | fields
+    versioned = await cluster.write_ledger(*(ensembles or (ALL,)), **wanted)  # type: ignore[arg-type]
+    return cluster, versioned.metadata
 
 
 def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
-    fields: dict[str, Any] = {"sample_share": 0.3, "default_password": "", "ledgers_at_once": 8} | changes
+    fields: dict[str, Any] = {
+        "sample_share": 0.3,
+        "default_password": "",
+        "ledgers_at_once": 8,
+    } | changes
     return FsckOptions(metadata_service_uri="zk://127.0.0.1/ledgers", level=level, **fields)
 
 

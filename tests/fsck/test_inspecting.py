@@ -1,0 +1,292 @@
+"""Looks at ledgers in memory: what is expected of whom, who else is asked, and what a second look takes back."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from auditor.fsck.inspecting import look_again
+from auditor.fsck.levels import Level
+from auditor.fsck.verdicts import Finding, Grade
+from ledgers.errors import NoAnswerError
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import LedgerState
+from ledgers.placement import RackRule
+from tests.fsck.looking import (
+    ALL,
+    executor,
+    look,
+    look_at_many,
+    look_twice,
+    lose,
+    one_ledger,
+    options,
+    replace_payload,
+    told,
+)
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import LEDGER
+
+METADATA, ENDS, SAMPLE, FULL = Level
+WHOLE = (Grade.WHOLE, ())
+at_each_level = pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
+where_read = pytest.mark.parametrize("level", [ENDS, SAMPLE, FULL], ids=lambda level: level.value)
+
+
+# --- Healthy ledgers ---------------------------------------------------------------------------------
+
+
+@at_each_level
+@in_virtual_time
+async def test_healthy_ledgers_are_whole(level: Level) -> None:
+    cluster = await Cluster.start()
+    shapes: list[dict[str, Any]] = [
+        {"write_quorum": 1, "last": 7},
+        {"write_quorum": 2, "last": 100},
+        {"write_quorum": 3, "last": 0},
+        {"write_quorum": 3, "last": -1},
+        {"write_quorum": 2, "last": 20, "starts": (0, 5), "ensembles": 2},
+        {"write_quorum": 3, "last": 20, "starts": (0, 21), "ensembles": 2},
+    ]
+    for ledger_id, shape in enumerate(shapes):
+        ensembles = [(B1, B2, B3), (B1, B4, B3)][: shape.pop("ensembles", 1)]
+        await cluster.write_ledger(*ensembles, ledger_id=ledger_id, **shape)
+
+    found = await look_at_many(cluster, range(len(shapes)), level)
+
+    assert {i: told(verdict) for i, verdict in found.items()} == dict.fromkeys(
+        range(len(shapes)), WHOLE
+    )
+    assert not any(verdict.rests_on_unknown for verdict in found.values())
+    assert all(verdict.state == "closed" for verdict in found.values())
+
+
+@in_virtual_time
+async def test_nothing_is_written_and_nothing_fenced() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN)
+    before = await cluster.manager.read(LEDGER)
+    cluster.bookie(B1).lose(LEDGER, 3)
+
+    await look_twice(cluster)
+
+    assert (await cluster.manager.read(LEDGER)).stat == before.stat
+    cluster.put(LEDGER, 10, *ALL)  # a fenced bookie would refuse
+
+
+@in_virtual_time
+async def test_copies_that_differ_in_lac_and_digest_alone_are_good() -> None:
+    """Java's repair writes entries with the LAC that it knows."""
+    cluster, _ = await one_ledger()
+    for entry_id in range(10):
+        cluster.put(LEDGER, entry_id, B2, lac=9)
+
+    assert told(await look(cluster)) == WHOLE
+
+
+@in_virtual_time
+async def test_each_level_reads_what_it_says() -> None:
+    cluster, _ = await one_ledger(last=99)
+
+    counts = {level: (await look(cluster, level)).entries_read for level in Level}
+
+    assert (counts[METADATA], counts[ENDS], counts[FULL]) == (0, 6, 300)
+    assert 6 < counts[SAMPLE] <= 6 + 30 * 3
+    assert len({tuple(cluster.bookies.asked(bookie)) for bookie in ALL}) == 1
+
+
+# --- Open ledgers ------------------------------------------------------------------------------------
+
+
+@where_read
+@in_virtual_time
+async def test_of_an_open_ledger_what_is_not_acknowledged_is_not_expected(level: Level) -> None:
+    """The last entry's copies may be on their way: it says that the one before it is acknowledged."""
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    cluster.put(LEDGER, 10, B1, lac=8)
+
+    verdict = await look(cluster, level)
+
+    assert told(verdict) == WHOLE
+    assert (verdict.state, verdict.last_entry_id) == ("open", 8)
+
+
+@in_virtual_time
+async def test_a_copy_that_is_late_is_there_at_the_second_look() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    cluster.bookie(B3).lose(LEDGER, 8)
+
+    first = await look(cluster)
+    cluster.put(LEDGER, 8, B3)
+    cluster.put(LEDGER, 10, B1, B2)  # and the next one is late
+    cluster.put(LEDGER, 11, B1, B2)
+    second = await look_again(await executor(cluster, options()), first)
+
+    assert told(first) == (Grade.DEGRADED, (Finding.ACK_QUORUM_ONLY,))
+    assert told(second) == WHOLE
+    assert second is not None
+    assert second.last_entry_id == 10
+
+
+@in_virtual_time
+async def test_an_open_ledger_that_lost_more_than_the_ack_quorum_can_do_without_is_wrong() -> None:
+    cluster, metadata = await one_ledger(state=LedgerState.OPEN, last=9)
+    lose(cluster, metadata, 3, 2)
+
+    verdict = await look_twice(cluster)
+
+    assert told(verdict) == (Grade.AT_RISK, (Finding.MISSING,))
+
+
+@where_read
+@in_virtual_time
+async def test_an_open_end_that_nobody_tells_is_unknown_and_what_is_settled_is_judged(
+    level: Level,
+) -> None:
+    cluster, _ = await one_ledger(
+        (B1, B2, B3), (B1, B4, B5), starts=(0, 5), last=9, state=LedgerState.OPEN
+    )
+    for bookie in (B4, B5):
+        cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
+
+    verdict = await look(cluster, level)
+
+    assert told(verdict) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
+    assert [each.grade for each in verdict.fragments] == [Grade.WHOLE, Grade.UNKNOWN]
+    assert verdict.rests_on_unknown
+
+
+IDLE: dict[str, Any] = {"idle_open_after_s": 3_600.0}
+
+
+@in_virtual_time
+async def test_an_open_ledger_whose_end_stands_still_is_idle() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    await asyncio.sleep(3_600)
+
+    verdict = await look_twice(cluster, ENDS, **IDLE)
+
+    assert told(verdict) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
+    assert verdict is not None
+    assert not verdict.is_wrong
+
+
+@in_virtual_time
+async def test_one_that_is_written_is_not() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    assert told(await look(cluster, ENDS, **IDLE)) == WHOLE  # it is young
+    await asyncio.sleep(3_600)
+
+    first = await look(cluster, ENDS, **IDLE)
+    for entry_id in (10, 11):
+        cluster.put(LEDGER, entry_id, *ALL)
+    second = await look_again(await executor(cluster, options(ENDS, **IDLE)), first)
+
+    assert told(first) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
+    assert told(second) == WHOLE
+
+
+# --- Metadata ----------------------------------------------------------------------------------------
+
+
+@at_each_level
+@pytest.mark.parametrize("data", [b"", b"BookieMetadataFormatVersion\t9\n", b"garbage"])
+@in_virtual_time
+async def test_metadata_that_cannot_be_read_is_a_finding(level: Level, data: bytes) -> None:
+    cluster, _ = await one_ledger()
+    await cluster.store.set(cluster.manager.path(LEDGER), data, version=0)
+
+    verdict = await look_twice(cluster, level)
+
+    assert told(verdict) == (Grade.UNKNOWN, (Finding.UNREADABLE_METADATA,))
+
+
+@at_each_level
+@in_virtual_time
+async def test_an_ensemble_that_breaks_the_policy_is_a_finding_and_no_grade(level: Level) -> None:
+    cluster, _ = await one_ledger()
+    rule = RackRule(min_racks=2, is_enforced=False)
+    in_one = dict.fromkeys(ALL, "/a")
+
+    apart = await look(cluster, level, rule=rule, racks=in_one | {B3: "/b"})
+    together = await look(cluster, level, rule=rule, racks=in_one)
+    unknown = await look(cluster, level, rule=rule, racks={})
+
+    assert (told(apart), told(unknown)) == (WHOLE, WHOLE)
+    assert told(together) == (Grade.WHOLE, (Finding.MISPLACED,))
+    assert not together.is_wrong
+
+
+# --- Lists, and much at once -------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_lists_of_entries_tell_of_holes_between_the_ends() -> None:
+    cluster, _ = await one_ledger(last=99)
+    cluster.bookie(B2).lose(LEDGER, 50)
+
+    assert told(await look(cluster, ENDS)) == WHOLE
+    assert told(await look(cluster, ENDS, entry_lists=True)) == (
+        Grade.DEGRADED,
+        (Finding.MISSING,),
+    )
+
+
+@where_read
+@in_virtual_time
+async def test_a_bookie_that_lacks_an_end_is_asked_for_all(level: Level) -> None:
+    cluster, _ = await one_ledger(last=99)
+    for entry_id in (0, 13, 50):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+
+    verdict = await look(cluster, level)
+
+    assert [(e.bookie, e.entry_count) for e in verdict.evidence] == [(B2, 3)]
+
+
+@where_read
+@in_virtual_time
+async def test_a_ledger_of_many_stretches_is_gone_through(
+    level: Level, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auditor.fsck.look.STRETCH_COPIES", 100)
+    last = 500
+    cluster, _ = await one_ledger(write_quorum=2, last=last)
+    for entry_id in (0, last):
+        for bookie in ALL:
+            if entry_id in cluster.bookie(bookie).entry_ids(LEDGER):
+                cluster.bookie(bookie).lose(LEDGER, entry_id)
+
+    verdict = await look(cluster, level)
+
+    assert told(verdict) == (Grade.LOST, (Finding.MISSING,))
+    assert all(sum(map(len, t.reads.values())) <= 100 for t, _ in cluster.bookies.transfers)
+    assert sum(each.entry_count for each in verdict.evidence) == 4
+
+
+@in_virtual_time
+async def test_replaced_copies_are_named_with_their_bookie() -> None:
+    cluster, _ = await one_ledger(last=50)
+    replace_payload(cluster, B3, 17)
+
+    verdict = await look_twice(cluster)
+
+    assert verdict is not None
+    assert verdict.is_wrong
+    assert [(e.finding, e.bookie, e.first_entry_id) for e in verdict.evidence] == [
+        (Finding.SUSPECT, B3, 17)
+    ]
+
+
+@in_virtual_time
+async def test_many_ledgers_are_looked_at_at_once_and_each_is_told_of() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(100):
+        await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+    for ledger_id in range(0, 100, 10):
+        cluster.bookie(B1).lose(ledger_id, 4)
+
+    found = await look_at_many(cluster, range(100))
+
+    wrong = sorted(i for i, verdict in found.items() if verdict.is_wrong)
+    assert (len(found), wrong) == (100, list(range(0, 100, 10)))
