@@ -7,7 +7,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from daemon.demo.workload import Workload, Written, open_workload
 from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
+from ledgers.errors import NodeExistsError
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
 from replication.queue import payloads
 from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
@@ -61,11 +62,12 @@ class Bench:
             await manager.write(ledger.ledger_id, metadata, read_as=versioned)
 
     async def mark(self, ledger_ids: Sequence[int]) -> None:
-        """As an auditor would that found ``GONE`` gone."""
+        """As an auditor would that found ``GONE`` gone; a leader of ours may have been quicker."""
         store, ur = self.seen.store, self.seen.ur
         data = payloads.mark_to_bytes(Mark(replicas=(GONE,), ctime_ms=1))
         for ledger_id in ledger_ids:
-            await store.create(payloads.mark_path(ur, ledger_id), data, with_parents=True)
+            with suppress(NodeExistsError):
+                await store.create(payloads.mark_path(ur, ledger_id), data, with_parents=True)
 
     async def metadata(self, written: Written) -> LedgerMetadata:
         return (await self.seen.manager.read(written.ledger_id)).metadata

@@ -340,7 +340,7 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
             await on.assert_whole(written[1:])
             assert note.reason is Reason.CORRUPT_METADATA
             assert "version" in note.detail
-            assert {e["event"] for e in errors(node)} <= {"scan.unreadable_ledgers"}
+            assert {e["event"] for e in errors(node)} <= {"index.unreadable_ledgers"}
             assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
 
             await store.set(ledger_path, intact, version=ANY_VERSION)
