@@ -18,6 +18,7 @@ from replication.cluster.own_state import parse_record, part, text, time_ms, who
 VERSION = 1
 EXIT_WHOLE, EXIT_WRONG, EXIT_UNKNOWN = 0, 1, 3
 SUMMARY_FILE = "summary.json"
+SUMMARIES = "summaries"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +144,26 @@ class Summary:
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
-    """In one go: whoever reads it meanwhile finds the one before."""
-    replace_file(folder / SUMMARY_FILE, json.dumps(summary.to_record(), indent=2) + "\n")
+    """Of the last run, and beside those of earlier ones. In one go: whoever reads it finds the one before."""
+    content = json.dumps(summary.to_record(), indent=2) + "\n"
+    (folder / SUMMARIES).mkdir(exist_ok=True)
+    replace_file(_of_run(folder, summary.run), content)
+    replace_file(folder / SUMMARY_FILE, content)
 
 
-def read_summary(folder: Path) -> Summary:
-    """Raises CorruptionError, FileNotFoundError."""
-    return Summary.from_record(parse_record((folder / SUMMARY_FILE).read_bytes()))
+def read_summary(folder: Path, run: str | None = None) -> Summary:
+    """Of the last run, unless another one is named. Raises CorruptionError, FileNotFoundError."""
+    path = folder / SUMMARY_FILE if run is None else _of_run(folder, run)
+    return Summary.from_record(parse_record(path.read_bytes()))
+
+
+def summary_runs(folder: Path) -> list[str]:
+    """The names of the runs that came to their end, the last one last."""
+    return sorted(path.stem for path in (folder / SUMMARIES).glob("*.json"))
+
+
+def _of_run(folder: Path, run: str) -> Path:
+    return folder / SUMMARIES / f"{run}.json"
 
 
 def replace_file(path: Path, content: str) -> None:

@@ -1,0 +1,70 @@
+"""The results of one run, read again: its summary, and rows of its Parquet files, a few columns at a time."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from auditor.fsck.results.rows import SCHEMA, from_table
+from auditor.fsck.results.run_folder import LEDGERS
+from auditor.fsck.results.summary import Summary, read_summary, summary_runs
+from auditor.fsck.verdicts import LedgerVerdict
+from ledgers.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Of one run that came to its end."""
+
+    folder: Path
+    summary: Summary
+
+    @classmethod
+    def open(cls, folder: Path, run: str | None = None) -> "Results":
+        """Those of the last run, or of ``run``. Raises SettingsError where there are none; CorruptionError."""
+        try:
+            return cls(folder, read_summary(folder, run))
+        except FileNotFoundError as error:
+            what = f"results of the run {run}" if run else "results of a run of fsck"
+            raise SettingsError(f"{folder}: there are no {what}") from error
+        except OSError as error:
+            raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
+
+    @classmethod
+    def named(cls, name: str) -> "Results":
+        """``DIR`` for its last run, ``DIR@RUN`` for an earlier one. Raises SettingsError."""
+        folder, at, run = name.rpartition("@")
+        if at and not Path(name).exists():
+            return cls.open(Path(folder), run)
+        return cls.open(Path(name))
+
+    @classmethod
+    def last_two(cls, folder: Path) -> tuple["Results", "Results"]:
+        """The older one first. Raises SettingsError."""
+        runs = summary_runs(folder)
+        if len(runs) < 2:
+            raise SettingsError(f"{folder}: there are no results of two runs to be compared")
+        return cls.open(folder, runs[-2]), cls.open(folder, runs[-1])
+
+    def table(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
+        """Rows for which ``where`` holds, in no order."""
+        return self._rows.to_table(columns=list(columns), filter=where)
+
+    def verdicts(self, where: pc.Expression | None = None) -> Iterator[LedgerVerdict]:
+        """Likewise, whole, a batch at a time in memory."""
+        for batch in self._rows.to_batches(filter=where, batch_size=1_000):
+            yield from from_table(pa.Table.from_batches([batch]))
+
+    @property
+    def path(self) -> Path:
+        """Of the run's Parquet files."""
+        return self.folder / LEDGERS / f"run={self.summary.run}"
+
+    @property
+    def _rows(self) -> ds.Dataset:
+        if not self.path.is_dir():
+            raise SettingsError(f"{self.path}: is not there any more")
+        return ds.dataset(self.path, format="parquet", schema=SCHEMA)

@@ -1,0 +1,82 @@
+"""Results of a run as its job leaves them behind, of verdicts at hand."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.files import replace_table
+from auditor.fsck.results.reading import Results
+from auditor.fsck.results.rows import to_batch
+from auditor.fsck.results.summary import Counts, Summary, write_summary
+from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
+from ledgers.metadata import BookieId
+
+RUN = "20261121T193500Z"
+LATER_RUN = "20261122T193500Z"
+NOW_MS = 1_700_000_000_000
+DAY_MS = 86_400_000
+
+
+def leave_results(
+    folder: Path, verdicts: Sequence[LedgerVerdict], run: str = RUN, **changes: Any
+) -> Results:
+    """In two files, as of two parts. ``changes``: of the summary."""
+    path = folder / "ledgers" / f"run={run}"
+    path.mkdir(parents=True)
+    for number, part in enumerate((verdicts[:1], verdicts[1:])):
+        table = pa.Table.from_batches([to_batch(part)])
+        replace_table(path / f"part-{number:05}.parquet", table)
+    fields: dict[str, Any] = {
+        "level": Level.FULL,
+        "started_ms": NOW_MS - 90_000,
+        "finished_ms": NOW_MS,
+    } | changes
+    write_summary(folder, Summary(run=run, counts=Counts.of(verdicts), **fields))
+    return Results.open(folder, run)
+
+
+def whole(ledger_id: int, *, age_ms: int = DAY_MS // 2, **changes: Any) -> LedgerVerdict:
+    return _verdict(ledger_id, Grade.WHOLE, age_ms=age_ms, **changes)
+
+
+def damaged(
+    ledger_id: int, grade: Grade, *evidence: Evidence, age_ms: int = DAY_MS // 2, **changes: Any
+) -> LedgerVerdict:
+    findings = tuple(f for f in Finding if f in {each.finding for each in evidence})
+    return _verdict(
+        ledger_id, grade, age_ms=age_ms, evidence=evidence, findings=findings, **changes
+    )
+
+
+def seen(finding: Finding, bookie: BookieId | None = None, **changes: Any) -> Evidence:
+    fields: dict[str, Any] = {"first_entry_id": 3, "last_entry_id": 3, "entry_count": 1} | changes
+    return Evidence(finding=finding, bookie=bookie, **fields)
+
+
+def _verdict(ledger_id: int, grade: Grade, *, age_ms: int, **changes: Any) -> LedgerVerdict:
+    fragment = FragmentVerdict(
+        first_entry_id=0,
+        last_entry_id=9,
+        ensemble=(BookieId("a:1"), BookieId("b:1"), BookieId("c:1")),
+        grade=grade,
+        copies_least=2,
+    )
+    fields: dict[str, Any] = {
+        "state": "closed",
+        "length": 1_000,
+        "fragments": (fragment,),
+    } | changes
+    return LedgerVerdict(
+        ledger_id=ledger_id,
+        grade=grade,
+        last_entry_id=9,
+        metadata_version=0,
+        mtime_ms=NOW_MS - age_ms,
+        checked_ms=NOW_MS,
+        entries_read=30,
+        bytes_read=3_000,
+        **fields,
+    )

@@ -1,0 +1,208 @@
+"""A run's results: what its summary says, read again, counted, and compared with another run's."""
+
+from pathlib import Path
+
+import pytest
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.changes import compare
+from auditor.fsck.results.figures import UNKNOWN_RACK, WORST_MAX, figures_of
+from auditor.fsck.results.reading import Results
+from auditor.fsck.results.summary import Counts, Summary, read_summary
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from ledgers.errors import CorruptionError, SettingsError
+from ledgers.metadata import BookieId
+from tests.fsck.results import (
+    DAY_MS,
+    LATER_RUN,
+    RUN,
+    damaged,
+    leave_results,
+    seen,
+    whole,
+)
+
+A, B, C = (BookieId(f"{name}:3181") for name in "abc")
+RACKS = {A: "/r1", B: "/r1"}
+
+LOST = damaged(1, Grade.LOST, seen(Finding.MISSING, A), seen(Finding.BAD_DIGEST, B))
+AT_RISK = damaged(2, Grade.AT_RISK, seen(Finding.MISSING, A), seen(Finding.MISSING, A), length=5)
+LARGE_AT_RISK = damaged(9, Grade.AT_RISK, seen(Finding.MISSING, C), age_ms=400 * DAY_MS)
+UNKNOWN = damaged(4, Grade.UNKNOWN, seen(Finding.NOT_ANSWERED, C), age_ms=10 * DAY_MS)
+LEGAL = damaged(5, Grade.DEGRADED, seen(Finding.ACK_QUORUM_ONLY, A))
+SUSPECT = damaged(6, Grade.WHOLE, seen(Finding.SUSPECT, B), age_ms=1_000)
+IDLE = damaged(7, Grade.WHOLE, seen(Finding.IDLE_OPEN))
+ALL = [whole(0), LOST, AT_RISK, LARGE_AT_RISK, UNKNOWN, LEGAL, SUSPECT, IDLE]
+
+
+# --- The summary ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "exit_code"),
+    [
+        pytest.param([], 0, id="an empty cluster"),
+        pytest.param([whole(0), LEGAL, IDLE], 0, id="whole, or legally short of a copy"),
+        pytest.param([whole(0), LOST], 1, id="lost"),
+        pytest.param([AT_RISK], 1, id="at risk"),
+        pytest.param([damaged(3, Grade.DEGRADED, seen(Finding.MISSING, A))], 1, id="degraded"),
+        pytest.param([SUSPECT], 1, id="suspect"),
+        pytest.param([whole(0), UNKNOWN], 3, id="could not tell"),
+        pytest.param(
+            [UNKNOWN, LOST], 1, id="what is known to be wrong comes before what is not known"
+        ),
+    ],
+)
+def test_automation_goes_by_the_exit_code(verdicts: list[LedgerVerdict], exit_code: int) -> None:
+    summary = Summary(
+        run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=Counts.of(verdicts)
+    )
+
+    assert summary.exit_code == exit_code
+
+
+def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = leave_results(tmp_path, ALL, skipped=3, left=2, gone=1).summary
+
+    assert read_summary(tmp_path) == written
+    assert written.counts.verdicts == {
+        "lost": 1, "at_risk": 2, "degraded": 1, "unknown": 1, "whole": 3,
+    }  # fmt: skip
+    assert written.counts.findings["missing"] == 3
+    assert (written.counts.ledgers, written.counts.wrong, written.is_complete) == (8, 4, False)
+
+
+def test_counts_of_parts_add_up() -> None:
+    assert Counts.of(ALL[:3]) + Counts.of(ALL[3:]) == Counts.of(ALL)
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"run": "r", "level": "closer"}'])
+def test_a_summary_that_is_none_is_said_to_be_so(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+
+    with pytest.raises(CorruptionError):
+        read_summary(tmp_path)
+
+
+def test_earlier_runs_are_found_by_name(tmp_path: Path) -> None:
+    leave_results(tmp_path, [LOST])
+    leave_results(tmp_path, ALL, run=LATER_RUN)
+
+    assert Results.named(str(tmp_path)).summary.run == LATER_RUN
+    assert Results.named(f"{tmp_path}@{RUN}").summary.counts.ledgers == 1
+    assert [each.summary.run for each in Results.last_two(tmp_path)] == [RUN, LATER_RUN]
+
+
+def test_where_there_are_no_results_it_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="there are no results of a run"):
+        Results.named(str(tmp_path / "missing"))
+    with pytest.raises(SettingsError, match="no results of the run R"):
+        Results.named(f"{tmp_path}@R")
+    with pytest.raises(SettingsError, match="of two runs"):
+        Results.last_two(tmp_path)
+
+
+# --- What the report shows ------------------------------------------------------------------------
+
+
+def test_ledgers_are_counted_once_by_bookie_and_rack_however_much_is_wrong(tmp_path: Path) -> None:
+    figures = figures_of(leave_results(tmp_path, ALL), RACKS)
+
+    assert [(p.name, p.rack, p.ledgers) for p in figures.bookies] == [
+        (A, "/r1", 3),
+        (B, "/r1", 2),
+        (C, "", 2),
+    ]
+    assert figures.bookies[0].by_finding == {Finding.MISSING: 2, Finding.ACK_QUORUM_ONLY: 1}
+    assert [(p.name, p.ledgers) for p in figures.racks] == [("/r1", 4), (UNKNOWN_RACK, 2)]
+
+
+def test_ledgers_are_counted_by_the_age_of_their_metadata(tmp_path: Path) -> None:
+    figures = figures_of(leave_results(tmp_path, ALL), RACKS)
+
+    assert [(age.name, dict(age.by_grade)) for age in figures.ages] == [
+        ("up to an hour", {Grade.WHOLE: 1}),
+        (
+            "up to a day",
+            {Grade.WHOLE: 2, Grade.LOST: 1, Grade.AT_RISK: 1, Grade.DEGRADED: 1},
+        ),
+        ("up to a month", {Grade.UNKNOWN: 1}),
+        ("more than a year", {Grade.AT_RISK: 1}),
+    ]
+    assert sum(age.ledgers for age in figures.ages) == len(ALL)
+
+
+def test_what_is_worst_comes_first_and_what_is_fine_not_at_all(tmp_path: Path) -> None:
+    figures = figures_of(leave_results(tmp_path, ALL), RACKS)
+
+    assert list(figures.worst) == [LOST, LARGE_AT_RISK, AT_RISK, SUSPECT, LEGAL, UNKNOWN, IDLE]
+    assert figures.told_count == 7
+
+
+def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
+    many = [damaged(i, Grade.DEGRADED, seen(Finding.MISSING, A)) for i in range(10, 400)]
+
+    figures = figures_of(leave_results(tmp_path, [*many, LOST]), RACKS)
+
+    assert (len(figures.worst), figures.told_count) == (WORST_MAX, 391)
+    assert figures.worst[0] == LOST
+
+
+def test_of_healthy_ledgers_there_is_nothing_to_show(tmp_path: Path) -> None:
+    figures = figures_of(leave_results(tmp_path, [whole(0), whole(1)]), {})
+
+    assert (figures.bookies, figures.racks, figures.worst, figures.told_count) == ([], [], [], 0)
+
+
+# --- Two runs -------------------------------------------------------------------------------------
+
+
+def compared(
+    folder: Path, before: list[LedgerVerdict], after: list[LedgerVerdict], **changes: int
+) -> tuple[list[tuple[str, int]], bool]:
+    """What is told of which ledger, and whether anything is worse."""
+    found = compare(
+        leave_results(folder, before), leave_results(folder, after, run=LATER_RUN, **changes)
+    )
+    told = [("changed", each.ledger_id) for each in found.changed]
+    told += [("new", each.ledger_id) for each in found.new]
+    told += [("absent", each.ledger_id) for each in found.absent]
+    told += [("fine", count) for count in (found.new_fine_count, found.absent_fine_count) if count]
+    return told, found.has_worsened
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told", "has_worsened"),
+    [
+        pytest.param(ALL, ALL, [], False, id="the same"),
+        pytest.param([AT_RISK], [whole(2)], [("changed", 2)], False, id="mended"),
+        pytest.param([whole(1)], [LOST], [("changed", 1)], True, id="worse"),
+        pytest.param([whole(6)], [SUSPECT], [("changed", 6)], True, id="copies differ now"),
+        pytest.param([], [LOST], [("new", 1)], True, id="new, and damaged already"),
+        pytest.param([], [whole(0), whole(1)], [("fine", 2)], False, id="new and whole: counted"),
+        pytest.param([LOST], [], [("absent", 1)], False, id="deleted"),
+        pytest.param([whole(0)], [], [("fine", 1)], False, id="deleted or left out: counted"),
+        pytest.param(
+            [UNKNOWN], [damaged(4, Grade.LOST)], [("changed", 4)], True, id="now it is known"
+        ),
+    ],
+)
+def test_runs_are_compared_ledger_by_ledger(
+    tmp_path: Path,
+    before: list[LedgerVerdict],
+    after: list[LedgerVerdict],
+    told: list[tuple[str, int]],
+    has_worsened: bool,
+) -> None:
+    assert compared(tmp_path, before, after) == (told, has_worsened)
+
+
+@pytest.mark.parametrize(("skipped", "left"), [(1, 0), (0, 1)])
+def test_a_ledger_that_may_have_been_left_out_is_not_said_to_be_gone(
+    tmp_path: Path, skipped: int, left: int
+) -> None:
+    before = leave_results(tmp_path, [LOST])
+    after = leave_results(tmp_path, [whole(0)], run=LATER_RUN, skipped=skipped, left=left)
+
+    assert not compare(before, after).is_absence_told
+    assert compare(before, before).is_absence_told
