@@ -164,16 +164,20 @@ class LocalCluster:
 
     def start_bookie(self, bookie: BookieId) -> None:
         """Bring it back with its id and data. A killed one waits for its former session to expire."""
-        if self.pid(bookie) is not None:
-            raise SettingsError(f"bookie {bookie} is running already")
+        self.start_bookies([bookie])
+
+    def start_bookies(self, bookies: Sequence[BookieId]) -> None:
+        """As ``start_bookie``, side by side."""
         with znodes.session(self._spec.zookeeper_port) as tree:
-            is_dismissed = self._is_dismissed(bookie, tree)
-        if is_dismissed:
-            raise SettingsError(
-                f"bookie {bookie} has data, but its cookie is gone, as after a decommission: "
-                "`bookmender local wipe` first, then it starts as an empty one"
-            )
-        self._start_bookies([bookie])
+            for bookie in bookies:
+                if self.pid(bookie) is not None:
+                    raise SettingsError(f"bookie {bookie} is running already")
+                if self._is_dismissed(bookie, tree):
+                    raise SettingsError(
+                        f"bookie {bookie} has data, but its cookie is gone, as after a decommission: "
+                        "`bookmender local wipe` first, then it starts as an empty one"
+                    )
+        self._start_bookies(bookies)
 
     def pause(self, bookie: BookieId) -> None:
         """Freeze it (SIGSTOP): it answers nothing, and its session expires in time."""

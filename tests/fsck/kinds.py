@@ -1,0 +1,298 @@
+"""Each kind of damage to one ledger, and what fsck shall say of it. For ledgers of three copies.
+
+Values alone, so that the documentation's table of what each level sees can be compared with them.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+
+from auditor.fsck.levels import Level
+from auditor.fsck.sampling import sampled
+from auditor.fsck.verdicts import Finding, Grade
+from ledgers.formats.metadata_codec import serialize_metadata
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from tests.fsck.damage import Copy
+
+METADATA, ENDS, SAMPLE, FULL = Level
+ENTRY_COUNT = 30
+FIRST, LAST = 0, ENTRY_COUNT - 1
+SAMPLE_SHARE = 0.2
+SEED = 7
+"""Of the sample."""
+GONE = BookieId("127.0.0.1:9")
+"""A bookie that was never there."""
+
+Pick = Callable[[int], int]
+"""An entry, by the ledger's id."""
+
+
+def first(ledger_id: int) -> int:
+    return FIRST
+
+
+def last(ledger_id: int) -> int:
+    return LAST
+
+
+def in_sample(ledger_id: int) -> int:
+    return min(_sample(ledger_id))
+
+
+def hidden(ledger_id: int) -> int:
+    """At no end and in no sample."""
+    return min(set(range(1, LAST)) - _sample(ledger_id))
+
+
+def _sample(ledger_id: int) -> set[int]:
+    return {*sampled(FIRST, LAST, share=SAMPLE_SHARE, seed=SEED ^ ledger_id)} - {FIRST, LAST}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a verdict says in short."""
+
+    grade: Grade = Grade.WHOLE
+    findings: tuple[Finding, ...] = ()
+    rests_on_unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """``seen_from``: the least close level that sees it; to the others the ledger is whole."""
+
+    name: str
+    seen_from: Level
+    grade: Grade
+    findings: tuple[Finding, ...]
+    rests_on_unknown: bool = False
+    is_mended: bool = False
+    """Whether the daemon makes the ledger whole, once it is marked."""
+
+    def told(self, level: Level) -> Told:
+        if level.depth < self.seen_from.depth:
+            return Told()
+        return Told(
+            grade=self.grade, findings=self.findings, rests_on_unknown=self.rests_on_unknown
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyDamage(Kind):
+    """To the files of stopped bookies: ``how`` at the entry ``at``, of the copies with these indexes."""
+
+    how: Callable[[Copy, int], None]
+    at: Pick = first
+    copies: tuple[int, ...] = (0,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataDamage(Kind):
+    """``change``: what becomes of the znode's bytes, given the bookies that the ledger does not name."""
+
+    change: Callable[[VersionedMetadata, Collection[BookieId]], bytes]
+
+
+ONE, TWO, ALL = (0,), (0, 1), (0, 1, 2)
+
+COPY_DAMAGES = (
+    CopyDamage(
+        name="a ledger's data removed on one bookie",
+        how=Copy.remove,
+        copies=ONE,
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="a ledger's data removed on two bookies",
+        how=Copy.remove,
+        copies=TWO,
+        seen_from=ENDS,
+        grade=Grade.AT_RISK,
+        findings=(Finding.MISSING,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="a ledger's data removed on all bookies",
+        how=Copy.remove,
+        copies=ALL,
+        seen_from=ENDS,
+        grade=Grade.LOST,
+        findings=(Finding.MISSING,),
+    ),
+    CopyDamage(
+        name="the last entry missing on one bookie",
+        how=Copy.forget,
+        at=last,
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="an entry of the sample missing on one bookie",
+        how=Copy.forget,
+        at=in_sample,
+        seen_from=SAMPLE,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="an entry between missing on one bookie",
+        how=Copy.forget,
+        at=hidden,
+        seen_from=FULL,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="an entry between missing on all bookies",
+        how=Copy.forget,
+        at=hidden,
+        copies=ALL,
+        seen_from=FULL,
+        grade=Grade.LOST,
+        findings=(Finding.MISSING,),
+    ),
+    CopyDamage(
+        name="a bit of the first entry flipped on one bookie",
+        how=Copy.flip,
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.BAD_DIGEST,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="a bit of an entry between flipped on two bookies",
+        how=Copy.flip,
+        at=hidden,
+        copies=TWO,
+        seen_from=FULL,
+        grade=Grade.AT_RISK,
+        findings=(Finding.BAD_DIGEST,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="a bit of the last entry flipped on all bookies",
+        how=Copy.flip,
+        at=last,
+        copies=ALL,
+        seen_from=ENDS,
+        grade=Grade.LOST,
+        findings=(Finding.BAD_DIGEST,),
+    ),
+    CopyDamage(
+        name="the first entry unreadable on one bookie",
+        how=Copy.garble,
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.READ_ERROR,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="an entry between unreadable on two bookies",
+        how=Copy.garble,
+        at=hidden,
+        copies=TWO,
+        seen_from=FULL,
+        grade=Grade.AT_RISK,
+        findings=(Finding.READ_ERROR,),
+        is_mended=True,
+    ),
+    CopyDamage(
+        name="another payload with a right digest on one bookie",
+        how=Copy.replace,
+        seen_from=FULL,
+        grade=Grade.WHOLE,
+        findings=(Finding.SUSPECT,),
+    ),
+    CopyDamage(
+        name="another length with a right digest on one bookie",
+        how=Copy.lengthen,
+        at=hidden,
+        seen_from=FULL,
+        grade=Grade.WHOLE,
+        findings=(Finding.SUSPECT,),
+    ),
+)
+
+
+Others = Collection[BookieId]
+
+
+def _cut_short(versioned: VersionedMetadata, others: Others) -> bytes:
+    return versioned.data[: len(versioned.data) // 2]
+
+
+def _of_future_version(versioned: VersionedMetadata, others: Others) -> bytes:
+    return versioned.data.replace(b"Version\t3\n", b"Version\t99\n")
+
+
+def _naming_one_that_is_gone(versioned: VersionedMetadata, others: Others) -> bytes:
+    return _with_first(versioned.metadata, GONE)
+
+
+def _naming_one_without_it(versioned: VersionedMetadata, others: Others) -> bytes:
+    return _with_first(versioned.metadata, min(others))
+
+
+def _with_first(metadata: LedgerMetadata, bookie: BookieId) -> bytes:
+    segments = tuple(segment.with_bookies({0: bookie}) for segment in metadata.segments)
+    return serialize_metadata(replace(metadata, segments=segments))
+
+
+def _moved(versioned: VersionedMetadata, others: Others) -> bytes:
+    """From the middle on to three bookies that have nothing of it: those that have are former members."""
+    ensemble = tuple(sorted(others)[:3])
+    segment = Segment(first_entry_id=ENTRY_COUNT // 2, ensemble=ensemble)
+    return serialize_metadata(versioned.metadata.with_segment(segment))
+
+
+METADATA_DAMAGES = (
+    MetadataDamage(
+        name="metadata that nobody can read",
+        change=_cut_short,
+        seen_from=METADATA,
+        grade=Grade.UNKNOWN,
+        findings=(Finding.UNREADABLE_METADATA,),
+        rests_on_unknown=True,
+    ),
+    MetadataDamage(
+        name="metadata of a future version",
+        change=_of_future_version,
+        seen_from=METADATA,
+        grade=Grade.UNKNOWN,
+        findings=(Finding.UNREADABLE_METADATA,),
+        rests_on_unknown=True,
+    ),
+    MetadataDamage(
+        name="metadata that names a bookie that is gone",
+        change=_naming_one_that_is_gone,
+        seen_from=METADATA,
+        grade=Grade.DEGRADED,
+        findings=(Finding.BOOKIE_GONE,),
+        rests_on_unknown=True,
+        is_mended=True,
+    ),
+    MetadataDamage(
+        name="metadata that names a bookie that never had it",
+        change=_naming_one_without_it,
+        seen_from=ENDS,
+        grade=Grade.DEGRADED,
+        findings=(Finding.MISSING,),
+        is_mended=True,
+    ),
+    MetadataDamage(
+        name="copies on former members alone",
+        change=_moved,
+        seen_from=ENDS,
+        grade=Grade.AT_RISK,
+        findings=(Finding.MISSING, Finding.STRAY),
+        is_mended=True,
+    ),
+)
+KINDS: tuple[Kind, ...] = (*COPY_DAMAGES, *METADATA_DAMAGES)

@@ -1,0 +1,39 @@
+"""A whole run without Spark: all ledgers looked at, and what seems wrong looked at again."""
+
+from collections.abc import Iterable
+from contextlib import aclosing
+from typing import Any
+
+from auditor.fsck.inspecting import inspect, recheck
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.verdicts import LedgerVerdict
+from tests.fsck.kinds import SAMPLE_SHARE, SEED, Told
+
+
+def options(uri: str, level: Level, **changes: Any) -> FsckOptions:
+    fields = {"sample_share": SAMPLE_SHARE, "seed": SEED} | changes
+    return FsckOptions(metadata_service_uri=uri, level=level, **fields)
+
+
+async def run(wanted: FsckOptions, ledger_ids: Iterable[int]) -> dict[int, LedgerVerdict]:
+    """The verdicts that a run reports; ledgers that are gone have none."""
+    found: dict[int, LedgerVerdict] = {}
+    async with aclosing(inspect(wanted, ledger_ids)) as first:
+        async for verdict in first:
+            assert verdict.ledger_id not in found, verdict
+            found[verdict.ledger_id] = verdict
+    doubtful = [verdict for verdict in found.values() if verdict.seems_wrong]
+    sure = {i: verdict for i, verdict in found.items() if not verdict.seems_wrong}
+    if doubtful:
+        async with aclosing(recheck(wanted, doubtful)) as second:
+            async for verdict in second:
+                sure[verdict.ledger_id] = verdict
+    return sure
+
+
+def told(verdict: LedgerVerdict) -> Told:
+    return Told(
+        grade=verdict.grade,
+        findings=verdict.findings,
+        rests_on_unknown=verdict.rests_on_unknown,
+    )
