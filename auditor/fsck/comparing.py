@@ -24,6 +24,8 @@ def differing(
     Where no value has most of them, nobody knows which is right: all are named. Entries E apart have their
     copies on the same bookies, so that whole columns are compared at a time.
     """
+    if len(found) < 2:
+        return {}
     size, quorum = fragment.ensemble_size, fragment.write_quorum
     step = 1 if size == quorum else size
     odd: dict[BookieId, list[int]] = defaultdict(list)

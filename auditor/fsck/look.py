@@ -143,6 +143,9 @@ class Look:
         """Judge the whole fragment: by all entries of ``asked``, and by what was ``seen`` of the others."""
         asked &= self._available
         others = {b: refused for b, refused in seen.items() if b not in asked}
+        missed = self._gone | self._reads.silent
+        if not asked and not others and missed.isdisjoint(fragment.ensemble):
+            return
         span = _last(fragment) - fragment.first_entry_id + 1
         width = max(1, STRETCH_COPIES // fragment.write_quorum) if asked or others else span
         for first, last in _stretches(fragment, width):
@@ -152,7 +155,7 @@ class Look:
                     for index, bookie in enumerate(fragment.ensemble)
                     if bookie in asked
                 },
-                compares=self._options.level is Level.FULL,
+                compares=self._options.level is Level.FULL and fragment.write_quorum > 1,
             )
             refused = others | answers.refused
             stretch = Stretch(

@@ -27,7 +27,10 @@ class Grade(enum.Enum):
     @property
     def rank(self) -> int:
         """0 for the worst."""
-        return list(Grade).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {grade: rank for rank, grade in enumerate(Grade)}
 
 
 class Finding(enum.Enum):
