@@ -1,0 +1,232 @@
+"""A run of fsck: planned once, looked at part by part, looked at again where something seemed wrong.
+
+The driver writes the results, part by part, to a folder of its own: executors need no file system in common, and
+what is written is final. Killed, the run goes on where it was when it is called again by the same name.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import SparkSession
+
+from auditor.fsck.budget import SharedPace
+from auditor.fsck.ledger_ids import list_ledger_ids
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.pace import BeginPace, FixedPace
+from auditor.fsck.results.checked import after_run, read_checked, write_checked
+from auditor.fsck.results.plan import part_size, plan_rows
+from auditor.fsck.results.rows import SCHEMA, from_table
+from auditor.fsck.results.run_folder import PartCounts, RunFolder
+from auditor.fsck.results.summary import Counts, Summary, write_summary
+from auditor.fsck.running import FsckJob, FsckProgress, OnProgress
+from auditor.fsck.spark.dispatch import Dispatch
+from auditor.fsck.spark.looks import ROWS, FirstLook, Look, SecondLook, looking
+from ledgers.errors import SettingsError
+
+SECOND_LOOK_LEDGERS = 500
+"""That are looked at again in one task, about."""
+
+L = TypeVar("L", bound=Look)
+
+
+def run_fsck(
+    spark: SparkSession, options: FsckOptions, job: FsckJob, on_progress: OnProgress
+) -> Summary:
+    """Look at every ledger, and leave the results in ``job.output``, ``summary.json`` among them.
+
+    Goes on with the run of this name if one was begun there (``unfinished_runs``). Raises SettingsError, also
+    when that was begun otherwise; UnavailableError: the run is not over, and can be gone on with.
+    """
+    folder = RunFolder(job.output, job.run)
+    dispatch = Dispatch(spark, f"fsck {job.run}")
+    if not folder.is_begun:
+        _begin(folder, options, job, on_progress, slot_count=dispatch.slot_count)
+    elif not folder.is_of(options):
+        raise SettingsError("the run was begun with other options", run=job.run)
+    run = _Run(folder, options, job, dispatch, on_progress)
+    run.look()
+    run.look_again()
+    return run.end()
+
+
+def _begin(
+    folder: RunFolder,
+    options: FsckOptions,
+    job: FsckJob,
+    on_progress: OnProgress,
+    *,
+    slot_count: int,
+) -> None:
+    """List the ledgers, once, and fix which are looked at in which part."""
+    started_ms = _now_ms()
+
+    def on_listed(count: int) -> None:
+        on_progress(FsckProgress(phase="listing", ledgers_done=count))
+
+    listed = asyncio.run(list_ledger_ids(options.metadata_service_uri, on_listed=on_listed))
+    rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
+    size = part_size(len(listed), options.level, job, slot_count=slot_count)
+    folder.begin(rows, options, part_size=size, started_ms=started_ms)
+
+
+class _Run:
+    """One run that was begun."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        options: FsckOptions,
+        job: FsckJob,
+        dispatch: Dispatch,
+        on_progress: OnProgress,
+    ) -> None:
+        self._folder, self._options, self._job = folder, options, job
+        self._dispatch, self._on_progress = dispatch, on_progress
+        self._plan = folder.plan
+        self._first = folder.first_looks()
+        self._second = folder.second_looks()
+        self._read = Counts()
+        """Entries and bytes alone, of all looks."""
+        for look in chain(self._first.values(), self._second.values()):
+            self._note_read(look)
+        self._stop_s = time.monotonic() + (job.time_budget_s or float("inf"))
+
+    # --- The first look --------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """At every part that is not done, or as many as the time is enough for."""
+        self._tell_looking()
+        for looks, rows in self._results(self._first_looks()):
+            for look in looks:
+                self._write_first(look.part, _rows_of(rows, look.part))
+            self._tell_looking()
+
+    def _first_looks(self) -> Iterator[FirstLook]:
+        for number in range(self._plan.part_count):
+            if time.monotonic() >= self._stop_s:
+                return
+            if number not in self._first:
+                yield FirstLook.at(self._plan.part(number))
+
+    def _write_first(self, number: int, rows: pa.Table) -> None:
+        is_verdict = pc.is_valid(rows["verdict"])
+        verdicts = rows.filter(is_verdict)
+        seems_wrong = pa.array([v.seems_wrong for v in from_table(verdicts)], pa.bool_())
+        look = self._first[number] = self._folder.write_first_look(
+            number,
+            verdicts.filter(pc.invert(seems_wrong)),
+            verdicts.filter(seems_wrong),
+            skipped=rows.num_rows - verdicts.num_rows,
+            gone=self._plan.size_of(number) - rows.num_rows,
+        )
+        self._note_read(look)
+
+    # --- The second look -------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """At what seemed wrong, whatever the time."""
+        self._tell_looking_again()
+        for looks, rows in self._results(self._second_looks()):
+            for number in chain.from_iterable(look.rows for look in looks):
+                self._write_second(number, _rows_of(rows, number))
+            self._tell_looking_again()
+
+    def _write_second(self, number: int, rows: pa.Table) -> None:
+        gone = self._first[number].doubtful - rows.num_rows
+        look = self._second[number] = self._folder.write_second_look(number, rows, gone=gone)
+        self._note_read(look)
+
+    def _second_looks(self) -> Iterator[SecondLook]:
+        waiting: dict[int, pa.Table] = {}
+        for number, first in sorted(self._first.items()):
+            if not first.doubtful or number in self._second:
+                continue
+            waiting[number] = self._folder.doubtful(number)
+            if sum(rows.num_rows for rows in waiting.values()) >= SECOND_LOOK_LEDGERS:
+                yield SecondLook.at(waiting)
+                waiting = {}
+        if waiting:
+            yield SecondLook.at(waiting)
+
+    # --- The end ---------------------------------------------------------------------------------
+
+    def end(self) -> Summary:
+        self._tell("writing")
+        columns = ["ledger_id", "verdict", "reasons", "state", "metadata_version", "checked_ms"]
+        verdicts = self._folder.verdicts(columns)
+        state = self._folder.state
+        before = read_checked(state)
+        listed = self._plan.ledger_ids()
+        write_checked(state, after_run(before, verdicts, self._options, listed=listed))
+        summary = Summary(
+            run=self._job.run,
+            level=self._options.level,
+            started_ms=self._folder.started_ms,
+            finished_ms=_now_ms(),
+            counts=self._counts(),
+            skipped=sum(look.skipped for look in self._first.values()),
+            left=self._plan.ledger_count - sum(map(self._plan.size_of, self._first)),
+            gone=sum(look.gone for look in chain(self._first.values(), self._second.values())),
+        )
+        write_summary(self._job.output, summary)
+        self._folder.end()
+        return summary
+
+    def _counts(self) -> Counts:
+        """With all that was read, also for first looks that a second one came after."""
+        total = Counts.of(())
+        for look in chain(self._first.values(), self._second.values()):
+            total = total + look.certain
+        return replace(
+            total, entries_read=self._read.entries_read, bytes_read=self._read.bytes_read
+        )
+
+    # --- Below: helpers --------------------------------------------------------------------------
+
+    def _results(self, looks: Iterator[L]) -> Iterator[tuple[Sequence[L], pa.Table]]:
+        options, begin_pace = self._options, self._begin_pace
+        return self._dispatch.results(looks, lambda some: looking(some, options, begin_pace), ROWS)
+
+    @property
+    def _begin_pace(self) -> BeginPace:
+        """Where no bookie is asked there is nothing to share out."""
+        return FixedPace if self._options.level is Level.METADATA else SharedPace(run=self._job.run)
+
+    def _note_read(self, look: PartCounts) -> None:
+        self._read = self._read + Counts(
+            entries_read=look.certain.entries_read + look.doubtful_entries,
+            bytes_read=look.certain.bytes_read + look.doubtful_bytes,
+        )
+
+    def _tell_looking(self) -> None:
+        done = sum(map(self._plan.size_of, self._first))
+        self._tell("looking", done, self._plan.ledger_count)
+
+    def _tell_looking_again(self) -> None:
+        done = sum(self._first[number].doubtful for number in self._second)
+        self._tell("looking again", done, sum(look.doubtful for look in self._first.values()))
+
+    def _tell(self, phase: str, done: int = 0, expected: int = 0) -> None:
+        self._on_progress(
+            FsckProgress(
+                phase=phase,
+                ledgers_done=done,
+                ledgers_expected=expected,
+                entries_read=self._read.entries_read,
+                bytes_read=self._read.bytes_read,
+            )
+        )
+
+
+def _rows_of(rows: pa.Table, part: int) -> pa.Table:
+    return rows.filter(pc.equal(rows["part"], part)).select(SCHEMA.names)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

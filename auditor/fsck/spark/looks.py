@@ -1,0 +1,128 @@
+"""What a task does in an executor: a part of the ledgers looked at, and their verdicts as rows.
+
+A task that is tried again begins anew, and Spark takes the rows of one attempt only: none is doubled.
+"""
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import structlog
+
+from auditor.fsck.inspecting import inspect, recheck
+from auditor.fsck.ledger_ids import pack, unpack
+from auditor.fsck.levels import FsckOptions
+from auditor.fsck.pace import BeginPace
+from auditor.fsck.results.plan import Part
+from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
+from auditor.fsck.unchanged import unchanged
+from auditor.fsck.verdicts import LedgerVerdict
+
+ROWS = SCHEMA.append(pa.field("part", pa.int32()))
+"""What a task gives. A ledger that was left out, as it has not changed, has a row without a verdict."""
+BATCH_ROWS = 1_000
+
+MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstLook:
+    """At one part. Fit to be sent: ``ledger_ids`` are packed."""
+
+    part: int
+    ledger_ids: bytes
+    known: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def at(cls, part: Part) -> "FirstLook":
+        return cls(part=part.number, ledger_ids=pack(part.ledger_ids), known=part.known)
+
+    async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
+        batches = []
+        ledger_ids: Sequence[int] = unpack(self.ledger_ids)
+        if self.known:
+            same = await unchanged(options.metadata_service_uri, self.known)
+            left_out = pa.RecordBatch.from_pylist([{"ledger_id": i} for i in same], schema=SCHEMA)
+            batches.append(_of_part(left_out, self.part))
+            ledger_ids = sorted(set(ledger_ids).difference(same))
+        if ledger_ids:
+            verdicts = inspect(options, ledger_ids, begin_pace=begin_pace)
+            batches += [_of_part(b, self.part) for b in await _in_batches(verdicts)]
+        return batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SecondLook:
+    """At what seemed wrong in some parts. ``rows``: of each the rows that are in doubt, as an Arrow stream."""
+
+    rows: Mapping[int, bytes]
+
+    @classmethod
+    def at(cls, tables: Mapping[int, pa.Table]) -> "SecondLook":
+        return cls(rows={part: _to_stream(table) for part, table in tables.items()})
+
+    async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
+        batches = []
+        parts = {}
+        doubtful = []
+        for part, rows in self.rows.items():
+            for verdict in from_table(pa.ipc.open_stream(rows).read_all()):
+                parts[verdict.ledger_id] = part
+                doubtful.append(verdict)
+        for batch in await _in_batches(recheck(options, doubtful, begin_pace=begin_pace)):
+            of = pa.array([parts[i] for i in batch["ledger_id"].to_pylist()], pa.int32())
+            batches.append(batch.append_column("part", of))
+        return batches
+
+
+Look = FirstLook | SecondLook
+
+
+def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) -> MapInArrow:
+    """For ``mapInArrow``: in goes the position of a look, out come its rows (``ROWS``)."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        _quiet_logs()
+        for batch in batches:
+            for position in batch.column(0).to_pylist():
+                yield from asyncio.run(looks[position].run(options, begin_pace))
+
+    return run
+
+
+async def _in_batches(verdicts: AsyncIterator[LedgerVerdict]) -> list[pa.RecordBatch]:
+    """As they come, so that they wait in rows, which are small."""
+    batches, waiting = [], []
+    async for verdict in verdicts:
+        waiting.append(verdict)
+        if len(waiting) == BATCH_ROWS:
+            batches.append(to_batch(waiting))
+            waiting.clear()
+    if waiting:
+        batches.append(to_batch(waiting))
+    return batches
+
+
+def _of_part(batch: pa.RecordBatch, part: int) -> pa.RecordBatch:
+    column = pa.repeat(pa.scalar(part, pa.int32()), batch.num_rows)
+    return batch.append_column("part", column)
+
+
+def _to_stream(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _quiet_logs() -> None:
+    """What a handled mishap of one bookie logs stands in the results as well; an executor's output is for
+    what else goes wrong."""
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )

@@ -1,0 +1,40 @@
+"""A Spark session for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its own."""
+
+import sys
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+LOCAL_ATTEMPTS = 4
+"""Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs locally."""
+
+_DEFAULTS = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.ui.enabled": "false",
+}
+
+
+def open_spark(
+    master: str, settings: Mapping[str, str] | None = None, *, python: str = sys.executable
+) -> SparkSession:
+    """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be stopped.
+
+    ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it needs this
+    project and what it needs.
+    """
+    builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
+    for key, value in {**_DEFAULTS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.sparkContext.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
+    return spark
+
+
+def with_attempts(master: str) -> str:
+    """``local[4]`` as ``local[4,4]``, which says how often a task is tried."""
+    if master == "local":
+        return f"local[1,{LOCAL_ATTEMPTS}]"
+    if master.startswith("local[") and "," not in master:
+        return f"{master[:-1]},{LOCAL_ATTEMPTS}]"
+    return master
