@@ -1,19 +1,28 @@
 """fsck on real bookies, without Spark: each kind of damage at each level, and healthy ledgers beside it."""
 
 import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from auditor.fsck.levels import Level
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.local.cluster import LocalCluster
+from tests.cluster.steps import bench
+from tests.fsck.healthy import make_healthy, writing
 from tests.fsck.kinds import Told
 from tests.fsck.running import options, run, told
 from tests.fsck.scene import BOOKIES, Scene, make_scene
+from tests.java import messages
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+HEALTHY_LEDGERS = 1_000 if os.environ.get("TEST_FSCK") == "full" else 200
 
 
 @pytest.fixture(scope="module")
@@ -46,3 +55,59 @@ def name(ledger_id: int, scene: Scene) -> str:
         return scene.damaged[ledger_id].name
     lost = scene.others[ledger_id]
     return f"two whole bookies damaged: {[finding.value for finding in lost]}"
+
+
+def test_healthy_ledgers_give_no_alarm_while_others_are_written_and_deleted(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    healthy = make_healthy(module_cluster, java, tmp_path, count=HEALTHY_LEDGERS)
+    doomed = [each.ledger for each in java.write(uri, messages.Shape(count=20))]
+    with writing(uri) as writer:
+        for level in Level:
+            ledger_ids = [*healthy.ledger_ids, writer.ledger_id]
+
+            verdicts = asyncio.run(run(options(uri, level), ledger_ids))
+
+            alarms = {i: verdict for i, verdict in verdicts.items() if told(verdict) != Told()}
+            assert not alarms, level
+            assert len(verdicts) == len(ledger_ids)
+
+        verdicts = asyncio.run(run_while_deleting(uri, doomed))
+
+    assert all(told(verdict) == Told() for verdict in verdicts.values()), verdicts
+    assert 0 < len(verdicts) < len(doomed)
+
+
+async def run_while_deleting(uri: str, ledger_ids: Sequence[int]) -> dict[int, LedgerVerdict]:
+    """As soon as there is a verdict, the ledgers are deleted, those that come last first."""
+    async with bench(uri) as on:
+
+        async def delete() -> None:
+            for ledger_id in reversed(ledger_ids):
+                await on.seen.manager.delete(ledger_id, version=-1)
+
+        wanted = options(uri, Level.FULL, ledgers_at_once=1)
+        return await run(wanted, ledger_ids, on_first=delete)
+
+
+def test_a_bookie_that_hangs_makes_its_ledgers_unknown_and_nothing_else(
+    module_cluster: LocalCluster, java: JavaTool, uri: str
+) -> None:
+    hung = module_cluster.bookies[2]
+    ledger_ids = [each.ledger for each in java.write(uri, messages.Shape(count=12, ack_quorum=2))]
+    of_hung = {i for i in ledger_ids if hung in ensembles(java, uri, i)}
+    module_cluster.pause(hung)
+    try:
+        verdicts = asyncio.run(run(options(uri, Level.FULL), ledger_ids))
+    finally:
+        module_cluster.resume(hung)
+
+    unknown = Told(grade=Grade.UNKNOWN, findings=(Finding.NOT_ANSWERED,), rests_on_unknown=True)
+    assert 0 < len(of_hung) < len(ledger_ids)
+    assert {i: told(verdict) for i, verdict in verdicts.items()} == {
+        i: unknown if i in of_hung else Told() for i in ledger_ids
+    }
+
+
+def ensembles(java: JavaTool, uri: str, ledger_id: int) -> set[str]:
+    return {b for each in java.metadata(uri, ledger_id).ensembles.values() for b in each}

@@ -1,6 +1,6 @@
 """A whole run without Spark: all ledgers looked at, and what seems wrong looked at again."""
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -15,13 +15,23 @@ def options(uri: str, level: Level, **changes: Any) -> FsckOptions:
     return FsckOptions(metadata_service_uri=uri, level=level, **fields)
 
 
-async def run(wanted: FsckOptions, ledger_ids: Iterable[int]) -> dict[int, LedgerVerdict]:
-    """The verdicts that a run reports; ledgers that are gone have none."""
+async def _nothing() -> None: ...
+
+
+async def run(
+    wanted: FsckOptions,
+    ledger_ids: Iterable[int],
+    *,
+    on_first: Callable[[], Awaitable[None]] = _nothing,
+) -> dict[int, LedgerVerdict]:
+    """The verdicts that a run reports; ledgers that are gone have none. ``on_first``: once there is one."""
     found: dict[int, LedgerVerdict] = {}
     async with aclosing(inspect(wanted, ledger_ids)) as first:
         async for verdict in first:
             assert verdict.ledger_id not in found, verdict
             found[verdict.ledger_id] = verdict
+            if len(found) == 1:
+                await on_first()
     doubtful = [verdict for verdict in found.values() if verdict.seems_wrong]
     sure = {i: verdict for i, verdict in found.items() if not verdict.seems_wrong}
     if doubtful:
