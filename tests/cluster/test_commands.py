@@ -14,6 +14,7 @@ from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.ports import LOOPBACK, free_ports
+from daemon.operating.progress import counted
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
 from replication.queue import payloads
@@ -86,7 +87,7 @@ async def assert_repairing(
     assert "verdict   repairing" in status.out
     assert f"leader    {socket.gethostname()} (pid {leader_pid})" in status.out
     assert f"lost: {victim}" in status.out
-    assert f"{len(at_risk)} ledgers marked, 0 locked for repair" in status.out
+    assert f"{counted(len(at_risk), 'ledger')} marked, 0 locked for repair" in status.out
     found = status_json.record
     assert found["verdict"] == "repairing"
     assert found["leader_node"]["pid"] == leader_pid
@@ -96,10 +97,9 @@ async def assert_repairing(
     assert found["queue"]["by_lost_bookie"] == {victim: len(at_risk)}
 
     assert queue.exit_code == queue_json.exit_code == 1
-    assert queue.out.splitlines() == [
-        f"ledger {ledger_id}: misses {victim}",
-        f"{len(at_risk)} ledgers marked, the first 1 shown",
-    ]
+    first, total = queue.out.splitlines()
+    assert first.startswith(f"ledger {ledger_id}: misses {victim} [{victim}: lost for ")
+    assert total.startswith(f"{counted(len(at_risk), 'ledger')} marked")
     assert queue_json.record["marked"] == len(at_risk)
     listed = {row["ledger_id"]: row["missing"] for row in queue_json.record["ledgers"]}
     assert listed == {ledger_id: [victim] for ledger_id in at_risk}
@@ -118,7 +118,8 @@ async def assert_stuck(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     assert (status.exit_code, queue.exit_code) == (1, 1)
     assert "verdict   stuck" in status.out
     assert "add a bookie" in status.out
-    assert queue.out.startswith(f"ledger {ledger_id}: misses {victim} — no-target: no bookie can")
+    assert queue.out.startswith(f"ledger {ledger_id}: misses {victim} [{victim}: lost for ")
+    assert " — no-target: no bookie can" in queue.out
 
 
 async def tells_why(uri: str, ledger_id: int, reason: str) -> bool:
