@@ -79,6 +79,14 @@ class ZnodeCluster:
     def registration(self, bookie: BookieId) -> Create:
         return Create(path=f"{ROOT}/available/{bookie}", is_ephemeral=True)
 
+    async def register(self, bookie: BookieId) -> None:
+        """Raises NodeExistsError."""
+        await self.store.create(self.registration(bookie).path, is_ephemeral=True)
+
+    async def deregister(self, bookie: BookieId) -> None:
+        """As when its session ends. Raises NoNodeError."""
+        await self.store.delete(self.deregistration(bookie).path)
+
     def deregistration(self, bookie: BookieId) -> Delete:
         return Delete(path=f"{ROOT}/available/{bookie}")
 

@@ -7,7 +7,7 @@ asked for again (``--sizes``, ``--contenders``, ``--only``) stays as it was.
 import asyncio
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,6 @@ SIZES = (10_000, 100_000, 1_000_000)
 QUICK_SIZES = (1_000, 10_000)
 SLOW_REPEATS = 1
 TURNS = 2
-EMPTY_S = 5.0
 PARTS = {"losses": "losses", "idle": "idle"}
 
 
@@ -113,8 +112,6 @@ class Bench:
     async def run(self, sizes: Sequence[int]) -> None:
         self._say("starting ZooKeeper")
         async with open_field() as ground:
-            for contender in self.contenders:
-                await self._stay_idle(ground, contender, EMPTY_S)  # what it weighs without ledgers
             for size in sizes:
                 await self._run_size(ground, size)
 
@@ -123,30 +120,25 @@ class Bench:
         victim = await ground.grow(size)
         if "losses" in self.parts:
             for turn in plan(self.contenders, size=size, repeat=self.repeat):
-                self._say(f"{size:,} ledgers, {turn.contender.title}: starting")
-                try:
-                    await lose_repeatedly(ground, victim, turn.contender, turn.repeats, self._add)
-                except (BookmenderError, OSError) as error:
-                    self._fail(f"{size:,} ledgers, {turn.contender.title}: {error}")
+                losing = lose_repeatedly(ground, victim, turn.contender, turn.repeats, self._add)
+                await self._try(f"{size:,} ledgers, {turn.contender.title}", losing)
         if "idle" in self.parts and size == MEASURED_SIZE:
             for contender in self.contenders:
-                self._say(f"{size:,} ledgers, {contender.title}: idle for {self.idle_s:.0f} s")
-                await self._stay_idle(ground, contender, self.idle_s)
+                idling = stay_idle(ground, contender, self.idle_s, self._add)
+                await self._try(f"{size:,} ledgers, {contender.title}, idle", idling)
 
-    async def _stay_idle(self, ground: Field, contender: Contender, duration_s: float) -> None:
+    async def _try(self, title: str, turn: Coroutine[None, None, None]) -> None:
+        self._say(f"{title}: starting")
         try:
-            self._add(await stay_idle(ground, contender, duration_s))
+            await turn
         except (BookmenderError, OSError) as error:
-            self._fail(f"{ground.size:,} ledgers, {contender.title}, idle: {error}")
+            self.failures.append(f"{title}: {error}")
+            self._say(self.failures[-1])
 
     def _add(self, record: Record) -> None:
         self.records.forget([record.key])
         self.records.add(record)
         self._say(_line(record))
-
-    def _fail(self, text: str) -> None:
-        self.failures.append(text)
-        self._say(text)
 
     def _say(self, text: str) -> None:
         click.echo(f"[{time.monotonic() - self._began_s:6.0f} s] {text}", err=True)

@@ -7,7 +7,7 @@ that so many of the new ones name.
 import random
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from daemon.local.processes import Child
 from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec
 from daemon.local.zookeeper import monitor
+from ledgers.errors import NodeExistsError
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.store import ANY_VERSION, Create, SetData, Stat
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -125,7 +126,8 @@ class Field:
 
     async def restore(self, victim: Victim) -> None:
         """As if it had not been lost."""
-        await self.store.multi([self.cluster.registration(victim.bookie)])
+        with suppress(NodeExistsError):
+            await self.cluster.register(victim.bookie)
         await self.cluster.delete_marks()
 
     def _ledgers(self, new: range, victim: Victim) -> Iterator[tuple[int, LedgerMetadata]]:

@@ -86,11 +86,13 @@ def median_all_s(losses: Sequence[Loss]) -> float | None:
 
 
 def bytes_per_ledger(records: Sequence[Record], size: int, contender: str) -> float | None:
-    """What it grew by since there was no ledger at all; None where that was not measured."""
-    losses, empty = losses_of(records, size, contender), idle_of(records, 0, contender)
-    if not losses or empty is None:
+    """What it grew by since the smallest size; None where that is all there is."""
+    smallest = min(sizes_of(records), default=size)
+    few, many = (losses_of(records, each, contender) for each in (smallest, size))
+    if size == smallest or not few or not many:
         return None
-    return (median(each.rss_bytes for each in losses) - empty.rss_bytes) / size
+    grown = median(each.rss_bytes for each in many) - median(each.rss_bytes for each in few)
+    return grown / (size - smallest)
 
 
 def _median(times_s: Sequence[float | None]) -> float | None:

@@ -42,6 +42,7 @@ async def lose_repeatedly(
     on_record: Callable[[Record], None],
 ) -> None:
     """Lose the same bookie again and again. Ends early where once was too slow already."""
+    await field.restore(victim)  # what a turn that broke off has left
     async with settled_daemon(field, contender) as child:
         for repeat in repeats:
             loss = await measure_loss(
@@ -54,17 +55,19 @@ async def lose_repeatedly(
                 timeout_s=LOSS_TIMEOUT_S,
             )
             on_record(loss)
-            await field.restore(victim)
             if loss.all_marked_s is None:
-                return
+                return  # and it marks on until it is stopped
+            await field.restore(victim)
             await _settle(field, child)
 
 
-async def stay_idle(field: Field, contender: Contender, duration_s: float) -> Idle:
+async def stay_idle(
+    field: Field, contender: Contender, duration_s: float, on_record: Callable[[Record], None]
+) -> None:
     async with settled_daemon(field, contender) as child:
         packets, cpu, began_s = field.packets(), cpu_of([child.pid]), time.monotonic()
         await asyncio.sleep(duration_s)
-        return Idle(
+        idle = Idle(
             size=field.size,
             contender=contender.name,
             duration_s=time.monotonic() - began_s,
@@ -72,6 +75,7 @@ async def stay_idle(field: Field, contender: Contender, duration_s: float) -> Id
             rss_bytes=rss_bytes(child.pid),
             packets=field.packets() - packets,
         )
+    on_record(idle)
 
 
 @asynccontextmanager
