@@ -64,7 +64,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         )
         stack.push_async_callback(client.close)
         bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
-        allowance = _Allowance(budgets, bulk)
+        allowance = Allowance(budgets, bulk)
         pace = begin_pace(options, store, underreplication_path(uri.root))
         scope = await stack.enter_async_context(task_scope())
         for work in (views.run(), pace.run(allowance.apply), _end_with_session(store)):
@@ -77,7 +77,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         )
 
 
-class _Allowance:
+class Allowance:
     """Makes a share what this process keeps to."""
 
     def __init__(self, budgets: Budgets, bulk: BulkTransfers) -> None:

@@ -1,0 +1,179 @@
+"""How verdicts reach who reads them: from whatever task, with the errors of the work, and cut short at will."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from auditor.fsck import inspecting
+from auditor.fsck.executor import Allowance
+from auditor.fsck.inspecting import inspect, recheck
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.pace import BeginPace, FixedPace, ReadShare
+from auditor.fsck.verdicts import Grade, LedgerVerdict
+from ledgers.bookies import Transfer
+from ledgers.errors import SessionLostError, UnavailableError
+from tests.fsck.looking import ALL, executor, options
+from tests.ledgers.bulk_cases import Scene, play
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1
+
+COUNT = 40
+
+
+class Opened:
+    """In place of a session: executors on a cluster in memory, counted."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.open_count = 0
+
+    @asynccontextmanager
+    async def __call__(self, wanted: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[object]:
+        self.open_count += 1
+        try:
+            yield await executor(self.cluster, wanted)
+        finally:
+            self.open_count -= 1
+
+
+async def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    cluster = await Cluster.start()
+    for ledger_id in range(COUNT):
+        await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+    made = Opened(cluster)
+    monkeypatch.setattr(inspecting, "open_executor", made)
+    return made
+
+
+def test_every_ledger_has_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+        made.cluster.bookie(B1).wipe()
+
+        first = [verdict async for verdict in inspect(options(), [*range(COUNT), 77, 78])]
+        for ledger_id in range(10):
+            await made.cluster.manager.delete(ledger_id, version=0)
+        last = [verdict async for verdict in recheck(options(), first)]
+
+        assert sorted(each.ledger_id for each in first) == list(range(COUNT))
+        assert sorted(each.ledger_id for each in last) == list(range(10, COUNT))
+        assert {each.grade for each in last} == {Grade.DEGRADED}
+        assert made.open_count == 0
+
+    scenario()
+
+
+def test_they_may_be_read_from_one_task_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+        verdicts = inspect(options(), range(COUNT))
+
+        for _ in range(COUNT):
+            await asyncio.create_task(anext(verdicts))
+
+        with pytest.raises(StopAsyncIteration):
+            await anext(verdicts)
+        assert made.open_count == 0
+
+    scenario()
+
+
+@pytest.mark.parametrize("read_count", [0, 1, 5])
+def test_whoever_reads_no_more_ends_the_work(
+    read_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+
+        async with aclosing(inspect(options(ledgers_at_once=1), range(COUNT))) as verdicts:
+            for _ in range(read_count):
+                await anext(verdicts)
+
+        assert made.open_count == 0
+        assert len(asyncio.all_tasks()) == 1
+
+    scenario()
+
+
+def test_an_error_of_the_work_comes_after_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+        transfer_count = 0
+
+        async def fail(transfer: Transfer) -> None:
+            nonlocal transfer_count
+            transfer_count += 1
+            if transfer_count > 10:
+                raise SessionLostError("the ZooKeeper session is over")
+
+        made.cluster.bookies.before_transfer = fail
+        found: list[LedgerVerdict] = []
+
+        async def read() -> None:
+            async for verdict in inspect(options(ledgers_at_once=1), range(COUNT)):
+                found.append(verdict)
+
+        with pytest.raises(SessionLostError):
+            await read()
+
+        assert len(found) == 10
+        assert made.open_count == 0
+
+    scenario()
+
+
+def test_what_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        @asynccontextmanager
+        async def failing(wanted: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[object]:
+            raise UnavailableError("no server answers")
+            yield
+
+        monkeypatch.setattr(inspecting, "open_executor", failing)
+        with pytest.raises(UnavailableError):
+            _ = [verdict async for verdict in inspect(options(Level.METADATA), range(COUNT))]
+
+    scenario()
+
+
+# --- The share of the budget -------------------------------------------------------------------------
+
+
+def test_a_share_is_what_the_process_keeps_to_and_without_one_nothing_is_read() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(100))
+        allowance = Allowance(scene.budgets, scene.bulk)
+
+        allowance.apply(None)
+        reading = asyncio.create_task(scene.run(scene.halves(100, target=None)))
+        await scene.settle()
+        read_without = len(scene.a.reads_seen)
+        was_given = allowance.is_given.is_set()
+        allowance.apply(ReadShare(reads_in_flight_per_bookie=7))
+        await reading
+
+        assert (read_without, was_given) == (0, False)
+        assert allowance.is_given.is_set()
+        assert scene.budgets.reads_in_flight_max == 7
+        assert scene.a.reads_in_flight_peak <= 7
+
+    play(act, paces_reads=True)
+
+
+@in_virtual_time
+async def test_alone_an_executor_takes_what_the_settings_allow() -> None:
+    shares: list[ReadShare | None] = []
+    wanted = options(reads_per_s=5, bytes_per_s=6, reads_in_flight_per_bookie=400)
+
+    running = asyncio.create_task(FixedPace(wanted, None, "").run(shares.append))  # type: ignore[arg-type]
+    await asyncio.sleep(60)
+    running.cancel()
+
+    assert shares == [ReadShare(reads_per_s=5, bytes_per_s=6, reads_in_flight_per_bookie=400)]
