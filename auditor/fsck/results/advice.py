@@ -1,0 +1,129 @@
+"""What a run found, and what to do next about it: words for operators, the most urgent first. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from auditor.fsck.results.summary import Counts, Summary
+from auditor.fsck.verdicts import Finding, Grade
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """``title``: what was found, with its number; ``text``: what it means, and what helps."""
+
+    title: str
+    text: str
+
+
+def advice_for(summary: Summary) -> list[Advice]:
+    """Empty where there is nothing to do."""
+    return [
+        Advice(title=title.format(count=f"{count:,}"), text=text)
+        for count_of, title, text in _RULES
+        if (count := count_of(summary))
+    ]
+
+
+def _grade(grade: Grade) -> Callable[[Summary], int]:
+    return lambda summary: summary.counts.verdicts.get(grade.value, 0)
+
+
+def _finding(*findings: Finding) -> Callable[[Summary], int]:
+    """The most that any of them has: a ledger with several is not to be counted for each."""
+    return lambda summary: max(summary.counts.findings.get(each.value, 0) for each in findings)
+
+
+_RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
+    (
+        _grade(Grade.LOST),
+        "Ledgers with entries of which no good copy is left: {count}",
+        "Wipe, format or decommission no bookie now: a disk that is aside may hold the only copy. The evidence "
+        "below names bookies and entries. Bring back bookies and disks that were taken away, then run fsck again; "
+        "what stays lost has to come from a backup, and its readers have to be told.",
+    ),
+    (
+        _grade(Grade.AT_RISK),
+        "Ledgers with entries of which one copy is left: {count}",
+        "Do not restart the bookies that hold it before the others are mended. bookmender fsck mark DIR --mark puts "
+        "them into the daemon's queue, before all others; bookmender queue list says how far they are.",
+    ),
+    (
+        _finding(Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR),
+        "Ledgers with copies that are missing, damaged or unreadable: {count} or more",
+        "bookmender fsck mark DIR --mark gives them to the daemon, which copies them from the good ones. Where "
+        "digests are wrong, or reads fail, on one bookie again and again, its disk is to be looked at.",
+    ),
+    (
+        _finding(Finding.BOOKIE_GONE),
+        "Ledgers that name a bookie that is not there: {count}",
+        "bookmender bookie list says which are away. Start them again if they can be; after the recovery delay "
+        "the daemon copies what they held.",
+    ),
+    (
+        _finding(Finding.SUSPECT),
+        "Ledgers whose copies differ although each has a right digest: {count}",
+        "Nobody knows which copy is right, so nothing is mended by itself. A writer that was not fenced, or "
+        "files put back from a backup, may have done it: compare the entries with what their application knows.",
+    ),
+    (
+        _finding(Finding.UNREADABLE_METADATA),
+        "Ledgers whose metadata cannot be read: {count}",
+        "bookmender ledger show ID says what is wrong; bookmender ledger restore ID puts back what stood there "
+        "before a write of ours. Metadata of a newer version needs a newer bookmender.",
+    ),
+    (
+        _grade(Grade.UNKNOWN),
+        "Ledgers of which nobody knows: {count}",
+        "Some bookie did not answer, or the metadata cannot be read; the evidence says which. See that the bookie "
+        "answers, and run fsck again.",
+    ),
+    (
+        _finding(Finding.MISPLACED),
+        "Ledgers whose copies are placed against the policy: {count}",
+        "With checks.repairs_placement = true the daemon's check of the placement marks them, and workers move "
+        "them.",
+    ),
+    (
+        _finding(Finding.IDLE_OPEN),
+        "Open ledgers that nobody writes any more: {count}",
+        "bookmender ledger idle lists them, bookmender ledger close ID closes one.",
+    ),
+    (
+        _finding(Finding.STRAY),
+        "Ledgers with copies on bookies that they do not name: {count}",
+        "Bookies delete such copies by themselves, within a day. Where the evidence calls one the only copy, it is "
+        "the cure: leave that bookie as it is until the ledger is mended.",
+    ),
+    (
+        lambda summary: summary.left,
+        "Ledgers that the time was not enough for: {count}",
+        "The next run takes them first.",
+    ),
+)
+
+
+def counts_text(counts: Counts) -> str:
+    """``1,200 ledgers: 1,199 whole, 1 lost``, with what is found beside the grades."""
+    told = [_told(counts.verdicts, each.value) for each in reversed(Grade)]
+    told += [_told(counts.findings, each.value) for each in (Finding.SUSPECT, Finding.IDLE_OPEN)]
+    shown = ", ".join(text for text in told if text)
+    unit = "ledger" if counts.ledgers == 1 else "ledgers"
+    return f"{counts.ledgers:,} {unit}" + (f": {shown}" if shown else "")
+
+
+def _told(counts: Mapping[str, int], name: str) -> str:
+    return f"{counts[name]:,} {name.replace('_', ' ')}" if counts.get(name) else ""
+
+
+def headline(counts: Counts) -> str:
+    """One sentence on all of it."""
+    verdicts: Mapping[str, int] = counts.verdicts
+    if verdicts.get(Grade.LOST.value):
+        return "Data is lost, as far as fsck can see."
+    if verdicts.get(Grade.AT_RISK.value):
+        return "Nothing is lost, but some of it hangs on one copy."
+    if counts.wrong:
+        return "Nothing is lost; some copies are not as they should be."
+    if verdicts.get(Grade.UNKNOWN.value):
+        return "Nothing is known to be wrong, but of some ledgers nobody knows."
+    return "All is there, as far as this level looks."

@@ -1,0 +1,109 @@
+"""What the last run found, as the daemon shows it."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import REGISTRY
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.advice import counts_text
+from auditor.fsck.results.last import last_path, meter_last, read_last, write_last
+from auditor.fsck.results.summary import Counts, Summary
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon.status import gather_status
+from daemon.status_command import render
+from tests.daemon.visits import visiting
+from tests.fsck.results import damaged, seen, whole
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import UR
+
+LOST = damaged(1, Grade.LOST, seen(Finding.MISSING))
+SUSPECT = damaged(2, Grade.WHOLE, seen(Finding.SUSPECT))
+
+
+def summary(
+    *verdicts: LedgerVerdict, level: Level = Level.FULL, finished_ms: int = 2_000
+) -> Summary:
+    return Summary(
+        run="r", level=level, started_ms=1_000, finished_ms=finished_ms, counts=Counts.of(verdicts)
+    )
+
+
+def metric(name: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"bookmender_fsck_{name}", labels)
+
+
+@in_virtual_time
+async def test_the_last_run_takes_the_place_of_the_one_before() -> None:
+    cluster = await Cluster.start()
+    assert await read_last(cluster.store, UR) is None
+
+    await write_last(cluster.store, UR, summary(LOST))
+    await write_last(cluster.store, UR, summary(whole(1)))
+
+    assert await read_last(cluster.store, UR) == summary(whole(1))
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b'{"run": 1}'])
+def test_what_cannot_be_read_is_as_if_it_were_not_there(data: bytes) -> None:
+    @in_virtual_time
+    async def look() -> None:
+        cluster = await Cluster.start()
+        await cluster.store.create(last_path(UR), data, with_parents=True)
+        assert await read_last(cluster.store, UR) is None
+
+    look()
+
+
+@in_virtual_time
+async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found() -> None:
+    cluster = await Cluster.start()
+    await write_last(cluster.store, UR, summary(LOST, SUSPECT, whole(0)))
+
+    status = await gather_status(visiting(cluster))
+
+    assert status.to_json()["last_fsck"]["verdicts"]["lost"] == 1
+    assert (
+        "fsck      1 min ago, level full: 3 ledgers: 2 whole, 1 lost, 1 suspect"
+        in render(status, now_ms=62_000).splitlines()
+    )
+
+
+@in_virtual_time
+async def test_status_without_any_run_says_nothing_of_fsck() -> None:
+    status = await gather_status(visiting(await Cluster.start()))
+
+    assert status.to_json()["last_fsck"] is None
+    assert "fsck" not in render(status, now_ms=0)
+
+
+@in_virtual_time
+async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
+    cluster = await Cluster.start()
+    await write_last(cluster.store, UR, summary(LOST))
+    metering = asyncio.create_task(meter_last(cluster.store, UR))
+    await asyncio.sleep(1)
+    assert (metric("ledgers", verdict="lost"), metric("findings", finding="missing")) == (1, 1)
+    assert (metric("wrong_ledgers"), metric("finished_timestamp_seconds", level="full")) == (1, 2)
+
+    await write_last(cluster.store, UR, summary(whole(0), level=Level.ENDS, finished_ms=9_000))
+    await asyncio.sleep(1)
+
+    assert (metric("ledgers", verdict="lost"), metric("ledgers", verdict="whole")) == (0, 1)
+    assert metric("finished_timestamp_seconds", level="ends") == 9
+    assert metric("finished_timestamp_seconds", level="full") is None
+    metering.cancel()
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "text"),
+    [
+        ([], "0 ledgers"),
+        ([whole(0)], "1 ledger: 1 whole"),
+        ([LOST, whole(0)], "2 ledgers: 1 whole, 1 lost"),
+        ([damaged(3, Grade.AT_RISK), damaged(4, Grade.UNKNOWN)], "2 ledgers: 1 unknown, 1 at risk"),
+    ],
+)
+def test_the_counts_fit_into_a_line(verdicts: Sequence[LedgerVerdict], text: str) -> None:
+    assert counts_text(Counts.of(verdicts)) == text

@@ -1,0 +1,168 @@
+"""The report: its counts are the summary's, it stands alone, and what comes from a cluster cannot break it."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from auditor.fsck.results.advice import advice_for, headline
+from auditor.fsck.results.figures import WORST_MAX
+from auditor.fsck.results.report import EVIDENCE_MAX, write_report
+from auditor.fsck.results.summary import Counts
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from ledgers.metadata import BookieId
+from tests.fsck.results import damaged, leave_results, seen, whole
+
+A, B = BookieId("a:3181"), BookieId("b:3181")
+EVIL = BookieId("<script>alert('1')</script>&\"")
+LOST = damaged(1, Grade.LOST, seen(Finding.MISSING, A), seen(Finding.BAD_DIGEST, B))
+UNKNOWN = damaged(4, Grade.UNKNOWN, seen(Finding.NOT_ANSWERED, B))
+
+
+class Page(HTMLParser):
+    """What stands in a page: tags with their attributes, and text."""
+
+    VOID = frozenset({"meta", "br", "rect"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self._open == [], "tags that were never closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def counts(self) -> dict[str, int]:
+        """By the element's id."""
+        return {
+            attrs["id"]: int(attrs["data-count"])
+            for _, attrs in self.tags
+            if "id" in attrs and "data-count" in attrs
+        }
+
+    def values(self, attribute: str) -> list[str]:
+        return [attrs[attribute] for _, attrs in self.tags if attribute in attrs]
+
+
+def page_of(folder: Path, verdicts: list[LedgerVerdict]) -> Page:
+    results = leave_results(folder, verdicts)
+    return Page(write_report(results, {A: "/rack-1"}).read_text())
+
+
+def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None:
+    verdicts = [*(whole(number) for number in range(10, 1_244)), LOST, UNKNOWN]
+    summary = leave_results(tmp_path / "0", verdicts).summary
+
+    page = page_of(tmp_path / "1", verdicts)
+
+    told = page.counts()
+    assert told["ledgers"] == summary.counts.ledgers == 1_236
+    assert told["exit-code"] == summary.exit_code == 1
+    for verdict, count in summary.counts.verdicts.items():
+        assert told[f"verdict-{verdict}"] == count
+    found = {key.removeprefix("finding-"): told[key] for key in told if key.startswith("finding-")}
+    assert found == {name: count for name, count in summary.counts.findings.items() if count}
+    assert "1,234" in page.text
+
+
+def test_it_needs_nothing_but_itself(tmp_path: Path) -> None:
+    results = leave_results(tmp_path, [LOST, UNKNOWN, whole(2)])
+
+    text = write_report(results, {}).read_text()
+
+    assert not re.search(r"https?:|//|src=|url\(|@import|<link|<script", text)
+    assert "default-src 'none'" in text
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+
+
+def test_ids_of_bookies_are_data_whatever_stands_in_them(tmp_path: Path) -> None:
+    verdict = damaged(
+        1, Grade.LOST, seen(Finding.MISSING, EVIL, detail="<b>no</b>", code="</table>")
+    )
+
+    page = page_of(tmp_path, [verdict])
+
+    assert EVIL in page.text
+    assert EVIL in page.values("data-place")
+    assert "<b>no</b>" in page.text
+    assert not [tag for tag, _ in page.tags if tag == "script"]
+
+
+def test_what_is_worst_stands_first_with_its_evidence(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [whole(2), UNKNOWN, LOST])
+
+    assert page.values("data-ledger") == ["1", "4"]
+    assert "/rack-1" in page.text
+    assert "bad digest" in page.text
+
+
+def test_it_stays_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
+    evidence = [seen(Finding.MISSING, A, first_entry_id=i, last_entry_id=i) for i in range(30)]
+    many = [damaged(i, Grade.DEGRADED, *evidence, evidence_left_out=70) for i in range(210)]
+
+    page = page_of(tmp_path, many)
+
+    assert len(page.values("data-ledger")) == WORST_MAX
+    assert "10 more" in page.text
+    assert f"and {100 - EVIDENCE_MAX} more pieces of evidence" in page.text
+
+
+def test_a_healthy_cluster_has_a_page_as_well(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [whole(0)])
+
+    assert "All is there" in page.text
+    assert "Nothing." in page.text
+    assert page.counts()["verdict-whole"] == 1
+
+
+def test_a_cluster_without_ledgers_has_one_too(tmp_path: Path) -> None:
+    assert page_of(tmp_path, []).counts()["ledgers"] == 0
+
+
+# --- What to do next ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grade", [Grade.LOST, Grade.AT_RISK, Grade.UNKNOWN], ids=lambda g: g.value)
+def test_there_is_advice_for_each_bad_grade(tmp_path: Path, grade: Grade) -> None:
+    assert advice_for(leave_results(tmp_path, [damaged(1, grade)]).summary)
+
+
+@pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
+def test_there_is_advice_for_each_finding_but_what_is_legal_or_unknown(
+    tmp_path: Path, finding: Finding
+) -> None:
+    is_nothing_to_do = finding in (Finding.ACK_QUORUM_ONLY, Finding.NOT_ANSWERED)
+    verdict = damaged(1, Grade.DEGRADED, seen(finding, A))
+
+    assert (advice_for(leave_results(tmp_path, [verdict]).summary) == []) is is_nothing_to_do
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([LOST, UNKNOWN], "lost"),
+        ([damaged(1, Grade.AT_RISK, seen(Finding.MISSING, A))], "one copy"),
+        ([damaged(1, Grade.DEGRADED, seen(Finding.MISSING, A))], "not as they should be"),
+        ([UNKNOWN], "nobody knows"),
+        ([whole(1)], "All is there"),
+    ],
+)
+def test_one_sentence_says_what_it_is_about(verdicts: list[LedgerVerdict], said: str) -> None:
+    assert said in headline(Counts.of(verdicts))
