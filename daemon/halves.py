@@ -13,6 +13,7 @@ from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.findings import Findings
+from auditor.fsck.results.last import meter_last
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.index.note import IndexTeller
@@ -129,7 +130,16 @@ async def _lead(
             session_id=session.store.session_id,
             clock=session.clock,
         ).run()
-        for work in (batcher.run(), drainer.run(), findings.run(), remembering, checks, telling):
+        fsck = meter_last(session.store, session.ur)
+        for work in (
+            batcher.run(),
+            drainer.run(),
+            findings.run(),
+            remembering,
+            checks,
+            telling,
+            fsck,
+        ):
             tasks.create_task(work)
         await auditor.run()
 

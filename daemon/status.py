@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.election import current_leader
+from auditor.fsck.results.last import read_last
+from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord, last_audit
 from daemon.leader_status import LeaderState, gather_leader
 from daemon.operating.bookies import BookieRow, BookieState, bookie_rows
@@ -84,6 +86,8 @@ class Status:
     foreign_locks: tuple[LockedLedger, ...] = ()
     """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
     most ``LOCKS_READ_MAX``."""
+    fsck: Summary | None = None
+    """Of its last run."""
 
     @property
     def verdict(self) -> str:
@@ -122,6 +126,7 @@ class Status:
             },
             "is_disabled": self.is_disabled,
             "last_audit": audit_record(self.audit) if self.audit else None,
+            "last_fsck": self.fsck.to_record() if self.fsck else None,
             "auditing": self.auditing.to_json(),
             "queue": {
                 "marked": self.marked_count,
@@ -232,6 +237,7 @@ async def gather_status(cluster: Visit) -> Status:
         ),
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
+        fsck=await read_last(store, ur),
     )
 
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import click
 
+from auditor.fsck.results.advice import counts_text
+from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
 from daemon.leader_status import check_texts, index_text, pending_text
 from daemon.operating.hold import hold_text
-from daemon.operating.progress import counted, printable
+from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
@@ -50,10 +52,10 @@ status.help = "\n".join(
         "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; read of expected while it is built), recovery_delay_s,",
         "pending_losses (lost_ms: when each will be lost), running_checks (ledgers_left, remaining_s, counts);",
-        "hold, last_audit, ordered_bookies, waiting.",
+        "hold, last_audit, last_fsck (the summary of its last run), ordered_bookies, waiting.",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
-        "does. Exits 0 when whole, 1 when not, 3 when it could not tell.",
+        "does, or bookmender fsck. Exits 0 when whole, 1 when not, 3 when it could not tell.",
     ]
 )
 
@@ -88,6 +90,8 @@ def render(found: Status, *, now_ms: int) -> str:
     lines += [f"{'' if index else 'orders':<10}{text}" for index, text in enumerate(orders)]
     if found.audit is not None:
         lines.append(f"audit     {_audit(found.audit, now_ms=now_ms)}")
+    if found.fsck is not None:
+        lines.append(f"fsck      {_fsck(found.fsck, now_ms=now_ms)}")
     lines += [f"checking  {text}" for text in check_texts(auditing.checks)]
     if found.waiting:
         shown, total = len(found.waiting), found.waiting_count
@@ -118,6 +122,11 @@ def _audit(audit: AuditRecord, *, now_ms: int) -> str:
         return text
     shown = ", ".join(map(str, audit.unreadable[:LEDGERS_SHOWN_MAX]))
     return f"{text}, the metadata of {audit.unreadable_count} unreadable: {shown}"
+
+
+def _fsck(summary: Summary, *, now_ms: int) -> str:
+    age = duration_text(age_s(summary.finished_ms, now_ms))
+    return f"{age} ago, level {summary.level.value}: {counts_text(summary.counts)}"
 
 
 def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> str:
