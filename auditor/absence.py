@@ -4,6 +4,8 @@ While a maintenance window stands, its bookie is away on purpose, which is no ab
 from the end of the window or from the bookie's going, whichever is later: an operator who ends a window by
 hand, or who forgot a bookie in it, has the same time to act as after any other loss.
 
+Who is found away after an outage of our own connection has time to return first (``outages``).
+
 A leader goes on counting where the one before it was (``records``), unless nobody looked for a while: then
 the bookie may have come back and gone again unseen, and counting begins anew.
 """
@@ -12,8 +14,10 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from auditor.outages import Outage
 from ledgers.metadata import BookieId
 
+NO_OUTAGE = Outage()
 UNSEEN_MAX_MS = 600_000
 """So long nobody may have looked, between two leaders, for an absence to go on."""
 
@@ -75,26 +79,32 @@ def lost_bookies(
     now_s: float,
     delay_s: float,
     overruled_s: float = -math.inf,
+    outage: Outage = NO_OUTAGE,
 ) -> frozenset[BookieId]:
     """Bookies absent for at least the recovery delay, or since ``overruled_s`` or before.
 
     Times are monotonic seconds. ``overruled_s``: when somebody last asked not to wait any longer.
+    ``outage``: the last one of our own connection.
     """
     assert delay_s >= 0
     return frozenset(
         bookie
         for bookie, since_s in absent_since_s.items()
-        if now_s - since_s >= delay_s or since_s <= overruled_s
+        if now_s >= _lost_at_s(since_s, delay_s, outage) or since_s <= overruled_s
     )
 
 
 def next_loss_s(
-    absent_since_s: Mapping[BookieId, float], *, now_s: float, delay_s: float
+    absent_since_s: Mapping[BookieId, float],
+    *,
+    now_s: float,
+    delay_s: float,
+    outage: Outage = NO_OUTAGE,
 ) -> float | None:
     """Seconds until the next absent bookie counts as lost; None when there is none to wait for."""
-    waits_s = [
-        since_s + delay_s - now_s
-        for since_s in absent_since_s.values()
-        if now_s - since_s < delay_s
-    ]
-    return min(waits_s, default=None)
+    losses_s = [_lost_at_s(since_s, delay_s, outage) for since_s in absent_since_s.values()]
+    return min((lost_s - now_s for lost_s in losses_s if now_s < lost_s), default=None)
+
+
+def _lost_at_s(since_s: float, delay_s: float, outage: Outage) -> float:
+    return max(since_s + delay_s, outage.excuses_until_s(since_s))

@@ -22,6 +22,7 @@ from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks, Marked
 from auditor.marking import Marker
 from auditor.noting import Absences, CauseNotes
+from auditor.outages import Outages
 from auditor.records import AuditRecord, Records, read_identities
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
@@ -66,6 +67,7 @@ class Auditor:
         holds: Holds,
         settings: AuditorSettings,
         clock: Clock,
+        outages: Outages | None = None,
     ) -> None:
         """``keeper`` is run by somebody else. ``holds``: asked before anything is marked."""
         self._store = store
@@ -79,7 +81,7 @@ class Auditor:
         self._clock = clock
         self._delay = RecoveryDelay(store, ur, default_s=settings.lost_bookie_recovery_delay_s)
         self._marks = LossMarks(keeper.index, marker)
-        self._absences = Absences(store, ur, clock)
+        self._absences = Absences(store, ur, clock, outages)
         self._causes = CauseNotes(store, ur, clock)
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}

@@ -7,9 +7,10 @@ merely looks on (``observer``) keeps them likewise and notes nothing.
 import math
 from collections.abc import Collection, Mapping
 
-from auditor.absence import StoredAbsences, lost_bookies, next_loss_s, still_absent
+from auditor.absence import NO_OUTAGE, StoredAbsences, lost_bookies, next_loss_s, still_absent
 from auditor.causes import Cause, Why, read_causes, updated_causes
 from auditor.endangered import Missing
+from auditor.outages import Outage, Outages
 from auditor.records import Records, read_absences
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
@@ -23,9 +24,13 @@ WRITE_S = 60.0
 class Absences:
     """Of one leadership; ``resume`` comes first. Times are monotonic seconds."""
 
-    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
+    def __init__(
+        self, store: MetadataStore, ur: str, clock: Clock, outages: Outages | None = None
+    ) -> None:
+        """``outages``: of the connection that the bookies are seen through; None: there are none."""
         self._store, self._ur = store, ur
         self._clock = clock
+        self._outages = outages
         self.since_s: dict[BookieId, float] = {}
         """Every bookie that is away, and not on purpose."""
         self._overruled_s = -math.inf
@@ -63,12 +68,19 @@ class Absences:
             now_s=self._clock.now_s(),
             delay_s=delay_s,
             overruled_s=self._overruled_s,
+            outage=self._outage,
         )
         return {bookie: self.since_s[bookie] for bookie in lost}
 
     def next_loss_s(self, *, delay_s: float) -> float | None:
         """As in ``absence``."""
-        return next_loss_s(self.since_s, now_s=self._clock.now_s(), delay_s=delay_s)
+        return next_loss_s(
+            self.since_s, now_s=self._clock.now_s(), delay_s=delay_s, outage=self._outage
+        )
+
+    @property
+    def _outage(self) -> Outage:
+        return NO_OUTAGE if self._outages is None else self._outages.last
 
     async def note(self, records: Records) -> None:
         """When they change, and now and then that they go on."""

@@ -18,6 +18,7 @@ from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.index.note import IndexTeller
 from auditor.marking import Marker
+from auditor.outages import Outages
 from auditor.records import Records
 from daemon.checking import run_checks
 from daemon.limits import keep_to_our_share, keep_to_pace
@@ -30,6 +31,7 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
+from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import LeadershipLostError
 from ledgers.metadata import DigestType
@@ -50,12 +52,20 @@ from replication.waiting.notes import WaitingNotesWriter
 from replication.worker import ReplicationWorker
 
 
-async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> None:
+def new_outages(settings: Settings) -> Outages:
+    """For all sessions of an auditor. Bookies are expected to return within two session time-outs."""
+    return Outages(SystemClock(), return_s=2 * settings.zookeeper.session_timeout_s)
+
+
+async def run_auditor_session(
+    settings: Settings, journal: MetadataJournal, outages: Outages
+) -> None:
     """Stand for election, and audit while elected. Ends with an error: the session's or the election's."""
     async with (
         open_session(settings, Half.AUDITOR, journal) as session,
         asyncio.TaskGroup() as tasks,
     ):
+        tasks.create_task(outages.follow(session.store))
         keeper = IndexKeeper(
             store=session.store,
             manager=session.manager,
@@ -71,7 +81,7 @@ async def run_auditor_session(settings: Settings, journal: MetadataJournal) -> N
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
         if not settings.auditor.standbys_keep_index:
             tasks.create_task(keeper.run())
-        await _lead(settings, session, leadership, keeper, placing)
+        await _lead(settings, session, leadership, keeper, placing, outages)
 
 
 async def _lead(
@@ -80,6 +90,7 @@ async def _lead(
     leadership: Leadership,
     keeper: IndexKeeper,
     placing: Placing,
+    outages: Outages,
 ) -> None:
     """All that the leader does, until its session or its leadership is over."""
     batcher = Batcher(session.store, leadership.guards)
@@ -102,6 +113,7 @@ async def _lead(
         ),
         settings=settings.auditor,
         clock=session.clock,
+        outages=outages,
     )
     drainer = Drainer(
         store=session.store,

@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from daemon.halves import run_auditor_session, run_worker_session
+from daemon.halves import new_outages, run_auditor_session, run_worker_session
 from daemon.observe_node import ReportFile, run_observer_session
 from daemon.observing import open_observing
 from daemon.rack_sources import check_rack_sources
@@ -125,7 +125,7 @@ def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:
         session = partial(run_worker_session, settings, journal)
         halves.append(HalfThread("replication-worker", session, loop_factory=new_loop))
     if settings.auditor.enabled:
-        session = partial(run_auditor_session, settings, journal)
+        session = partial(run_auditor_session, settings, journal, new_outages(settings))
         halves.append(HalfThread("auditor", session, loop_factory=new_loop))
     if not halves:
         raise SettingsError("auditor.enabled and replication.enabled are both false: nothing to do")

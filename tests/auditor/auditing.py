@@ -11,6 +11,7 @@ from auditor.election import Election, Leadership
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.marking import Marker
+from auditor.outages import Outages
 from auditor.records import Records
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.formats.layout import Layout
@@ -49,6 +50,7 @@ async def leading(
     name: str = "node-1",
     settings: AuditorSettings | None = None,
     hold: HoldSettings | None = None,
+    outages: Outages | None = None,
 ) -> AsyncIterator[Leader]:
     """A node that has won the election, with what runs beside its auditor."""
     store = MemoryStore(cluster.tree)
@@ -70,6 +72,8 @@ async def leading(
             rescan_interval_s=settings.rescan_interval_s,
         )
         beside += [asyncio.create_task(each.run()) for each in (batcher, views, keeper)]
+        if outages is not None:
+            beside.append(asyncio.create_task(outages.follow(store)))
         yield Leader(
             store=store,
             membership=membership,
@@ -95,6 +99,7 @@ async def leading(
                 ),
                 settings=settings,
                 clock=cluster.clock,
+                outages=outages,
             ),
             drainer=Drainer(
                 store=store,
@@ -120,10 +125,11 @@ async def auditing(
     name: str = "node-1",
     settings: AuditorSettings | None = None,
     hold: HoldSettings | None = None,
+    outages: Outages | None = None,
 ) -> AsyncIterator[Leader]:
     """The leader audits; what ends its auditor ends the test."""
     async with (
-        leading(cluster, name, settings, hold) as leader,
+        leading(cluster, name, settings, hold, outages) as leader,
         _running(leader.auditor.run()) as task,
     ):
         leader.task = task
