@@ -1,4 +1,6 @@
 """fsck on Spark. The only modules that import pyspark; nothing but the command of fsck imports them.
 
-For anyone's queries: ``sources`` registers what ``spark.read.format(...)`` reads.
+For anyone's queries: ``sources`` registers what ``spark.read.format(...)`` reads, with the columns of ``schemas``;
+``contents`` is how it is read, ``ranges`` which ledgers a query is about. For a run: ``job`` leads it, ``looks`` is
+what a task does, ``dispatch`` gives tasks out, ``session`` is where.
 """

@@ -1,0 +1,354 @@
+"""fsck on Spark, on real bookies: the sources, and runs that are whole, cut short and gone on with."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.results.run_folder import unfinished_runs
+from auditor.fsck.results.summary import Summary
+from auditor.fsck.running import FsckJob, FsckProgress
+from auditor.fsck.spark.dispatch import Dispatch
+from auditor.fsck.spark.job import run_fsck
+from auditor.fsck.spark.looks import MapInArrow
+from auditor.fsck.spark.sources import register
+from daemon.local.cluster import LocalCluster
+from ledgers.metadata import BookieId
+from ledgers.operations.creation import LedgerOptions
+from replication.queue import payloads
+from tests.cluster.our_client import OurClient, our_client
+from tests.spark_cluster import spark_session
+
+pytestmark = pytest.mark.cluster
+
+WHOLE_COUNT = 40
+ENTRY_COUNT = 10
+RUN = "20261121T193500Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ledgers:
+    """Closed ledgers of ``ENTRY_COUNT`` entries, two copies of each entry, on two bookies."""
+
+    whole: Sequence[int]
+    lacking: int
+    """One of its copies is not where the metadata says."""
+    lost: int
+    """Its metadata says that there is one entry more."""
+
+    @property
+    def all(self) -> list[int]:
+        return sorted([*self.whole, self.lacking, self.lost])
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    with spark_session() as session:
+        register(session)
+        yield session
+
+
+@pytest.fixture(scope="module")
+def ledgers(uri: str) -> Ledgers:
+    return asyncio.run(_make_ledgers(uri))
+
+
+async def _make_ledgers(uri: str) -> Ledgers:
+    async with our_client(uri) as client:
+        whole = [await _write(client) for _ in range(WHOLE_COUNT)]
+        lacking, lost = await _write(client), await _write(client)
+        await _misname_a_bookie(client, lacking)
+        await _promise_an_entry(client, lost)
+    return Ledgers(whole=whole, lacking=lacking, lost=lost)
+
+
+async def _write(client: OurClient) -> int:
+    options = LedgerOptions(ensemble_size=2, write_quorum=2, ack_quorum=2)
+    async with client.create(options) as writer:
+        for number in range(ENTRY_COUNT):
+            await writer.add(b"%d" % number * 50)
+        await writer.close()
+        return writer.ledger_id
+
+
+async def _misname_a_bookie(client: OurClient, ledger_id: int) -> None:
+    """In the metadata: one that has none of its entries."""
+    versioned = await client.manager.read(ledger_id)
+    segment = versioned.metadata.last_segment
+    others = [each.bookie for each in await client.targets.writable()]
+    stranger = next(bookie for bookie in others if bookie not in segment.ensemble)
+    changed = versioned.metadata.with_segment(segment.with_bookies({0: stranger}))
+    await client.manager.write(ledger_id, changed, read_as=versioned)
+
+
+async def _promise_an_entry(client: OurClient, ledger_id: int) -> None:
+    versioned = await client.manager.read(ledger_id)
+    changed = versioned.metadata.closed(last_entry_id=ENTRY_COUNT, length=versioned.metadata.length)
+    await client.manager.write(ledger_id, changed, read_as=versioned)
+
+
+# --- Sources ---------------------------------------------------------------------------------------
+
+
+def read(spark: SparkSession, uri: str, source: str, **options: str) -> Any:
+    reader = spark.read.format(source).option("metadataServiceUri", uri)
+    return reader.options(**options).load()
+
+
+def test_ledgers_are_read_once_each_with_their_metadata(
+    spark: SparkSession, uri: str, ledgers: Ledgers
+) -> None:
+    found = read(spark, uri, "bookkeeper-ledgers", numPartitions="5")
+
+    rows = {row.ledger_id: row for row in found.collect()}
+    assert sorted(rows) == ledgers.all
+    assert found.count() == len(ledgers.all)
+    assert found.rdd.getNumPartitions() == 5
+    row = rows[ledgers.whole[0]]
+    assert (row.state, row.ensemble_size, row.last_entry_id) == ("closed", 2, ENTRY_COUNT - 1)
+    assert row.error is None
+    (fragment,) = row.fragments
+    assert (fragment.first_entry_id, fragment.last_entry_id) == (0, ENTRY_COUNT - 1)
+    assert len(fragment.ensemble) == 2
+
+
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        pytest.param("ledger_id = {third}", 1, id="one"),
+        pytest.param("ledger_id < {third} AND state = 'closed'", 2, id="a range, and another"),
+        pytest.param("ledger_id IN ({third}, 987654321)", 1, id="a list"),
+        pytest.param("ledger_id > 987654321", 0, id="none"),
+    ],
+)
+def test_only_the_ledgers_that_a_query_asks_for_are_planned(
+    spark: SparkSession, uri: str, ledgers: Ledgers, condition: str, count: int
+) -> None:
+    found = read(spark, uri, "bookkeeper-ledgers", numPartitions="20").where(
+        condition.format(third=ledgers.all[2])
+    )
+
+    assert found.count() == count
+    assert found.rdd.getNumPartitions() == max(1, count)
+
+
+def test_bookies_are_listed(spark: SparkSession, uri: str, module_cluster: LocalCluster) -> None:
+    rows = read(spark, uri, "bookkeeper-bookies").collect()
+
+    assert [row.bookie for row in rows] == sorted(module_cluster.bookies)
+    assert {(row.state, row.has_cookie, row.host) for row in rows} == {
+        ("writable", True, "127.0.0.1")
+    }
+
+
+def test_marks_are_listed(spark: SparkSession, uri: str, ledgers: Ledgers) -> None:
+    asyncio.run(_mark(uri, ledgers.lacking, "bookie-9:3181"))
+
+    rows = read(spark, uri, "bookkeeper-underreplicated").collect()
+
+    assert [(row.ledger_id, row.queue, row.bookies) for row in rows] == [
+        (ledgers.lacking, "shared", ["bookie-9:3181"])
+    ]
+
+
+def test_every_copy_of_an_entry_is_a_row(spark: SparkSession, uri: str, ledgers: Ledgers) -> None:
+    found = read(spark, uri, "bookkeeper-entries").where(
+        f"ledger_id IN ({ledgers.whole[0]}, {ledgers.lacking})"
+    )
+
+    counts = {
+        (row.ledger_id, row.answer): row["count"]
+        for row in found.groupBy("ledger_id", "answer").count().collect()
+    }
+    assert counts == {
+        (ledgers.whole[0], "present"): 2 * ENTRY_COUNT,
+        (ledgers.lacking, "present"): ENTRY_COUNT,
+        (ledgers.lacking, "absent"): ENTRY_COUNT,
+    }
+    last = found.where(f"answer = 'present' AND entry_id = {ENTRY_COUNT - 1}").first()
+    assert (last.payload_bytes, last.length) == (50, 50 * ENTRY_COUNT)
+
+
+# --- Runs ------------------------------------------------------------------------------------------
+
+
+def options(uri: str, level: Level = Level.FULL) -> FsckOptions:
+    return FsckOptions(metadata_service_uri=uri, level=level)
+
+
+def run(
+    spark: SparkSession,
+    output: Path,
+    options: FsckOptions,
+    *,
+    name: str = RUN,
+    on_progress: Callable[[FsckProgress], None] = lambda progress: None,
+    **more: Any,
+) -> Summary:
+    job = FsckJob(run=name, output=output, **{"partition_count": 3, **more})
+    return run_fsck(spark, options, job, on_progress)
+
+
+def verdicts(output: Path, name: str = RUN) -> dict[int, str]:
+    paths = sorted((output / "ledgers" / f"run={name}").glob("*.parquet"))
+    rows = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
+    found = {row["ledger_id"]: row["verdict"] for row in rows}
+    assert len(found) == len(rows), "a ledger has two rows"
+    return found
+
+
+def expected(ledgers: Ledgers) -> dict[int, str]:
+    damaged = {ledgers.lacking: "at_risk", ledgers.lost: "lost"}
+    return dict.fromkeys(ledgers.whole, "whole") | damaged
+
+
+def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
+    spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
+) -> None:
+    seen: list[FsckProgress] = []
+    summary = run(spark, tmp_path, options(uri), on_progress=seen.append)
+
+    assert verdicts(tmp_path) == expected(ledgers)
+    assert {grade: n for grade, n in summary.counts.verdicts.items() if n} == {
+        "whole": WHOLE_COUNT,
+        "at_risk": 1,
+        "lost": 1,
+    }
+    assert summary.exit_code == 1
+    assert summary.counts.entries_read >= 2 * ENTRY_COUNT * WHOLE_COUNT
+    assert list(dict.fromkeys(each.phase for each in seen)) == [
+        "listing",
+        "looking",
+        "looking again",
+        "writing",
+    ]
+    rows = spark.read.parquet(str(tmp_path / "ledgers")).where(f"ledger_id = {ledgers.lost}")
+    (row,) = rows.collect()
+    assert (row.run, row.verdict, row.reasons) == (RUN, "lost", ["missing"])
+    assert {each.first_entry_id for each in row.evidence} == {ENTRY_COUNT}
+
+    later = run(spark, tmp_path, options(uri), name="later", checked_within_s=86_400)
+
+    assert later.skipped == WHOLE_COUNT
+    assert verdicts(tmp_path, "later") == {ledgers.lacking: "at_risk", ledgers.lost: "lost"}
+
+
+def test_a_run_without_time_leaves_ledgers_for_the_next(
+    spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
+) -> None:
+    first = run(
+        spark, tmp_path, options(uri, Level.METADATA), time_budget_s=0.001, partition_count=6
+    )
+    second = run(
+        spark, tmp_path, options(uri, Level.METADATA), name="second", checked_within_s=86_400
+    )
+
+    assert not first.is_complete
+    assert first.left + first.counts.ledgers == len(ledgers.all)
+    assert second.skipped == first.counts.ledgers
+    assert second.is_complete
+
+
+class DriverDied(Exception):
+    pass
+
+
+def test_a_run_that_was_cut_short_does_nothing_twice(
+    spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
+) -> None:
+    def die(progress: FsckProgress) -> None:
+        if progress.phase == "looking" and progress.ledgers_done:
+            raise DriverDied
+
+    with pytest.raises(DriverDied):
+        run(spark, tmp_path, options(uri), on_progress=die)
+    assert list(unfinished_runs(tmp_path)) == [RUN]
+    parts = {path: path.stat().st_mtime_ns for path in tmp_path.glob("ledgers/*/part-*.parquet")}
+
+    summary = run(spark, tmp_path, options(uri))
+
+    assert parts
+    assert {path: path.stat().st_mtime_ns for path in parts} == parts
+    assert verdicts(tmp_path) == expected(ledgers)
+    assert summary.counts.ledgers == len(ledgers.all)
+    assert list(unfinished_runs(tmp_path)) == []
+
+
+def test_what_is_deleted_in_mid_run_leaves_the_report(
+    spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
+) -> None:
+    doomed = asyncio.run(_make_lost_ledger(uri))
+
+    def delete(progress: FsckProgress) -> None:
+        if progress.phase == "looking again" and not progress.ledgers_done:
+            asyncio.run(_delete(uri, doomed))
+
+    summary = run(spark, tmp_path, options(uri), on_progress=delete)
+
+    assert verdicts(tmp_path) == expected(ledgers)
+    assert summary.gone == 1
+
+
+# --- Tasks -----------------------------------------------------------------------------------------
+
+NUMBERS = pa.schema([("number", pa.int64())])
+
+
+def failing_once(folder: Path) -> Callable[[Sequence[int]], MapInArrow]:
+    """Each task gives some rows, and dies at its first attempt."""
+
+    def work(numbers: Sequence[int]) -> MapInArrow:
+        def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for position in batch.column(0).to_pylist():
+                    marker = folder / str(numbers[position])
+                    yield pa.RecordBatch.from_pylist([{"number": numbers[position]}], NUMBERS)
+                    if not marker.exists():
+                        marker.touch()
+                        os.kill(os.getpid(), signal.SIGKILL)
+
+        return rows
+
+    return work
+
+
+def test_a_task_that_is_tried_again_doubles_no_row(spark: SparkSession, tmp_path: Path) -> None:
+    dispatch = Dispatch(spark, "tried again")
+
+    results = list(dispatch.results([1, 2, 3], failing_once(tmp_path), NUMBERS))
+
+    assert sorted(n for _, rows in results for n in rows["number"].to_pylist()) == [1, 2, 3]
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+# --- Helpers ---------------------------------------------------------------------------------------
+
+
+async def _mark(uri: str, ledger_id: int, bookie: str) -> None:
+    async with our_client(uri) as client:
+        ur = payloads.underreplication_path(client.uri.root)
+        data = payloads.mark_to_bytes(payloads.Mark(replicas=(BookieId(bookie),)))
+        path = payloads.mark_path(ur, ledger_id)
+        await client.store.create(path, data, with_parents=True)
+
+
+async def _make_lost_ledger(uri: str) -> int:
+    async with our_client(uri) as client:
+        ledger_id = await _write(client)
+        await _promise_an_entry(client, ledger_id)
+        return ledger_id
+
+
+async def _delete(uri: str, ledger_id: int) -> None:
+    async with our_client(uri) as client:
+        versioned = await client.manager.read(ledger_id)
+        await client.manager.delete(ledger_id, version=versioned.version)

@@ -1,0 +1,108 @@
+"""Spark on loopback: sessions as small as they can be, and a standalone cluster of processes of its own."""
+
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from auditor.fsck.spark.session import open_spark
+from daemon.local import jars
+from daemon.local.ports import free_ports
+from daemon.local.processes import Child, stop_all, wait_until
+
+START_TIMEOUT_S = 60.0
+"""A JVM's, on a machine that does other things as well."""
+STOP_TIMEOUT_S = 10.0
+MASTER = "org.apache.spark.deploy.master.Master"
+WORKER = "org.apache.spark.deploy.worker.Worker"
+HOST = "127.0.0.1"
+
+SMALL = {
+    "spark.driver.bindAddress": HOST,
+    "spark.driver.host": HOST,
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+@contextmanager
+def spark_session(
+    master: str = "local[2]", settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """There can be one at a time in a process."""
+    os.environ["SPARK_LOCAL_IP"] = HOST
+    spark = open_spark(master, {**SMALL, **(settings or {})})
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def standalone_spark(
+    folder: Path, *, worker_count: int = 2, cores: int = 1
+) -> Iterator["StandaloneSpark"]:
+    """A master and its workers, each a process."""
+    spark = StandaloneSpark(folder)
+    try:
+        spark.start(worker_count=worker_count, cores=cores)
+        yield spark
+    finally:
+        spark.stop()
+
+
+class StandaloneSpark:
+    """Its processes' logs stand in ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port, self._web_port = free_ports(2)
+        self._children: list[Child] = []
+
+    @property
+    def master(self) -> str:
+        return f"spark://{HOST}:{self._port}"
+
+    def start(self, *, worker_count: int, cores: int) -> None:
+        ports = ["--port", str(self._port), "--webui-port", str(self._web_port)]
+        self._start("master", [MASTER, "--host", HOST, *ports])
+        wait_until(lambda: self._workers() is not None, self._children, timeout_s=START_TIMEOUT_S)
+        size = ["--cores", str(cores), "--memory", "1g"]
+        for number in range(worker_count):
+            place = ["--host", HOST, "--work-dir", str(self._folder / f"work-{number}")]
+            self._start(f"worker-{number}", [WORKER, *place, *size, self.master])
+        wait_until(
+            lambda: self._workers() == worker_count, self._children, timeout_s=START_TIMEOUT_S
+        )
+
+    def stop(self) -> None:
+        stop_all(list(reversed(self._children)), timeout_s=STOP_TIMEOUT_S)
+
+    def _start(self, name: str, arguments: Sequence[str]) -> None:
+        home = jars.spark_jars_folder().parent
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_DAEMON_MEMORY": "128m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        command = [str(home / "bin" / "spark-class"), *arguments]
+        log = self._folder / f"{name}.log"
+        self._children.append(Child(f"Spark's {name}", command, log=log, environment=environment))
+
+    def _workers(self) -> int | None:
+        """How many have come; None while the master does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/", timeout=2) as page:
+                alive: int = json.load(page)["aliveworkers"]
+                return alive
+        except OSError:
+            return None
