@@ -28,6 +28,7 @@ from ledgers.bookie.bulk.lane import Common
 from ledgers.bookie.bulk.readings import Batch, BatchReading
 from ledgers.bookie.bulk.singles import SingleReads
 from ledgers.bookie.bulk.source import Failure, SourceLane, Stretch
+from ledgers.bookie.protocol.status import Status
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
 
@@ -38,6 +39,7 @@ REFUSAL_AGES_S = 600.0
 _PACKET_BYTES_MIN = BATCH_REPLY_BYTES - 4
 _SIZE_BYTES = 4
 """What stands before each entry of a batch."""
+_NO_LEDGER = Status.ENOLEDGER.v2_code
 _CODE_MISSING = -1
 """Of a reply that says all is well and holds nothing: no code, so that it proves nothing."""
 
@@ -167,9 +169,12 @@ class BatchReads(SourceLane[BatchReading]):
             position = stop
             entry_id += 1
         if entry_id == batch.first_entry_id and position == end:
-            # Not even the first: that is what the code is about. Nothing is known of the others.
-            failures.append((entry_id, code or _CODE_MISSING, batch.taken_bytes))
-            entry_id += 1
+            # Not even the first: that is what the code is about. Nothing is known of the others,
+            # unless there is no ledger to hold them.
+            told_id = stop_id if code == _NO_LEDGER else entry_id + 1
+            code = code or _CODE_MISSING
+            failures = [(each, code, batch.taken_bytes) for each in range(entry_id, told_id)]
+            entry_id = told_id
         reading.ask_again(range(entry_id, stop_id))
         stretch = Stretch(
             request_count=1,
