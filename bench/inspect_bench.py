@@ -107,7 +107,7 @@ def main(passes: int, only: tuple[str, ...], levels: tuple[str, ...], reads_in_f
         for load in loads:
             for bookie in cluster.bookies:
                 store_entries(bookie, load.entries(), master_key=DIGEST.master_key)
-            asyncio.run(_create(cluster, load))
+            asyncio.run(create_ledgers(cluster, load))
             for level in map(Level, levels or [each.value for each in Level]):
                 options = FsckOptions(
                     metadata_service_uri=cluster.metadata_service_uri,
@@ -135,7 +135,7 @@ def _figures(done: list[Pass]) -> list[str]:
     ]
 
 
-async def _create(cluster: LocalCluster, load: Load) -> None:
+async def create_ledgers(cluster: LocalCluster, load: Load) -> None:
     """The ledgers' metadata: closed, each entry on all bookies."""
     uri = MetadataUri.parse(cluster.metadata_service_uri)
     store = await ZooKeeperStore.open(uri.hosts)
@@ -167,7 +167,7 @@ def _metadata(load: Load, bookies: tuple[BookieId, ...]) -> LedgerMetadata:
 
 async def _pass(options: FsckOptions, load: Load) -> Pass:
     copies = copy_bytes = ledger_count = 0
-    started_s, cpu_before_s = time.monotonic(), _cpu_s()
+    started_s, cpu_before_s = time.monotonic(), cpu_s()
     async with aclosing(inspect(options, load.ledger_ids)) as verdicts:
         async for verdict in verdicts:
             if verdict.grade is not Grade.WHOLE:
@@ -182,11 +182,11 @@ async def _pass(options: FsckOptions, load: Load) -> Pass:
         copies=copies,
         copy_bytes=copy_bytes,
         elapsed_s=time.monotonic() - started_s,
-        cpu_s=_cpu_s() - cpu_before_s,
+        cpu_s=cpu_s() - cpu_before_s,
     )
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,0 +1,124 @@
+"""fsck's levels, measured: ``python -m bench.fsck``. Every record is written as it comes."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from bench.audit.field import open_field
+from bench.fsck import loads
+from bench.fsck.java import check_all_ledgers
+from bench.fsck.reading import ground, look_at
+from bench.fsck.records import Pass
+from bench.fsck.report import report
+from bench.fsck.znodes import look_at_all, run_on_spark
+from bench.repair import RESULTS, chosen, results_folder
+from bench.runs import RunFile
+from ledgers.errors import BookmenderError
+
+SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
+ONCE_FROM = 500_000
+"""Ledgers: a pass takes minutes."""
+CORES = (1, 2)
+
+
+@click.command()
+@click.option("--only", default="reading,java,metadata", show_default=True)
+@click.option("--repeat", default=3, show_default=True, help="Passes of each kind.")
+@click.option("--sizes", default=",".join(map(str, SIZES)), show_default=True, help="Of metadata.")
+@click.option("--quick", is_flag=True, help="Few and small loads, once; leaves no record.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=RESULTS,
+    help="The folder for fsck.md and fsck.jsonl.",
+)
+def main(only: str, repeat: int, sizes: str, quick: bool, results: Path) -> None:
+    """Measure how fast ledgers are looked at, at each level, and beside Java's check."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
+    with results_folder(None if quick else results) as folder:
+        bench = Bench(
+            repeat=1 if quick else repeat,
+            sizes=QUICK_SIZES if quick else sorted(map(int, sizes.split(","))),
+            is_quick=quick,
+            passes=RunFile(folder / "fsck.jsonl", Pass),
+        )
+        parts = {"reading": bench.reading, "java": bench.java, "metadata": bench.metadata}
+        try:
+            for part in chosen(parts, only):
+                asyncio.run(bench.run(part))
+        finally:
+            text = report(list(bench.passes), failures=bench.failures)
+            (folder / "fsck.md").write_text(text)
+        click.echo(text)
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """A part that comes to nothing is noted, and the others go on."""
+
+    repeat: int
+    sizes: Sequence[int]
+    is_quick: bool
+    passes: RunFile[Pass]
+    failures: list[str] = field(default_factory=list)
+    _began_s: float = field(default_factory=time.monotonic)
+
+    async def run(self, part: Callable[[], AsyncIterator[Pass]]) -> None:
+        try:
+            async for each in part():
+                self.passes.forget([each.key])
+                self.passes.add(each)
+                self._say(_line(each))
+        except (BookmenderError, OSError) as error:
+            self.failures.append(str(error))
+            self._say(str(error))
+
+    async def reading(self) -> AsyncIterator[Pass]:
+        """Level after level of each load, and the whole round again: what is cold at first is warm later."""
+        wanted = loads.QUICK if self.is_quick else loads.LOADS
+        self._say("starting bookies, storing ledgers")
+        async with ground(wanted) as cluster:
+            for repeat in self._repeats:
+                for load in wanted:
+                    for level in loads.LEVELS[load]:
+                        yield await look_at(cluster, load, level, repeat=repeat)
+
+    async def java(self) -> AsyncIterator[Pass]:
+        for load in loads.JAVAS[:1] if self.is_quick else loads.JAVAS:
+            self._say(f"starting bookies for Java, storing ledgers: {load.name}")
+            async with ground([load]) as cluster:
+                for each in check_all_ledgers(cluster, load, repeats=self.repeat):
+                    yield each
+
+    async def metadata(self) -> AsyncIterator[Pass]:
+        async with open_field() as znodes:
+            for size in self.sizes:
+                self._say(f"{size:,} ledgers: making those that are not there yet")
+                await znodes.grow(size)
+                for repeat in self._repeats if size < ONCE_FROM else (1,):
+                    yield await look_at_all(znodes, repeat=repeat)
+                    for core_count in CORES:
+                        yield await asyncio.to_thread(
+                            run_on_spark, znodes, core_count, repeat=repeat
+                        )
+
+    @property
+    def _repeats(self) -> range:
+        return range(1, self.repeat + 1)
+
+    def _say(self, text: str) -> None:
+        click.echo(f"[{time.monotonic() - self._began_s:6.0f} s] {text}", err=True)
+
+
+def _line(each: Pass) -> str:
+    rates = f"{each.ledger_count / each.elapsed_s:,.0f} ledgers/s, {each.copies / each.elapsed_s:,.0f} copies/s"
+    return f"{each.load}, {each.level}, {each.contender}, {each.repeat}: {each.elapsed_s:.2f} s, {rates}"
+
+
+if __name__ == "__main__":
+    main()

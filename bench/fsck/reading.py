@@ -1,0 +1,84 @@
+"""Ledgers on bookies, looked at by one process of ours: through the engine alone, without Spark."""
+
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from auditor.fsck.inspecting import inspect
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.verdicts import Grade
+from bench.fsck.loads import SAMPLE_SHARE
+from bench.fsck.records import Pass
+from bench.inspect_bench import DIGEST, Load, cpu_s, create_ledgers
+from bench.loading import store_entries
+from bench.usage import Cpu, cpu_of
+from daemon.local.cluster import LocalCluster
+from ledgers.errors import UnavailableError
+
+OURS = "ours"
+BOOKIES = 3
+
+
+@asynccontextmanager
+async def ground(loads: Iterable[Load]) -> AsyncIterator[LocalCluster]:
+    """A cluster that holds these ledgers and no others. Blocks the loop while it starts."""
+    with (
+        TemporaryDirectory(prefix="bench-fsck-") as folder,
+        LocalCluster.start(Path(folder), bookies=BOOKIES) as cluster,
+    ):
+        for load in loads:
+            for bookie in cluster.bookies:
+                store_entries(bookie, load.entries(), master_key=DIGEST.master_key)
+            await create_ledgers(cluster, load)
+        yield cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServersCpu:
+    """What the cluster's processes have used so far."""
+
+    bookies: Cpu
+    zookeeper: Cpu
+
+    @classmethod
+    def now(cls, cluster: LocalCluster) -> "ServersCpu":
+        return cls(
+            bookies=cpu_of(map(cluster.pid, cluster.bookies)),
+            zookeeper=cpu_of([cluster.zookeeper_pid]),
+        )
+
+
+async def look_at(cluster: LocalCluster, load: Load, level: Level, *, repeat: int) -> Pass:
+    """Once, the session's opening included. Raises UnavailableError when a ledger is not whole."""
+    options = FsckOptions(
+        metadata_service_uri=cluster.metadata_service_uri, level=level, sample_share=SAMPLE_SHARE
+    )
+    copies = copy_bytes = ledger_count = 0
+    servers, began_cpu_s, began_s = ServersCpu.now(cluster), cpu_s(), time.monotonic()
+    async with aclosing(inspect(options, load.ledger_ids)) as verdicts:
+        async for verdict in verdicts:
+            if verdict.grade is not Grade.WHOLE:
+                raise UnavailableError(f"ledger {verdict.ledger_id} is not whole: {verdict}")
+            ledger_count += 1
+            copies += verdict.entries_read
+            copy_bytes += verdict.bytes_read
+    elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
+    if ledger_count != load.ledger_count:
+        raise UnavailableError(f"{ledger_count} of {load.ledger_count} ledgers were looked at")
+    now = ServersCpu.now(cluster)
+    return Pass(
+        load=load.name,
+        contender=OURS,
+        level=level.value,
+        repeat=repeat,
+        ledger_count=ledger_count,
+        copies=copies,
+        copy_bytes=copy_bytes,
+        elapsed_s=elapsed_s,
+        cpu_s=spent_s,
+        bookies_cpu_s=(now.bookies - servers.bookies).total_s,
+        zookeeper_cpu_s=(now.zookeeper - servers.zookeeper).total_s,
+    )

@@ -1,0 +1,97 @@
+"""The results as Markdown."""
+
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+
+from bench.fsck.reading import OURS
+from bench.fsck.records import Pass
+from bench.report import CORES, table
+
+PREAMBLE = """\
+# How fast fsck looks at ledgers
+
+One process of ours, our defaults (64 reads in flight per bookie), and three bookies of BookKeeper 4.18.0 on the same {cores}
+cores; every digest verified, at level full all copies compared. Java: its auditor's check of all ledgers at 100 %, 1,000 reads in
+flight, which verifies no digest. Median of up to {repeats} passes. See `bench/README.md`.
+"""
+Value = Callable[[Pass], float]
+READING: Sequence[tuple[str, Value, int]] = (
+    ("ledgers/s", lambda p: p.ledger_count / p.elapsed_s, 0),
+    ("copies/s", lambda p: p.copies / p.elapsed_s, 0),
+    ("MB/s", lambda p: p.copy_bytes / p.elapsed_s / 1e6, 0),
+    ("copies/s per core of the checker's", lambda p: p.copies / p.cpu_s, 0),
+    ("MB/s per core of the checker's", lambda p: p.copy_bytes / p.cpu_s / 1e6, 0),
+    ("checker, us/copy", lambda p: p.cpu_s / p.copies * 1e6, 2),
+    ("bookies, us/copy", lambda p: p.bookies_cpu_s / p.copies * 1e6, 2),
+)
+METADATA: Sequence[tuple[str, Value, int]] = (
+    ("whole pass, s", lambda p: p.elapsed_s, 1),
+    ("ledgers/s", lambda p: p.ledger_count / p.elapsed_s, 0),
+    ("checker, us/ledger", lambda p: p.cpu_s / p.ledger_count * 1e6, 0),
+    ("ZooKeeper, us/ledger", lambda p: p.zookeeper_cpu_s / p.ledger_count * 1e6, 0),
+)
+SCALING_GOAL = 1.8
+COPIES_GOAL = 100_000
+
+
+def report(passes: Sequence[Pass], failures: Iterable[str]) -> str:
+    repeats = max((p.repeat for p in passes), default=0)
+    reading = [p for p in passes if p.copies]
+    metadata = [p for p in passes if not p.copies]
+    parts = [PREAMBLE.format(cores=CORES, repeats=repeats)]
+    if reading:
+        parts += ["## Reading copies\n", _figures(reading, READING), *_fastest(reading)]
+    if metadata:
+        parts += ["## Metadata alone\n", _figures(metadata, METADATA), *_scaling(metadata)]
+    parts += [f"Failed: {failure}\n" for failure in failures]
+    return "\n".join(parts)
+
+
+def _figures(passes: Sequence[Pass], columns: Sequence[tuple[str, Value, int]]) -> str:
+    head = ["load", "level", "by", "passes", *(title for title, _, _ in columns)]
+    rows = []
+    for (load, level, contender), same in _grouped(passes).items():
+        figures = [f"{median(map(value, same)):,.{digits}f}" for _, value, digits in columns]
+        rows.append([load, level, contender, str(len(same)), *figures])
+    return table(head, rows)
+
+
+def _fastest(passes: Sequence[Pass]) -> list[str]:
+    """Ours and Java's on the same ledgers."""
+    lines = []
+    groups = _grouped(passes)
+    for (load, level, contender), javas in groups.items():
+        ours = groups.get((load, level, OURS))
+        if contender == OURS or ours is None:
+            continue
+        our_rate, java_rate = (
+            median(p.copies / p.elapsed_s for p in each) for each in (ours, javas)
+        )
+        verdict = "met" if our_rate >= COPIES_GOAL else "not met"
+        lines.append(
+            f"{load}: ours {our_rate:,.0f} copies/s with digests verified, Java {java_rate:,.0f} without: "
+            f"{our_rate / java_rate:.1f} times. At least {COPIES_GOAL:,}: {verdict}.\n"
+        )
+    return lines
+
+
+def _scaling(passes: Sequence[Pass]) -> list[str]:
+    lines = []
+    groups = _grouped(passes)
+    for (load, level, contender), two in groups.items():
+        one = groups.get((load, level, contender.replace("local[2]", "local[1]")))
+        if not contender.endswith("local[2]") or one is None:
+            continue
+        times = median(p.elapsed_s for p in one) / median(p.elapsed_s for p in two)
+        verdict = "met" if times >= SCALING_GOAL else "not met"
+        lines.append(
+            f"{load}: 2 cores are {times:.2f} times as fast as 1. {SCALING_GOAL}: {verdict}.\n"
+        )
+    return lines
+
+
+def _grouped(passes: Sequence[Pass]) -> dict[tuple[str, str, str], list[Pass]]:
+    groups: dict[tuple[str, str, str], list[Pass]] = {}
+    for each in passes:
+        groups.setdefault((each.load, each.level, each.contender), []).append(each)
+    return groups
