@@ -39,6 +39,7 @@ class LazyGroup(click.Group):
         "limits": "daemon.operating.limits_command:limits",
         "hold": "daemon.operating.hold_command:hold",
         "check": "daemon.operating.check_command:check",
+        "fsck": "daemon.fsck_command:fsck",
         "disable": "daemon.operating.switch_command:disable",
         "enable": "daemon.operating.switch_command:enable",
         "local": "daemon.local.commands:local",

@@ -58,6 +58,10 @@ class Results:
         for batch in self._rows.to_batches(filter=where, batch_size=1_000):
             yield from from_table(pa.Table.from_batches([batch]))
 
+    def wrong(self) -> Iterator[LedgerVerdict]:
+        """Of which somebody should do something."""
+        return self.verdicts(pc.field("is_wrong"))
+
     @property
     def path(self) -> Path:
         """Of the run's Parquet files."""

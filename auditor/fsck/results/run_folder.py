@@ -137,6 +137,11 @@ class RunFolder:
         self._order.unlink(missing_ok=True)
         shutil.rmtree(self._state, ignore_errors=True)
 
+    def give_up(self) -> None:
+        """Of a run that was not ended: nothing of it stays."""
+        self.end()
+        shutil.rmtree(self._ledgers, ignore_errors=True)
+
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
         note = {_NOTE: counts.to_json(), _VERSION_NOTE: str(VERSION)}
         replace_table(self._ledgers / f"{name}.parquet", rows, note=note)

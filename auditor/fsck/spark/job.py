@@ -48,7 +48,10 @@ def run_fsck(
     if not folder.is_begun:
         _begin(folder, options, job, on_progress, slot_count=dispatch.slot_count)
     elif not folder.is_of(options):
-        raise SettingsError("the run was begun with other options", run=job.run)
+        raise SettingsError(
+            "a run that was killed had other options: give those, or give it up (--anew)",
+            run=job.run,
+        )
     run = _Run(folder, options, job, dispatch, on_progress)
     run.look()
     run.look_again()

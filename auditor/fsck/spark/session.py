@@ -31,6 +31,12 @@ def open_spark(
     return spark
 
 
+def submitted_spark() -> SparkSession:
+    """The one that spark-submit has set up. To be stopped."""
+    spark: SparkSession = SparkSession.builder.getOrCreate()
+    return spark
+
+
 def with_attempts(master: str) -> str:
     """``local[4]`` as ``local[4,4]``, which says how often a task is tried."""
     if master == "local":

@@ -1,0 +1,379 @@
+"""``bookmender fsck``."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.results.summary import Summary
+from daemon.cli import EXIT_FAILED, config_option, note_output
+from daemon.fsck_running import (
+    Wanted,
+    check_spark,
+    holding_output,
+    look_up_places,
+    need_modules,
+    publish,
+    read_racks,
+    run,
+    tell_daemon,
+)
+from daemon.operating.limits_command import Limit
+from daemon.operating.maintenance_command import Duration
+from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
+from daemon.settings import Settings, load_settings
+from daemon.visit import log_errors_only
+
+if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
+    from auditor.fsck.results.reading import Results
+
+URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
+
+
+class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """``5%``, ``0.5%``: a share above 0, up to 1."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", value)
+        share = float(found[1]) / 100 if found else 0.0
+        if not 0 < share <= 1:
+            self.fail(f"{value!r} is no share, as in 5% or 0.5%", param, ctx)
+        return share
+
+
+class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """``spark.executor.memory=2g``."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        key, equals, setting = str(value).partition("=")
+        if not equals or not key.startswith("spark."):
+            self.fail(
+                f"{value!r} is no setting of Spark's, as in spark.executor.memory=2g", param, ctx
+            )
+        return key, setting
+
+
+format_option = click.option(
+    "-o",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    is_eager=True,
+    callback=note_output,
+    help="For people, or for programs.",
+)
+json_option = click.option(
+    "--json",
+    "output_format",
+    flag_value="json",
+    is_eager=True,
+    callback=note_output,
+    help="The same as -o json.",
+)
+uri_option = click.option(
+    "--metadata-service-uri",
+    "uri",
+    metavar="URI",
+    help="As in zk+hierarchical://zk1:2181;zk2:2181/ledgers, in place of the settings'.",
+)
+mark_option = click.option(
+    "--mark", is_flag=True, help="Mark what can be mended. Without it: say what would be marked."
+)
+
+
+@click.group()
+def fsck() -> None:
+    """Proof, copy by copy, that the data is there. Runs on Spark.
+
+    \b
+      bookmender fsck run --level full --output DIR    look at every copy of every entry
+      bookmender fsck report DIR                       its report, anew
+      bookmender fsck mark DIR --mark                  have the daemon mend what it found
+      bookmender fsck diff DIR                         the last two runs in DIR
+    """
+
+
+@fsck.command("run")
+@click.option(
+    "--output",
+    "output",
+    metavar="DIR",
+    required=True,
+    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    help="Where results are kept, of many runs. One run at a time.",
+)
+@click.option(
+    "--level",
+    type=click.Choice([level.value for level in Level]),
+    help="How closely it looks.  [default: ends; sample with --sample]",
+)
+@click.option("--sample", "share", type=Share(), help="Of the entries between, as in 5%.")
+@click.option(
+    "--master",
+    help="Spark's: local[4], spark://host:7077, yarn ….  [default: spark-submit's, else local[*]]",
+)
+@click.option(
+    "--spark-conf", type=SparkSetting(), multiple=True, help="spark.executor.memory=2g, and so on."
+)
+@click.option("--entry-lists", is_flag=True, help="Ask bookies for lists of their entries, too.")
+@click.option("--for", "time_budget_s", type=Duration(), help="Stop after so long, as in 2h.")
+@click.option(
+    "--skip-checked-within",
+    "checked_within_s",
+    type=Duration(),
+    help="Leave out closed ledgers found whole within so long, as in 7d, as closely, and unchanged.",
+)
+@click.option(
+    "--reads-per-s", type=Limit("entries_per_s"), help="Entries, of all executors together."
+)
+@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="Likewise, as in 50M.")
+@click.option(
+    "--reads-in-flight",
+    type=Limit("reads_in_flight_per_bookie"),
+    help="At one bookie, of one executor; less where many read.  [default: 64]",
+)
+@click.option(
+    "--anew", is_flag=True, help="Give up a run that was killed, instead of going on with it."
+)
+@mark_option
+@uri_option
+@config_option
+@format_option
+@json_option
+def run_command(
+    output: Path,
+    level: str | None,
+    share: float | None,
+    master: str | None,
+    spark_conf: tuple[tuple[str, str], ...],
+    entry_lists: bool,
+    time_budget_s: int | None,
+    checked_within_s: int | None,
+    reads_per_s: int | None,
+    bytes_per_s: int | None,
+    reads_in_flight: int | None,
+    anew: bool,
+    mark: bool,
+    uri: str | None,
+    config: Path | None,
+    output_format: str,
+) -> None:
+    """Look at every ledger. Reads alone; writes nothing but its results, unless --mark is given.
+
+    \b
+    Levels, each sees what the one before sees:
+      metadata   metadata that cannot be read, bookies that are gone, placement; asks no bookie
+      ends       the first and the last entry of each copy of each fragment
+      sample     a share of the entries between, the same of each copy
+      full       every entry of every copy, and the copies compared with each other
+
+    A run that was killed goes on where it was when the same command is given again. What seems wrong is
+    looked at twice before it is told.
+
+    Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2 when it
+    was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody knows.
+    """
+    chosen = _level(level, share)
+    settings = settings_for(uri, config)
+    log_errors_only(settings)
+    wanted = Wanted(
+        options=options_for(
+            settings,
+            level=chosen,
+            share=share,
+            entry_lists=entry_lists,
+            reads_per_s=reads_per_s,
+            bytes_per_s=bytes_per_s,
+            reads_in_flight=reads_in_flight,
+        ),
+        output=output,
+        master=master,
+        spark_settings=dict(spark_conf),
+        time_budget_s=time_budget_s or 0,
+        checked_within_s=checked_within_s or 0,
+        is_anew=anew,
+    )
+    check_spark()
+    with (
+        holding_output(output),
+        saying_when_interrupted("what was looked at is kept: the same command goes on from there"),
+    ):
+        summary = _run(settings, wanted)
+        record, lines = _left(settings, output, summary, is_marking=mark)
+    click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
+    sys.exit(summary.exit_code)
+
+
+def _run(settings: Settings, wanted: Wanted) -> Summary:
+    from daemon.fsck_texts import showing_progress
+
+    places = asyncio.run(look_up_places(settings))
+    with showing_progress() as on_progress:
+        summary = run(wanted, places, on_progress)
+    asyncio.run(tell_daemon(settings, summary))
+    return summary
+
+
+def _left(
+    settings: Settings, output: Path, summary: Summary, *, is_marking: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """The report, the marks; and all of it told, for programs and for people."""
+    from auditor.fsck.results.reading import Results
+    from auditor.fsck.results.report import write_report
+    from daemon.fsck_texts import summary_lines
+
+    results = Results.open(output, summary.run)
+    report = write_report(results, read_racks(output))
+    marks, mark_lines = _mark(settings, results, is_marking=is_marking)
+    record = {**summary.to_record(), "output": str(output), "report": str(report), "marks": marks}
+    return record, [*summary_lines(summary), "", *mark_lines, f"report: {report}"]
+
+
+def _mark(
+    settings: Settings, results: "Results", *, is_marking: bool
+) -> tuple[dict[str, Any], list[str]]:
+    """What would be marked, or was; for programs and for people."""
+    from auditor.fsck.publishing import faults_of
+    from daemon.fsck_texts import faults_lines, faults_record
+
+    faults = faults_of(results.wrong())
+    published = None
+    if is_marking and faults:
+        line = ProgressLine("ledgers to mark")
+        try:
+            published = asyncio.run(publish(settings, faults, line.show))
+        finally:
+            line.close()
+    return faults_record(faults, published), faults_lines(faults, published)
+
+
+@fsck.command("mark")
+@click.argument("results", metavar="DIR[@RUN]")
+@mark_option
+@uri_option
+@config_option
+@format_option
+@json_option
+def mark_command(
+    results: str, mark: bool, uri: str | None, config: Path | None, output_format: str
+) -> None:
+    """Mark what a run found missing or bad, so that the daemon mends it. Without --mark: say what would be.
+
+    A ledger whose metadata was written since is left out. What is marked already keeps what it says.
+    """
+    settings = settings_for(uri, config)
+    log_errors_only(settings)
+    record, lines = _mark(settings, _results(results), is_marking=mark)
+    click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
+
+
+@fsck.command("report")
+@click.argument("results", metavar="DIR[@RUN]")
+def report_command(results: str) -> None:
+    """Write DIR/report.html anew, of the last run or of another one; says where it is."""
+    found = _results(results)
+    from auditor.fsck.results.report import write_report
+
+    click.echo(write_report(found, read_racks(found.folder)))
+
+
+@fsck.command("diff")
+@click.argument("before", metavar="DIR[@RUN]")
+@click.argument("after", metavar="[DIR[@RUN]]", required=False)
+@format_option
+@json_option
+def diff_command(before: str, after: str | None, output_format: str) -> None:
+    """Ledgers of which two runs say something else, that are new, or gone.
+
+    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, else 0.
+    """
+    need_modules("pyarrow")
+    from auditor.fsck.results.changes import compare
+    from auditor.fsck.results.reading import Results
+    from daemon.fsck_texts import changes_lines, changes_record
+
+    if after is None:
+        pair = Results.last_two(Path(before))
+    else:
+        pair = (Results.named(before), Results.named(after))
+    changes = compare(*pair)
+    if output_format == "json":
+        runs = {"before": pair[0].summary.run, "after": pair[1].summary.run}
+        click.echo(json.dumps({**runs, **changes_record(changes)}, indent=2))
+    else:
+        tell([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
+        click.echo("\n".join(changes_lines(changes)))
+    sys.exit(EXIT_FAILED if changes.has_worsened else 0)
+
+
+# --- What was asked for ---------------------------------------------------------------------------
+
+
+def settings_for(
+    uri: str | None, config: Path | None, environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Those of the other commands; ``uri`` wins. Raises SettingsError."""
+    given = {URI_VARIABLE: uri} if uri else {}
+    return load_settings(config, {**environment, **given})
+
+
+def options_for(
+    settings: Settings,
+    *,
+    level: Level,
+    share: float | None,
+    entry_lists: bool,
+    reads_per_s: int | None,
+    bytes_per_s: int | None,
+    reads_in_flight: int | None,
+) -> FsckOptions:
+    """Raises SettingsError."""
+    options = FsckOptions(
+        metadata_service_uri=settings.metadata_service_uri,
+        level=level,
+        entry_lists=entry_lists,
+        reads_per_s=reads_per_s or 0,
+        bytes_per_s=bytes_per_s or 0,
+        idle_open_after_s=settings.checks.idle_open_after_s or float("inf"),
+        default_password=settings.replication.default_password,
+        default_digest_type=settings.replication.default_digest_type,
+    )
+    if share is not None:
+        options = replace(options, sample_share=share)
+    if reads_in_flight is not None:
+        options = replace(options, reads_in_flight_per_bookie=reads_in_flight)
+    return options
+
+
+def _level(level: str | None, share: float | None) -> Level:
+    chosen = Level(level) if level else Level.ENDS if share is None else Level.SAMPLE
+    if share is not None and chosen is not Level.SAMPLE:
+        raise click.UsageError(f"--sample goes with level sample, not {chosen.value}")
+    return chosen
+
+
+def _results(name: str) -> "Results":
+    """Raises SettingsError."""
+    need_modules("pyarrow")
+    from auditor.fsck.results.reading import Results
+
+    return Results.named(name)

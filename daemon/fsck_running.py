@@ -1,0 +1,228 @@
+"""One run of fsck from a command: what it needs is looked for before Spark starts, what it leaves is told after.
+
+The cluster is asked for what executors cannot know of the settings: where bookies are, and by which rule.
+"""
+
+import fcntl
+import importlib
+import json
+import os
+import random
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import structlog
+
+from auditor.findings import Findings
+from auditor.fsck.levels import FsckOptions
+from auditor.fsck.publishing import Fault, Published, Publisher, Show
+from auditor.fsck.results.last import write_last
+from auditor.fsck.results.summary import Summary, replace_file
+from auditor.fsck.running import FsckJob, OnProgress
+from auditor.marking import Marker
+from daemon.local.java import Java
+from daemon.placing import begin_placing, rule_of
+from daemon.settings import Settings
+from daemon.visit import Visit, by_hand, visit
+from ledgers.clock import SystemClock
+from ledgers.errors import BookmenderError, CorruptionError, RejectedError, SettingsError
+from ledgers.metadata import BookieId
+from ledgers.operations.tasks import task_scope
+from ledgers.placement import Rule
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Membership
+from replication.cluster.own_state import parse_record, text
+from replication.queue import payloads
+from replication.queue.batching import Batcher
+from replication.queue.tree import prepare_tree
+
+log = structlog.get_logger()
+
+LOCK_FILE = ".lock"
+RACKS_FILE = "racks.json"
+NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Set by spark-submit, whose session is there already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a run is asked for. ``options`` are complete but for what the cluster and the run's name decide.
+
+    ``master``: None for spark-submit's, or else all cores of this machine. ``is_anew``: a run that was killed is
+    given up.
+    """
+
+    options: FsckOptions
+    output: Path
+    master: str | None = None
+    spark_settings: Mapping[str, str] = field(default_factory=dict)
+    time_budget_s: float = 0.0
+    checked_within_s: float = 0.0
+    is_anew: bool = False
+
+
+# --- What must be there ---------------------------------------------------------------------------
+
+
+def check_spark(environment: Mapping[str, str] = os.environ) -> None:
+    """Raises SettingsError that says what to install."""
+    need_modules("pyspark", "pyarrow")
+    if _SUBMITTED not in environment:
+        Java.find(environment)
+
+
+def need_modules(*names: str) -> None:
+    """Of those that the daemon runs without. Raises SettingsError that says what to install."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise SettingsError(NO_PYSPARK) from error
+
+
+@contextmanager
+def holding_output(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep every other run out of it. Raises SettingsError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("a")
+    except OSError as error:
+        raise SettingsError(f"--output {folder}: cannot be written to: {error.strerror}") from error
+    with lock:  # the system takes the lock back from a process that dies
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SettingsError(
+                f"--output {folder}: another run of fsck writes there now"
+            ) from error
+        yield
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where bookies are or were, and the rule for copies: None where nobody tells where bookies are."""
+
+    rule: Rule | None
+    racks: Mapping[BookieId, str]
+
+
+async def find_places(cluster: Visit) -> Places:
+    clock = SystemClock()
+    views = ViewSource(cluster.registration, clock)
+    await views.refresh()
+    placing = await begin_placing(
+        cluster.settings.placement,
+        store=cluster.store,
+        ur=cluster.ur,
+        views=views,
+        local=None,
+        clock=clock,
+        rng=random.Random(),
+    )
+    rule = None if placing.keeper is None else rule_of(cluster.settings.placement)
+    return Places(rule=rule, racks=dict(placing.racks.known))
+
+
+# --- The run --------------------------------------------------------------------------------------
+
+
+async def look_up_places(settings: Settings) -> Places:
+    """Whether the cluster is there shows as well, before Spark starts. Raises UnavailableError, SettingsError."""
+    async with visit(settings) as cluster:
+        return await find_places(cluster)
+
+
+def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
+    """To its end, on Spark. The output is held by the caller; raises as ``run_fsck`` does."""
+    from auditor.fsck.spark.job import run_fsck
+    from auditor.fsck.spark.session import open_spark, submitted_spark
+
+    write_racks(wanted.output, places.racks)
+    job = job_of(wanted, now_s=time.time())
+    options = replace(
+        wanted.options,
+        rule=places.rule,
+        racks=places.racks,
+        seed=zlib.crc32(job.run.encode()),  # another sample each time, and the same when it goes on
+    )
+    if wanted.master is None and _SUBMITTED in os.environ:
+        spark = submitted_spark()
+    else:
+        spark = open_spark(wanted.master or "local[*]", wanted.spark_settings)
+    try:
+        return run_fsck(spark, options, job, on_progress)
+    finally:
+        spark.stop()
+
+
+def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:
+    """The run that was killed, if there is one and it is not given up; else a new one."""
+    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+
+    killed = list(unfinished_runs(wanted.output))
+    if wanted.is_anew:
+        for name in killed:
+            RunFolder(wanted.output, name).give_up()
+    elif killed:
+        log.info("fsck_run.resumed", run=killed[0])
+    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    return FsckJob(
+        run=killed[0] if killed and not wanted.is_anew else name,
+        output=wanted.output,
+        checked_within_s=wanted.checked_within_s,
+        time_budget_s=wanted.time_budget_s,
+    )
+
+
+# --- What it leaves -------------------------------------------------------------------------------
+
+
+async def tell_daemon(settings: Settings, summary: Summary) -> None:
+    """For status and metrics. The results stand whether or not that can be written."""
+    try:
+        async with visit(settings) as cluster:
+            await write_last(cluster.store, cluster.ur, summary)
+    except BookmenderError as error:
+        log.error("fsck_run.not_told", error=str(error))
+
+
+async def publish(settings: Settings, faults: Sequence[Fault], show: Show) -> Published:
+    """Raises RejectedError while auto-recovery is switched off, SessionLostError, UnavailableError."""
+    async with visit(settings) as cluster:
+        return await publish_here(cluster, faults, show)
+
+
+async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Published:
+    store, ur, clock = cluster.store, cluster.ur, SystemClock()
+    if await store.exists(payloads.disable_path(ur)) is not None:
+        raise RejectedError(
+            "auto-recovery is switched off, so nothing is marked: bookmender enable"
+        )
+    await prepare_tree(store, ur)
+    membership = await Membership.join(store, ur, by_hand())
+    batcher = Batcher(store, [membership.guard])
+    async with task_scope() as scope:
+        scope.start(batcher.run())
+        publisher = Publisher(
+            Marker(store, batcher, ur, clock), Findings(store, batcher, ur, clock), cluster.manager
+        )
+        return await publisher.publish(faults, show)
+
+
+def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:
+    """For whoever makes the report anew."""
+    replace_file(folder / RACKS_FILE, json.dumps(dict(sorted(racks.items())), indent=2) + "\n")
+
+
+def read_racks(folder: Path) -> dict[BookieId, str]:
+    """None known where they cannot be read."""
+    try:
+        record = parse_record((folder / RACKS_FILE).read_bytes())
+        return {BookieId(bookie): text(record, bookie) for bookie in record}
+    except (OSError, CorruptionError):
+        return {}

@@ -1,0 +1,224 @@
+"""What ``bookmender fsck`` tells: how far a run is, what it found, what would be marked, how two runs differ."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from auditor.fsck.publishing import Fault, Published
+from auditor.fsck.results.advice import advice_for, counts_text, headline
+from auditor.fsck.results.changes import Change, Changes, Said
+from auditor.fsck.results.summary import Summary
+from auditor.fsck.running import FsckProgress, OnProgress
+from daemon.operating.progress import Eta, counted, duration_text, printable
+from daemon.plan_command import size_text
+
+SHOWN_MAX = 20
+LINE_INTERVAL_S = 10.0
+"""Between two lines where no terminal shows a bar."""
+
+# --- How far it is --------------------------------------------------------------------------------
+
+
+class Meter:
+    """Words for a run's progress, with rates and the time that is left by what was seen of this phase.
+
+    Where a run goes on that was killed, what was read before counts in no rate.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._phase = ""
+        self._eta = Eta()
+        self._since_s = 0.0
+        self._read_before = (0, 0)
+
+    def text(self, progress: FsckProgress) -> str:
+        now_s = self._now_s()
+        if progress.phase != self._phase:
+            self._phase, self._eta, self._since_s = progress.phase, Eta(), now_s
+            self._read_before = (progress.entries_read, progress.bytes_read)
+        parts = [_ledgers(progress)]
+        if progress.entries_read:
+            parts.append(f"{progress.entries_read:,} entries, {size_text(progress.bytes_read)}")
+        elapsed_s = now_s - self._since_s
+        entries, size = (
+            now - before
+            for now, before in zip(
+                (progress.entries_read, progress.bytes_read), self._read_before, strict=True
+            )
+        )
+        if elapsed_s > 0 and entries > 0:
+            parts.append(
+                f"{entries / elapsed_s:,.0f} entries/s, {size_text(round(size / elapsed_s))}/s"
+            )
+        left = progress.ledgers_expected - progress.ledgers_done
+        if progress.ledgers_expected:
+            remaining_s = self._eta.remaining_s(left, now_s=now_s)
+            if left and remaining_s is not None:
+                parts.append(f"{duration_text(remaining_s)} to go")
+        return "; ".join(parts)
+
+
+def _ledgers(progress: FsckProgress) -> str:
+    if progress.ledgers_expected:
+        return f"{progress.ledgers_done:,} of {progress.ledgers_expected:,} ledgers"
+    return counted(progress.ledgers_done, "ledger")
+
+
+@contextmanager
+def showing_progress() -> Iterator[OnProgress]:
+    """On standard error: a bar on a terminal, a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        yield _Lines().show
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[told]}"),
+    )
+    meter = Meter()
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("starting Spark", total=None, told="")
+
+        def show(progress: FsckProgress) -> None:
+            bar.update(
+                task,
+                description=progress.phase,
+                total=progress.ledgers_expected or None,
+                completed=progress.ledgers_done,
+                told=meter.text(progress),
+            )
+
+        yield show
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self._meter = Meter()
+        self._due_s = 0.0
+
+    def show(self, progress: FsckProgress) -> None:
+        text, now_s = self._meter.text(progress), time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = now_s + LINE_INTERVAL_S
+            print(f"{progress.phase}: {text}", file=sys.stderr, flush=True)
+
+
+# --- What it found --------------------------------------------------------------------------------
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    lines = [
+        headline(summary.counts),
+        f"run {summary.run}, level {summary.level.value}: {counts_text(summary.counts)}",
+    ]
+    for count, what in (
+        (summary.skipped, "skipped: whole when they were looked at lately, and not changed since"),
+        (summary.left, "left for the next run: the time was up"),
+        (summary.gone, "deleted meanwhile"),
+    ):
+        if count:
+            lines.append(f"{counted(count, 'ledger')} {what}")
+    for advice in advice_for(summary):
+        lines += ["", advice.title, f"  {advice.text}"]
+    return lines
+
+
+def faults_lines(faults: Sequence[Fault], published: Published | None) -> list[str]:
+    """``published``: None where nothing was marked."""
+    if not faults:
+        return ["nothing to be marked for the daemon"]
+    if published is not None:
+        told = f"{counted(published.new, 'ledger')} marked for the daemon"
+        if published.known:
+            told += f", {published.known:,} were marked already"
+        if published.changed:
+            told += (
+                f", {published.changed:,} not, as they changed or went since they were looked at"
+            )
+        return [told]
+    lines = [
+        printable(f"would mark ledger {fault.ledger_id} ({fault.grade.value}): {fault.detail}")
+        for fault in faults[:SHOWN_MAX]
+    ]
+    if len(faults) > SHOWN_MAX:
+        lines.append(f"and {len(faults) - SHOWN_MAX:,} more")
+    return [*lines, f"{counted(len(faults), 'ledger')} would be marked; --mark does it"]
+
+
+def faults_record(faults: Sequence[Fault], published: Published | None) -> dict[str, Any]:
+    if published is None:
+        return {
+            "would_mark": len(faults),
+            "first_ledgers": [
+                {
+                    "ledger_id": fault.ledger_id,
+                    "verdict": fault.grade.value,
+                    "bookies": list(fault.bookies),
+                    "detail": fault.detail,
+                }
+                for fault in faults[:SHOWN_MAX]
+            ],
+        }
+    return {"marked": published.new, "known": published.known, "changed": published.changed}
+
+
+# --- Two runs -------------------------------------------------------------------------------------
+
+
+def changes_lines(changes: Changes) -> list[str]:
+    absent = "gone" if changes.is_absence_told else "not looked at, or gone"
+    lines = [
+        *_change_lines("changed", changes.changed),
+        *_change_lines("new", changes.new),
+        *_change_lines(absent, changes.absent),
+    ]
+    for count, what in (
+        (changes.new_fine_count, "new, and whole"),
+        (changes.absent_fine_count, f"{absent}; they were whole"),
+    ):
+        if count:
+            lines.append(f"{counted(count, 'ledger')} {what}")
+    return lines or ["no ledger of which anything else is said"]
+
+
+def _change_lines(what: str, changes: Sequence[Change]) -> list[str]:
+    lines = [
+        f"{what}: ledger {change.ledger_id}: {_said(change.before)} -> {_said(change.after)}"
+        for change in sorted(changes, key=lambda change: not change.is_worse)[:SHOWN_MAX]
+    ]
+    more = len(changes) - SHOWN_MAX
+    return [*lines, f"{what}: {more:,} more"] if more > 0 else lines
+
+
+def _said(said: Said | None) -> str:
+    if said is None:
+        return "none"
+    is_beside = said.is_wrong and said.grade.value == "whole"
+    return f"{said.grade.value}, copies differ" if is_beside else said.grade.value
+
+
+def changes_record(changes: Changes) -> dict[str, Any]:
+    return {
+        "has_worsened": changes.has_worsened,
+        "is_absence_told": changes.is_absence_told,
+        "changed": [_change_record(change) for change in changes.changed],
+        "new": [_change_record(change) for change in changes.new],
+        "new_whole": changes.new_fine_count,
+        "absent": [_change_record(change) for change in changes.absent],
+        "absent_whole": changes.absent_fine_count,
+    }
+
+
+def _change_record(change: Change) -> dict[str, Any]:
+    return {
+        "ledger_id": change.ledger_id,
+        "before": change.before.grade.value if change.before else None,
+        "after": change.after.grade.value if change.after else None,
+        "is_worse": change.is_worse,
+    }

@@ -1,0 +1,214 @@
+"""What a run of fsck needs around it: Spark, a folder of its own, the cluster's racks, marks."""
+
+import asyncio
+import importlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from auditor.findings import read_findings
+from auditor.fsck.levels import FsckOptions
+from auditor.fsck.publishing import Fault, Published
+from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+from auditor.fsck.running import FsckProgress
+from auditor.fsck.verdicts import Grade
+from daemon.fsck_running import (
+    Places,
+    Wanted,
+    check_spark,
+    find_places,
+    job_of,
+    publish_here,
+    read_racks,
+    write_racks,
+)
+from daemon.fsck_texts import Meter
+from ledgers.errors import RejectedError, SettingsError
+from ledgers.metadata import BookieId
+from ledgers.placement import RackRule
+from replication.cluster.membership import live_nodes
+from replication.queue import payloads
+from replication.settings import PlacementSettings
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR
+
+OPTIONS = FsckOptions(metadata_service_uri="zk+hierarchical://zk:2181/ledgers")
+NOW_S = 1_763_753_700.0
+FAULT = Fault(
+    ledger_id=LEDGER, grade=Grade.AT_RISK, bookies=(B1,), detail="missing", metadata_version=0
+)
+
+
+# --- What must be there ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+def test_without_pyspark_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    def found(name: str) -> ModuleType:
+        if name == missing:
+            raise ImportError(name)
+        return importlib
+
+    monkeypatch.setattr("daemon.fsck_running.importlib.import_module", found)
+
+    with pytest.raises(SettingsError, match=r"pip install 'bookmender\[fsck\]'"):
+        check_spark({})
+
+
+def test_without_java_it_says_so_before_spark_does() -> None:
+    with pytest.raises(SettingsError, match="no Java found"):
+        check_spark({"PATH": "/nowhere"})
+
+    check_spark({"PATH": "/nowhere", "PYSPARK_GATEWAY_PORT": "1"})  # spark-submit has one running
+
+
+# --- Which run it is ------------------------------------------------------------------------------
+
+
+def wanted(folder: Path, **changes: Any) -> Wanted:
+    return Wanted(options=OPTIONS, output=folder, **changes)
+
+
+def begin(folder: Path, run: str) -> RunFolder:
+    made = RunFolder(folder, run)
+    made.begin(pa.table({"ledger_id": [1]}), OPTIONS, part_size=1, started_ms=0)
+    return made
+
+
+def test_a_run_is_called_by_its_time(tmp_path: Path) -> None:
+    job = job_of(wanted(tmp_path, time_budget_s=60.0, checked_within_s=9.0), now_s=NOW_S)
+
+    assert (job.run, job.output) == ("20251121T193500Z", tmp_path)
+    assert (job.time_budget_s, job.checked_within_s) == (60.0, 9.0)
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    begin(tmp_path, "20250101T000000Z")
+
+    assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
+
+
+def test_a_run_that_was_killed_can_be_given_up(tmp_path: Path) -> None:
+    begin(tmp_path, "20250101T000000Z")
+
+    assert job_of(wanted(tmp_path, is_anew=True), now_s=NOW_S).run == "20251121T193500Z"
+    assert list(unfinished_runs(tmp_path)) == []
+    assert list(tmp_path.glob("*/run=*")) == [], "no rows of it stay, either"
+
+
+# --- The cluster ----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_where_nobody_tells_where_bookies_are_nothing_is_said_of_placement() -> None:
+    places = await find_places(visiting(await Cluster.start()))
+
+    assert (places.rule, places.racks) == (None, {})
+
+
+def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
+    file = tmp_path / "racks"
+    file.write_text(f"{B1} = /r1\n{B2} = /r2\n")
+
+    async def look() -> Places:
+        visit = visiting(await Cluster.start())
+        placement = PlacementSettings(racks_file=str(file))
+        return await find_places(
+            replace(visit, settings=replace(visit.settings, placement=placement))
+        )
+
+    places = asyncio.run(look())  # the file is read in a thread, which knows no virtual time
+
+    assert isinstance(places.rule, RackRule)
+    assert places.racks == {B1: "/r1", B2: "/r2"}
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"a": 1}'])
+def test_racks_that_cannot_be_read_are_not_known(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "racks.json").write_text(content)
+
+    assert read_racks(tmp_path) == {}
+
+
+def test_racks_are_kept_for_the_report(tmp_path: Path) -> None:
+    write_racks(tmp_path, {BookieId("b:1"): "/r", BookieId("a:1"): "/s"})
+
+    assert read_racks(tmp_path) == {"a:1": "/s", "b:1": "/r"}
+    assert list(json.loads((tmp_path / "racks.json").read_text())) == ["a:1", "b:1"]
+
+
+# --- Marks ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    visit = visiting(cluster)
+
+    assert await publish_here(visit, [FAULT], lambda left: None) == Published(new=1)
+
+    assert await cluster.marked() == [LEDGER]
+    assert (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].check == "fsck"
+    assert len(await live_nodes(cluster.store, UR)) == 1
+    await visit.store.close()
+    assert await live_nodes(cluster.store, UR) == []
+
+
+@in_virtual_time
+async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+
+    with pytest.raises(RejectedError, match="bookmender enable"):
+        await publish_here(visiting(cluster), [FAULT], lambda left: None)
+
+    assert await cluster.marked() == []
+
+
+# --- How far it is --------------------------------------------------------------------------------
+
+
+def test_progress_is_told_with_rates_and_the_time_that_is_left() -> None:
+    now_s = 100.0
+    meter = Meter(lambda: now_s)
+    assert meter.text(FsckProgress(phase="listing", ledgers_done=5_000)) == "5,000 ledgers"
+
+    # A run that goes on: what was read before it was killed is no measure.
+    meter.text(_looking(ledgers=1_000, entries=1_000_000))
+    now_s += 10
+    told = meter.text(_looking(ledgers=1_500, entries=1_200_000))
+
+    assert told == (
+        "1,500 of 4,000 ledgers; 1,200,000 entries, 120 MB; 20,000 entries/s, 2 MB/s; 50 s to go"
+    )
+
+
+def test_a_phase_that_reads_nothing_has_no_rate() -> None:
+    meter = Meter(lambda: 0.0)
+
+    assert meter.text(_looking(ledgers=10, entries=0)) == "10 of 4,000 ledgers"
+    assert meter.text(FsckProgress(phase="writing", entries_read=9, bytes_read=9)) == (
+        "0 ledgers; 9 entries, 9 B"
+    )
+
+
+def _looking(*, ledgers: int, entries: int) -> FsckProgress:
+    return FsckProgress(
+        phase="looking",
+        ledgers_done=ledgers,
+        ledgers_expected=4_000,
+        entries_read=entries,
+        bytes_read=100 * entries,
+    )
