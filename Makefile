@@ -19,7 +19,7 @@ JAVA = $(or $(and $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java)),java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Looked for before anything is installed, so that the answer comes in the first second.
-ifneq ($(filter demo test test-matrix compat judge bench bench-%,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
 $(error Java 17 or newer is needed: install a JRE (Debian: openjdk-17-jre-headless), or set JAVA_HOME)
 endif
@@ -30,7 +30,8 @@ $(error The cluster to judge is needed: make judge URI=zk+hierarchical://127.0.0
 endif
 endif
 
-.PHONY: help demo test test-matrix compat judge bench bench-repair bench-limit lint proto lock venv clean
+.PHONY: help demo test test-matrix test-scale soak-audit compat judge bench bench-repair \
+	bench-audit bench-limit lint proto lock venv clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +52,18 @@ test-matrix: venv ## a repair on every storage class, version and layout: about 
 	@$(BIN)/python -m tests.prepare
 	@TEST_MATRIX=full $(BIN)/python -m pytest tests/cluster/test_matrix.py $(ARGS)
 
+test-scale: venv ## the auditor with 1,000 bookies and 200,000 ledgers: about three minutes
+	@$(BIN)/python -m tests.prepare --default-only
+	@TEST_SCALE=full $(BIN)/python -m pytest tests/cluster/test_scale.py $(ARGS)
+
+soak-audit: venv ## half an hour of losses, killed leaders and restarts: are all marks right?
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m tests.soak.audit $(ARGS)
+
+test-fsck: venv ## fsck on damage of each kind, and on 1,000 healthy ledgers under load
+	@$(BIN)/python -m tests.prepare --default-only
+	@TEST_FSCK=full $(BIN)/python -m pytest tests/cluster/test_fsck.py $(ARGS)
+
 judge: venv ## BookKeeper's own checker reads every copy: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
 
@@ -62,6 +75,10 @@ bench: venv ## measurements in short: against Java's AutoRecovery, and where the
 bench-repair: venv ## half an hour: repairs against Java's AutoRecovery, into bench/results
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair $(ARGS)
+
+bench-audit: venv ## half an hour: marks after a loss against Java's auditor, into bench/results
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.audit $(ARGS)
 
 bench-limit: venv ## where the time of a repair goes, into bench/results
 	@$(BIN)/python -m tests.prepare --default-only

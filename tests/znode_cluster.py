@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from auditor.scan import scan_ledgers
 from ledgers.errors import NodeExistsError
 from ledgers.formats.layout import Layout, serialize_layout
 from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.registration import READ_ONLY
 from ledgers.store import Create, Delete, MetadataStore, Operation
 from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids, read_marks
@@ -29,6 +29,7 @@ LAYOUT = Layout.HIERARCHICAL
 UR = payloads.underreplication_path(ROOT)
 OPERATIONS_PER_MULTI = 500
 MULTIS_AT_ONCE = 8
+READS_AT_ONCE = 1_000
 
 
 def bookie(number: int) -> BookieId:
@@ -126,11 +127,20 @@ class ZnodeCluster:
             for each in found
         }
 
+    async def registered(self) -> frozenset[BookieId]:
+        """The bookies that are there. All of them are writable."""
+        names = await self.store.children(f"{ROOT}/available")
+        return frozenset(map(BookieId, names)) - {READ_ONLY}
+
     async def lacking(self, lost: Collection[BookieId]) -> dict[int, frozenset[BookieId]]:
         """From scratch: per ledger whose metadata names lost bookies those it names."""
-        scan = await scan_ledgers(self.manager, lost=lost)
-        assert not scan.unreadable, scan.unreadable
-        return {each.ledger_id: frozenset(each.lost) for each in scan.endangered}
+        found: dict[int, frozenset[BookieId]] = {}
+        async for ledger_ids in self.manager.ledger_ids():
+            for part in _parts(ledger_ids, READS_AT_ONCE):
+                for read in await asyncio.gather(*map(self.manager.read, part)):
+                    if named := read.metadata.bookies.intersection(lost):
+                        found[read.ledger_id] = named
+        return found
 
 
 def _parts(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:

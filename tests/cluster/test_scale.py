@@ -1,0 +1,76 @@
+"""The auditor among many: with ``TEST_SCALE=full`` (``make test-scale``) 1,000 bookies and 200,000 ledgers,
+else as many as the suite has time for. All are znodes."""
+
+import asyncio
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ledgers.metadata import BookieId
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster.order_book import OrderBook
+from tests.cluster.steps import AUDITOR_ONLY, errors, events, nodes, wait_for
+from tests.znode_cluster import LAYOUT, ROOT, UR, ZnodeCluster, bookie, closed
+from tests.zookeeper_server import running_zookeeper
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+IS_FULL = os.environ.get("TEST_SCALE") == "full"
+BOOKIES, LEDGERS = (1_000, 200_000) if IS_FULL else (50, 5_000)
+LOST = BOOKIES // 25
+"""Far too few for a hold, and"""
+WAVE = BOOKIES // 2
+"""far more than it takes."""
+SETTINGS = AUDITOR_ONLY | {"ZOOKEEPER_SESSION_TIMEOUT_S": "20"}
+SEED = 7
+
+
+def test_among_many_bookies_just_the_ledgers_of_the_lost_are_marked_and_a_wave_is_held_for(
+    tmp_path: Path,
+) -> None:
+    bookies = [bookie(number) for number in range(BOOKIES)]
+    lost, wave = bookies[:LOST], bookies[LOST : LOST + WAVE]
+
+    async def run(address: str) -> None:
+        store = await ZooKeeperStore.open(address, session_timeout_s=60)
+        cluster = ZnodeCluster(store)
+        await _fill(cluster, bookies)
+        async with nodes(f"zk+{LAYOUT.name.lower()}://{address}{ROOT}", tmp_path) as start:
+            node = start("node", settings=SETTINGS)
+            await wait_for(lambda: events(node, "index.built"), "index", within_s=120)
+
+            began_s = time.monotonic()
+            await cluster.send(map(cluster.deregistration, lost))
+            expected = await cluster.lacking(lost)
+            assert expected
+            await _wait_marks(cluster, expected)
+            print(f"{len(expected)} marks within {time.monotonic() - began_s:.1f} s")
+
+            await cluster.send(map(cluster.deregistration, wave))
+            await wait_for(lambda: events(node, "hold.begun"), "hold")
+            assert (await OrderBook(store, UR).read()).is_held
+            assert await cluster.marks() == expected
+            assert [each["event"] for each in errors(node)] == ["hold.begun"]
+        await store.close()
+
+    with running_zookeeper(tmp_path, heap_mib=1_024) as server:
+        asyncio.run(run(server.address))
+
+
+async def _fill(cluster: ZnodeCluster, bookies: list[BookieId]) -> None:
+    rng = random.Random(SEED)
+    await cluster.format()
+    await cluster.add_bookies(bookies)
+    await cluster.create_ledgers(
+        (ledger_id, closed(*rng.sample(bookies, 3))) for ledger_id in range(LEDGERS)
+    )
+
+
+async def _wait_marks(cluster: ZnodeCluster, expected: dict[int, frozenset[BookieId]]) -> None:
+    async def are_right() -> bool:
+        return await cluster.marks() == expected
+
+    await wait_for(are_right, "marks of just the ledgers that miss copies")

@@ -1,0 +1,70 @@
+"""Works marks off as a worker does, but for the copying: the ledger's metadata first, then the mark."""
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from ledgers.errors import ConflictError, NoNodeError, NoSuchLedgerError
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from replication.queue import payloads
+from replication.queue.listing import marked_ledger_ids
+from tests.znode_cluster import UR, ZnodeCluster
+
+
+@dataclass(slots=True)
+class SoakWorker:
+    """Every call may raise UnavailableError."""
+
+    cluster: ZnodeCluster
+    rng: random.Random
+    worked_off_count: int = 0
+
+    async def work_off(self, count_max: int) -> None:
+        """So many marks, drawn: a ledger that names bookies that are away is moved to others."""
+        ledger_ids = await marked_ledger_ids(self.cluster.store, UR)
+        present = await self.cluster.registered()
+        for ledger_id in self.rng.sample(ledger_ids, min(count_max, len(ledger_ids))):
+            await self._work_off(ledger_id, present, repairs=True)
+
+    async def take_back_whole(self) -> None:
+        """All marks of ledgers that miss nothing, or that are gone."""
+        present = await self.cluster.registered()
+        for ledger_id in await marked_ledger_ids(self.cluster.store, UR):
+            await self._work_off(ledger_id, present, repairs=False)
+
+    async def _work_off(
+        self, ledger_id: int, present: Collection[BookieId], *, repairs: bool
+    ) -> None:
+        """The mark goes at the version at which it was read: one that grew meanwhile stays (rule S6)."""
+        path = payloads.mark_path(UR, ledger_id)
+        try:
+            _, stat = await self.cluster.store.get(path)
+            found = await self._read(ledger_id)
+            if found is not None and not found.metadata.bookies <= set(present):
+                if not repairs:
+                    return
+                await self.cluster.manager.write(
+                    ledger_id, self._moved(found.metadata, present), read_as=found
+                )
+            await self.cluster.store.delete(path, version=stat.version)
+            await self.cluster.store.delete(path.rpartition("/")[0])
+        except (ConflictError, NoNodeError, NoSuchLedgerError):
+            return  # somebody was quicker: next time
+        self.worked_off_count += 1
+
+    async def _read(self, ledger_id: int) -> VersionedMetadata | None:
+        try:
+            return await self.cluster.manager.read(ledger_id)
+        except NoSuchLedgerError:
+            return None
+
+    def _moved(self, metadata: LedgerMetadata, present: Collection[BookieId]) -> LedgerMetadata:
+        segments = tuple(self._segment(each, present) for each in metadata.segments)
+        return replace(metadata, segments=segments)
+
+    def _segment(self, segment: Segment, present: Collection[BookieId]) -> Segment:
+        spare = sorted(set(present) - set(segment.ensemble))
+        self.rng.shuffle(spare)
+        lost = [index for index, named in enumerate(segment.ensemble) if named not in present]
+        return segment.with_bookies({index: spare.pop() for index in lost})
