@@ -7,8 +7,10 @@ explicit no, or unknown; only ``NoSuchEntryError`` is a no.
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct, field
 
 from ledgers.entry import EntryDigest
 from ledgers.errors import BookmenderError
@@ -42,8 +44,7 @@ class LacAnswer:
     last_entry: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
+class Transfer(Struct, frozen=True, kw_only=True):
     """Entries of one ledger to be read in bulk, verified, and, given a target, written there.
 
     ``reads``: ascending entry ids asked of each source; with a target an id is asked of one source
@@ -69,8 +70,7 @@ class Transfer:
 TRANSFER_ENTRIES_MAX = 65_536
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferResult:
+class TransferResult(Struct, frozen=True, kw_only=True):
     """What became of a Transfer. Entries in neither mapping below are good, and on the target.
 
     ``failures``: per source, the entries that it did not give, and why (never PRESENT).
@@ -103,8 +103,7 @@ class Room:
         assert self.total_bytes > 0, self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(Struct, frozen=True, kw_only=True):
     """How a bookie does as a source of transfers, as far as this process has seen."""
 
     is_ailing: bool = False

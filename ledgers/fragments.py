@@ -3,14 +3,14 @@
 Pure: a fragment says what should be where, ``replication.planning.check`` finds out what is.
 """
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
 from ledgers.striping import StripedEntries, entries_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fragment:
+class Fragment(Struct, frozen=True, kw_only=True):
     """A run of entries of one ledger on one ensemble.
 
     Entry ids are 0-based and the range is inclusive at both ends; an empty fragment has

@@ -5,7 +5,8 @@ made from (rule S2), and hands the bytes before and after to the journal first.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ledgers.errors import (
     CorruptionError,
@@ -28,8 +29,7 @@ Journal = Callable[[int, bytes, bytes], None]
 """Receives ledger id, bytes before, bytes after; an error from it keeps the write from happening."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionedMetadata:
+class VersionedMetadata(Struct, frozen=True, kw_only=True):
     """A ledger's metadata as it was read or written. ``data``: the znode's bytes."""
 
     ledger_id: int

@@ -7,16 +7,16 @@ every call raises ``SessionLostError`` for good, and whoever owned the store ope
 
 import enum
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 ANY_VERSION = -1
 EVENTS_MAX = 10_000
 """Unread events of a watch, unless it is given another number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stat:
+class Stat(Struct, frozen=True, kw_only=True):
     """What the store knows of a znode. ``version`` counts data changes from 0."""
 
     version: int
@@ -29,29 +29,25 @@ class Stat:
     child_count: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
+class Create(Struct, frozen=True, kw_only=True):
     path: str
     data: bytes = b""
     is_ephemeral: bool = False
     is_sequential: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetData:
+class SetData(Struct, frozen=True, kw_only=True):
     path: str
     data: bytes
     version: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class Delete(Struct, frozen=True, kw_only=True):
     path: str
     version: int = ANY_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Struct, frozen=True, kw_only=True):
     """Holds only if the znode exists (and, given a version, is at it)."""
 
     path: str
@@ -99,8 +95,7 @@ class EventKind(enum.Enum):
     """Events may have been missed (reconnected): read again whatever the view rests on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(Struct, frozen=True, kw_only=True):
     kind: EventKind
     path: str
 

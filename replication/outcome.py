@@ -1,7 +1,8 @@
 """What becomes of a repair: done, waiting for a reason, or to be taken anew."""
 
 import enum
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from replication.planning.open_ledger import WriterSighting
 from replication.reasons import Blocked, Reason
@@ -16,8 +17,7 @@ class OutcomeKind(enum.Enum):
     """Somebody found more missing meanwhile: give it back and take it anew. The lock is still ours."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(Struct, frozen=True, kw_only=True):
     """What became of a repair.
 
     ``sighting``: given with the grace reasons, to come back with. ``retry_at_ms``: wall-clock, when

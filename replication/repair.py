@@ -9,9 +9,9 @@ before it is repaired the outcome says so, and the worker comes back after the o
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from ledgers.errors import (
     BookmenderError,
@@ -157,9 +157,7 @@ class Repairer:
         What cannot be repaired now is seen to with all the rest when the ledger is closed.
         """
         async with slots.lent_after(PATIENCE_S):
-            survey = await self._surveyor.survey_closed_part(
-                found, distrusted=memory.to_read_whole
-            )
+            survey = await self._surveyor.survey_closed_part(found, distrusted=memory.to_read_whole)
         if survey is None:
             return False
         plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))

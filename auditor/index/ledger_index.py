@@ -9,7 +9,8 @@ bookies by number, and its id stands in the ``SortedIds`` of each of its bookies
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from auditor.index.ledger_block import LedgerBlock, Row
 from auditor.index.numbering import Numbering
@@ -21,8 +22,7 @@ BLOCK_MAX = 1024
 """Ledgers in one block: putting a new one moves at most so many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IndexedLedger:
+class IndexedLedger(Struct, frozen=True, kw_only=True):
     """What is kept of one ledger. ``ensembles``: of its segments, in order."""
 
     ledger_id: int

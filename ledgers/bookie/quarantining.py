@@ -4,10 +4,10 @@ To the caller that is a bookie that does not answer: its copies are unknown, nev
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 import structlog
+from msgspec.structs import replace
 
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookies import Answer, Bookies, LacAnswer, Room, Standing, Transfer, TransferResult

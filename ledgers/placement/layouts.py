@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from msgspec import Struct
+
 from ledgers.placement.rules import Rule
 from ledgers.striping import write_set
 
@@ -18,8 +20,7 @@ STEPS_MAX = 2_000
 """Places tried before a search is given up. One that succeeds rarely takes more than one a place."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(Struct, frozen=True, kw_only=True):
     """E, W and A. ``1 <= ack_quorum <= write_quorum <= size``."""
 
     size: int

@@ -9,14 +9,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from msgspec import Struct
+
 from ledgers.metadata import BookieId
 
 DEFAULT_RACK = "/default-rack"
 """Where BookKeeper's policies put a bookie whose location is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A bookie that may be chosen, and what speaks for and against it."""
 
     bookie: BookieId

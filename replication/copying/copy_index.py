@@ -9,7 +9,8 @@ held at a time does not grow with it.
 import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ledgers.bookies import Bookies, Transfer
 from ledgers.entry import EntryDigest
@@ -30,8 +31,7 @@ RESUME_WORTH_ENTRIES = SLICE_ENTRIES
 another from the beginning (its registration is compared before the metadata is written, rule S3)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyJob:
+class CopyJob(Struct, frozen=True, kw_only=True):
     """Entries of a fragment that ``target`` is to hold at bookie index ``index``.
 
     ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
@@ -59,8 +59,7 @@ class CopyJob:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyOutcome:
+class CopyOutcome(Struct, frozen=True, kw_only=True):
     """``target_error``: the target failed, another is to be chosen. Entry ids in the sets ascend."""
 
     entry_count: int = 0

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from ledgers.bookies import Answer, Standing
 from ledgers.metadata import BookieId
 from ledgers.striping import write_set
@@ -47,8 +49,7 @@ class Progress:
         return sorted({entry_id for answers in failures.values() for entry_id in answers})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
+class Reads(Struct, frozen=True, kw_only=True):
     """Whom to ask for which entries next; ascending ids."""
 
     entry_ids: Mapping[BookieId, Sequence[int]]

@@ -18,6 +18,8 @@ from itertools import zip_longest
 from math import ceil
 from typing import overload
 
+from msgspec import Struct
+
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer, Bookies, Transfer
 from ledgers.entry import EntryDigest
 from ledgers.fragments import Fragment
@@ -46,8 +48,7 @@ class Verdict(enum.Enum):
     """Its bookie is there and did not say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(Struct, frozen=True, kw_only=True):
     """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when MISSING."""
 
     fragment: Fragment

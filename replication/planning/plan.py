@@ -6,7 +6,8 @@ ledger of which every copy is good may have some in the wrong places: they are m
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.fragments import Fragment
@@ -19,8 +20,7 @@ from replication.planning.targets import CopyKey, Targets, why_nobody, with_load
 from replication.reasons import Blocked, Reason
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repair:
+class Repair(Struct, frozen=True, kw_only=True):
     """Give bookie index ``index`` of ``fragment`` the entries it misses, on ``target``.
 
     ``entry_ids`` ascend; ``byte_count`` is a guess at their stored size. Where ``target`` is the
@@ -46,8 +46,7 @@ class Repair:
         return self.target == self.replaced
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     repairs: tuple[Repair, ...] = ()
     blocked: tuple[Blocked, ...] = ()
 

@@ -1,6 +1,8 @@
 """What a worker would do about a ledger now: looked at and planned by its own code, and left at that."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.open_ledger import held_back

@@ -2,8 +2,9 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from ledgers.metadata import BookieId, LedgerMetadata
 from replication.copying.copy_index import CopyOutcome
@@ -15,8 +16,9 @@ from replication.planning.survey import Survey
 from replication.reasons import Blocked, Reason
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
-class Results:
+class Results(
+    Struct, frozen=True, kw_only=True, dict=True
+):  # dict: the properties are computed once
     """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
     that acknowledged its copies."""
 

@@ -6,7 +6,10 @@ made. Worker and ``bookmender plan`` look through the same eyes.
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -29,8 +32,7 @@ ENTRY_BYTES_GUESS = 1_024
 """Of an entry's size, while the ledger's length is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class Survey(Struct, frozen=True, kw_only=True):
     """All that a plan is made from. ``findings``: one for every bookie index of every fragment that was
     looked at."""
 

@@ -7,8 +7,10 @@ spreads them. ``Targets`` is what it says at one moment: a value that a plan is 
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.clock import Clock
@@ -36,8 +38,7 @@ class Bar(enum.Enum):
     NOT_LOCAL = "are not this node's (replication.target is local)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class Targets(Struct, frozen=True, kw_only=True):
     """The bookies that may receive copies of one ledger, with the bytes already under way to each."""
 
     candidates: Mapping[BookieId, Candidate]

@@ -8,7 +8,8 @@ reach for the same ledger, and none takes all of a short queue while its neighbo
 import math
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from replication.queue.queue import QueuedLedger
 from replication.waiting.notes import WaitingNote
@@ -17,8 +18,7 @@ HELP_MAX = 25
 """Ledgers of other workers that one look takes at most: what goes into one transaction."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A ledger to take, and why it waited so far, if it did."""
 
     queued: QueuedLedger

@@ -8,7 +8,8 @@ look at the same ledgers.
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ledgers.errors import CorruptionError, NoNodeError, NotEmptyError
 from ledgers.store import Check, Delete, Event, MetadataStore
@@ -22,8 +23,7 @@ LEDGERS_ENOUGH = 20_000
 """Once so many are listed a look is content."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenMark:
+class SeenMark(Struct, frozen=True, kw_only=True):
     """A mark as it was read. ``version`` is that of its znode."""
 
     path: str

@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from msgspec import Struct
+
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
@@ -52,8 +54,9 @@ def lock_operations(path: str, data: bytes) -> list[Operation]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
-class QueuedLedger:
+class QueuedLedger(
+    Struct, frozen=True, kw_only=True, dict=True
+):  # dict: the properties are computed once
     """A marked ledger, and its marks as they were read: at least one, the shared one first."""
 
     ledger_id: int
@@ -75,8 +78,7 @@ class QueuedLedger:
         return min(seen.mark.ctime_ms or 0 for seen in self.marks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class Take(Struct, frozen=True, kw_only=True):
     """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
 
     queued: QueuedLedger

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
+
+from msgspec.structs import replace
 
 from daemon.cli import main
 from ledgers.bookie.bulk.transfers import BulkTransfers

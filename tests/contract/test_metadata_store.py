@@ -1,11 +1,11 @@
 """What every ``MetadataStore`` does, the one in memory and ZooKeeper: znodes and transactions."""
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from ledgers.errors import (
     BookmenderError,
@@ -356,7 +356,7 @@ async def test_a_transaction_that_fails_names_the_culprit_and_changes_nothing(
 
 
 def _below(root: str, operation: Operation) -> Operation:
-    return dataclasses.replace(operation, path=f"{root}{operation.path}")
+    return structs.replace(operation, path=f"{root}{operation.path}")
 
 
 @on_loop

@@ -1,6 +1,6 @@
 """Copies that a test asks for, and ledgers to copy."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ledgers.metadata import BookieId
 from replication.copying.copy_index import CopyJob, CopyOutcome, copy_index

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.errors import UnavailableError
@@ -257,7 +258,7 @@ async def test_g28_what_one_ledger_needs_is_spread_over_the_bookies() -> None:
     outcome = await repair(cluster, local=B4)
 
     targets = [ensemble[1] for ensemble in await cluster.ensembles()]
-    assert outcome == replace(
+    assert outcome == structs.replace(
         DONE, entry_count=outcome.entry_count, entry_bytes=outcome.entry_bytes
     )
     assert sorted(targets) == [B4, B5, B6, B7]

@@ -1,9 +1,9 @@
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId
@@ -44,7 +45,7 @@ async def test_a_lost_bookie_is_replaced_by_one_that_got_just_its_entries() -> N
     [(first, target, third)] = await cluster.ensembles()
     assert (first, third) == (B1, B3)
     assert cluster.bookie(target).entry_ids(LEDGER) == {0, 1, 3, 4, 6, 7, 9}
-    assert outcome == replace(DONE, entry_count=7, entry_bytes=7 * ENTRY_BYTES)
+    assert outcome == structs.replace(DONE, entry_count=7, entry_bytes=7 * ENTRY_BYTES)
     await cluster.assert_whole()
     await cluster.assert_queue_empty()
 

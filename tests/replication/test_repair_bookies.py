@@ -1,8 +1,7 @@
 """Repairs during which bookies refuse, come or go."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from ledgers.bookies import Transfer
 from ledgers.errors import FencedError, ReadOnlyError, UnavailableError

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ledgers.errors import ConflictError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
@@ -108,11 +109,11 @@ async def test_what_was_written_in_a_cluster_that_nobody_knows_is_told_by_its_by
 
 def reopened(found: VersionedMetadata) -> VersionedMetadata:
     metadata = replace(found.metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0)
-    return replace(found, metadata=metadata)
+    return structs.replace(found, metadata=metadata)
 
 
 def shortened(found: VersionedMetadata) -> VersionedMetadata:
-    return replace(found, metadata=replace(found.metadata, last_entry_id=5))
+    return structs.replace(found, metadata=replace(found.metadata, last_entry_id=5))
 
 
 @pytest.mark.parametrize(
