@@ -1,0 +1,38 @@
+"""What a run was asked for: bounded, and fit to be sent to executors."""
+
+import pickle
+
+import pytest
+
+from auditor.fsck.levels import FsckOptions, Level
+from ledgers.errors import SettingsError
+from ledgers.placement import RackRule
+from tests.fsck.looking import options
+from tests.replication.ledger_values import B1
+
+
+def test_options_reach_executors_as_they_are() -> None:
+    wanted = options(
+        rule=RackRule(min_racks=2, is_enforced=True), racks={B1: "/a"}, default_password="x"
+    )
+
+    assert pickle.loads(pickle.dumps(wanted)) == wanted
+
+
+def test_each_level_is_deeper_than_the_one_before() -> None:
+    assert [level.depth for level in Level] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sample_share": 0.0},
+        {"sample_share": 1.1},
+        {"reads_in_flight_per_bookie": 0},
+        {"reads_in_flight_per_bookie": 501},
+        {"ledgers_at_once": 0},
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(SettingsError):
+        FsckOptions(metadata_service_uri="zk://127.0.0.1/ledgers", **changes)  # type: ignore[arg-type]
