@@ -31,6 +31,10 @@ Java code, by the numbers that our tests and comments name. Each row says what i
 ours does the same, better, or deliberately otherwise, and which of our tests show it; those marked
 ●\u00a0run on real bookies or a real ZooKeeper. `make compat` runs the tests, and fails on a row that
 no passing test shows.
+
+What takes too long for each change has targets of its own: `make test-matrix` (a repair on every storage
+class, version and layout), `make test-scale` (the auditor with 1,000 bookies and 200,000 ledgers) and
+`make soak-audit` (half an hour of losses, killed leaders and restarts of ZooKeeper).
 """
 
 

@@ -1,5 +1,6 @@
 """Works marks off as a worker does, but for the copying: the ledger's metadata first, then the mark."""
 
+import asyncio
 import random
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -24,14 +25,14 @@ class SoakWorker:
         """So many marks, drawn: a ledger that names bookies that are away is moved to others."""
         ledger_ids = await marked_ledger_ids(self.cluster.store, UR)
         present = await self.cluster.registered()
-        for ledger_id in self.rng.sample(ledger_ids, min(count_max, len(ledger_ids))):
-            await self._work_off(ledger_id, present, repairs=True)
+        chosen = self.rng.sample(ledger_ids, min(count_max, len(ledger_ids)))
+        await asyncio.gather(*(self._work_off(each, present, repairs=True) for each in chosen))
 
     async def take_back_whole(self) -> None:
         """All marks of ledgers that miss nothing, or that are gone."""
         present = await self.cluster.registered()
-        for ledger_id in await marked_ledger_ids(self.cluster.store, UR):
-            await self._work_off(ledger_id, present, repairs=False)
+        ledger_ids = await marked_ledger_ids(self.cluster.store, UR)
+        await asyncio.gather(*(self._work_off(each, present, repairs=False) for each in ledger_ids))
 
     async def _work_off(
         self, ledger_id: int, present: Collection[BookieId], *, repairs: bool
