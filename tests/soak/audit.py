@@ -8,6 +8,7 @@ and the leader must not have grown.
 
 import asyncio
 import random
+import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -61,6 +62,7 @@ def main(minutes: float, ledgers: int, seed: int | None) -> None:
         server.process.kill()
     if faults:
         raise click.ClickException("; ".join(faults) + f"; logs are in {folder}")
+    shutil.rmtree(folder)
     click.echo("all is well")
 
 
