@@ -258,7 +258,7 @@ def _mark(
     faults = faults_of(results.wrong())
     published = None
     if is_marking and faults:
-        line = ProgressLine("ledgers to mark")
+        line = ProgressLine("ledger")
         try:
             published = asyncio.run(publish(settings, faults, line.show))
         finally:

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import random
+import sys
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,7 +154,8 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     if wanted.master is None and _SUBMITTED in os.environ:
         spark = submitted_spark()
     else:
-        spark = open_spark(wanted.master or "local[*]", wanted.spark_settings)
+        python = wanted.spark_settings.get("spark.pyspark.python", sys.executable)
+        spark = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
     try:
         return run_fsck(spark, options, job, on_progress)
     finally:
