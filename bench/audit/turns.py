@@ -42,23 +42,25 @@ async def lose_repeatedly(
     on_record: Callable[[Record], None],
 ) -> None:
     """Lose the same bookie again and again. Ends early where once was too slow already."""
-    await field.restore(victim)  # what a turn that broke off has left
-    async with settled_daemon(field, contender) as child:
-        for repeat in repeats:
-            loss = await measure_loss(
-                field,
-                victim,
-                child,
-                contender=contender.name,
-                repeat=repeat,
-                ledgers_per_s=_ledgers_per_s(child),
-                timeout_s=LOSS_TIMEOUT_S,
-            )
-            on_record(loss)
-            if loss.all_marked_s is None:
-                return  # and it marks on until it is stopped
-            await field.restore(victim)
-            await _settle(field, child)
+    try:
+        async with settled_daemon(field, contender) as child:
+            for repeat in repeats:
+                loss = await measure_loss(
+                    field,
+                    victim,
+                    child,
+                    contender=contender.name,
+                    repeat=repeat,
+                    ledgers_per_s=_ledgers_per_s(child),
+                    timeout_s=LOSS_TIMEOUT_S,
+                )
+                on_record(loss)
+                if loss.all_marked_s is None:
+                    return
+                await field.restore(victim)
+                await _settle(field, child)
+    finally:
+        await field.restore(victim)  # again, as one that is too slow marks on until it is stopped
 
 
 async def stay_idle(
