@@ -6,6 +6,7 @@ tell, nearly all there are, cost nothing.
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -103,13 +104,15 @@ def excused_indexes(metadata: LedgerMetadata, fragment: Fragment) -> frozenset[i
         return frozenset()
     if not fragment.is_closed:
         return frozenset(range(fragment.ensemble_size))
-    later = [s for s in metadata.segments if s.first_entry_id > fragment.first_entry_id]
-    if not later:
+    segments = metadata.segments
+    position = bisect_right(segments, fragment.first_entry_id, key=lambda s: s.first_entry_id)
+    if position == len(segments):
         return frozenset()
+    following, last = segments[position].ensemble, segments[-1].ensemble
     return frozenset(
         index
         for index, bookie in enumerate(fragment.ensemble)
-        if bookie != later[0].ensemble[index] or bookie != later[-1].ensemble[index]
+        if bookie != following[index] or bookie != last[index]
     )
 
 

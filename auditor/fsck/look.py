@@ -50,7 +50,9 @@ class Look:
         self._ledger_id = versioned.ledger_id
         self._fragments = fragments
         self._available = available
-        self._gone = self._metadata.bookies - available
+        self._members = versioned.metadata.bookies
+        """Of any fragment."""
+        self._gone = self._members - available
         self._reads = reads
         self._options = options
         self._lists = lists
@@ -148,6 +150,7 @@ class Look:
             return
         span = _last(fragment) - fragment.first_entry_id + 1
         width = max(1, STRETCH_COPIES // fragment.write_quorum) if asked or others else span
+        excused = excused_indexes(self._metadata, fragment)
         for first, last in _stretches(fragment, width):
             answers = await self._reads.ask(
                 {
@@ -166,7 +169,7 @@ class Look:
                 refused=refused,
                 gone=self._gone,
                 silent=frozenset(self._reads.silent - refused.keys()),
-                excused=excused_indexes(self._metadata, fragment),
+                excused=excused,
                 differing=differing(fragment, first, last, answers.fingerprints),
             )
             if not stretch.is_good:
@@ -179,11 +182,11 @@ class Look:
         lost = without_copy(stretch)
         if not lost:
             return stretch
-        former = self._metadata.bookies - set(stretch.fragment.ensemble) - self._gone
+        former = self._members - set(stretch.fragment.ensemble) - self._gone
         found = await self._copies_at(former, lost)
         is_known = not former & self._reads.silent
         if self._is_last_word and not any(len(each) == len(lost) for each in found.values()):
-            others = self._available - self._metadata.bookies
+            others = self._available - self._members
             holders = await self._copies_at(others, EntryRuns(lost[:1]))
             found |= await self._copies_at(holders.keys(), lost)
         return replace(stretch, elsewhere=found, is_elsewhere_known=is_known)
@@ -208,7 +211,7 @@ class Look:
         asked: dict[BookieId, list[list[int]]] = {}
         for _, fragment in self._with_entries():
             ends = sorted({fragment.first_entry_id, _last(fragment)})
-            for bookie in sorted(self._metadata.bookies - set(fragment.ensemble) - self._gone):
+            for bookie in sorted(self._members - set(fragment.ensemble) - self._gone):
                 asked.setdefault(bookie, []).append(ends)
         if not asked:
             return
