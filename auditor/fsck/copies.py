@@ -91,10 +91,10 @@ class CopyInspector:
                 versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback
             )
         except (UnavailableError, UnauthorizedError, CorruptionError) as error:
-            told = Evidence(finding=Finding.NOT_ANSWERED, code="no_end", detail=str(error))
+            told = Evidence(finding=Finding.NOT_ANSWERED, code=_NO_END, detail=str(error))
             return End(last_entry_id=settled, expected=settled, is_known=False, evidence=(told,))
         lac = expected = opened.lac
-        if since is not None and settled <= since.last_entry_id < lac:
+        if since is not None and _knew_end(since) and settled <= since.last_entry_id < lac:
             expected = since.last_entry_id  # the copies of later ones may be on their way
         return End(last_entry_id=lac, expected=expected, length=opened.length)
 
@@ -131,6 +131,13 @@ class CopyInspector:
         return since is None or (
             Finding.IDLE_OPEN in since.findings and end.last_entry_id == since.last_entry_id
         )
+
+
+_NO_END = "no_end"
+
+
+def _knew_end(since: LedgerVerdict) -> bool:
+    return bool(since.state) and all(each.code != _NO_END for each in since.evidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,6 +156,23 @@ async def test_an_open_end_that_nobody_tells_is_unknown_and_what_is_settled_is_j
     assert verdict.rests_on_unknown
 
 
+@in_virtual_time
+async def test_an_open_end_that_is_told_at_the_second_look_alone_is_judged_then() -> None:
+    cluster, metadata = await one_ledger(state=LedgerState.OPEN, last=9)
+    lose(cluster, metadata, 3, 2)
+    for bookie in ALL:
+        cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
+    first = await look(cluster)
+    for bookie in ALL:
+        cluster.bookies.stop_failing(bookie, Op.READ_LAC)
+    await asyncio.sleep(60)  # a quarantine is over
+
+    second = await look_again(await executor(cluster, options()), first)
+
+    assert told(first) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
+    assert told(second) == (Grade.AT_RISK, (Finding.MISSING,))
+
+
 IDLE: dict[str, Any] = {"idle_open_after_s": 3_600.0}
 
 
