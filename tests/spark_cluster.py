@@ -84,6 +84,11 @@ class StandaloneSpark:
     def stop(self) -> None:
         stop_all(list(reversed(self._children)), timeout_s=STOP_TIMEOUT_S)
 
+    def executors(self) -> list[int]:
+        """Process ids of those that run now, for whatever application."""
+        workers = {child.pid for child in self._children}
+        return [pid for pid, parent in _parents().items() if parent in workers]
+
     def _start(self, name: str, arguments: Sequence[str]) -> None:
         home = jars.spark_jars_folder().parent
         environment = {
@@ -106,3 +111,16 @@ class StandaloneSpark:
                 return alive
         except OSError:
             return None
+
+
+def _parents() -> dict[int, int]:
+    """Of every process that runs, by its id. The shell that a server was started by left a dead one."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended
+            continue
+        if fields[0] != "Z":
+            found[int(stat.parent.name)] = int(fields[1])
+    return found

@@ -4,12 +4,10 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -23,31 +21,23 @@ from auditor.fsck.spark.looks import MapInArrow
 from auditor.fsck.spark.sources import register
 from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
-from ledgers.operations.creation import LedgerOptions
 from replication.queue import payloads
-from tests.cluster.our_client import OurClient, our_client
+from tests.cluster.fsck_ledgers import (
+    ENTRY_COUNT,
+    PAYLOAD_BYTES,
+    WHOLE_COUNT,
+    Ledgers,
+    delete_ledger,
+    make_ledgers,
+    make_lost_ledger,
+    verdicts_of,
+)
+from tests.cluster.our_client import our_client
 from tests.spark_cluster import spark_session
 
 pytestmark = pytest.mark.cluster
 
-WHOLE_COUNT = 40
-ENTRY_COUNT = 10
 RUN = "20261121T193500Z"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ledgers:
-    """Closed ledgers of ``ENTRY_COUNT`` entries, two copies of each entry, on two bookies."""
-
-    whole: Sequence[int]
-    lacking: int
-    """One of its copies is not where the metadata says."""
-    lost: int
-    """Its metadata says that there is one entry more."""
-
-    @property
-    def all(self) -> list[int]:
-        return sorted([*self.whole, self.lacking, self.lost])
 
 
 @pytest.fixture(scope="module")
@@ -59,41 +49,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def ledgers(uri: str) -> Ledgers:
-    return asyncio.run(_make_ledgers(uri))
-
-
-async def _make_ledgers(uri: str) -> Ledgers:
-    async with our_client(uri) as client:
-        whole = [await _write(client) for _ in range(WHOLE_COUNT)]
-        lacking, lost = await _write(client), await _write(client)
-        await _misname_a_bookie(client, lacking)
-        await _promise_an_entry(client, lost)
-    return Ledgers(whole=whole, lacking=lacking, lost=lost)
-
-
-async def _write(client: OurClient) -> int:
-    options = LedgerOptions(ensemble_size=2, write_quorum=2, ack_quorum=2)
-    async with client.create(options) as writer:
-        for number in range(ENTRY_COUNT):
-            await writer.add(b"%d" % number * 50)
-        await writer.close()
-        return writer.ledger_id
-
-
-async def _misname_a_bookie(client: OurClient, ledger_id: int) -> None:
-    """In the metadata: one that has none of its entries."""
-    versioned = await client.manager.read(ledger_id)
-    segment = versioned.metadata.last_segment
-    others = [each.bookie for each in await client.targets.writable()]
-    stranger = next(bookie for bookie in others if bookie not in segment.ensemble)
-    changed = versioned.metadata.with_segment(segment.with_bookies({0: stranger}))
-    await client.manager.write(ledger_id, changed, read_as=versioned)
-
-
-async def _promise_an_entry(client: OurClient, ledger_id: int) -> None:
-    versioned = await client.manager.read(ledger_id)
-    changed = versioned.metadata.closed(last_entry_id=ENTRY_COUNT, length=versioned.metadata.length)
-    await client.manager.write(ledger_id, changed, read_as=versioned)
+    return asyncio.run(make_ledgers(uri))
 
 
 # --- Sources ---------------------------------------------------------------------------------------
@@ -175,7 +131,10 @@ def test_every_copy_of_an_entry_is_a_row(spark: SparkSession, uri: str, ledgers:
         (ledgers.lacking, "absent"): ENTRY_COUNT,
     }
     last = found.where(f"answer = 'present' AND entry_id = {ENTRY_COUNT - 1}").first()
-    assert (last.payload_bytes, last.length) == (50, 50 * ENTRY_COUNT)
+    assert (last.payload_bytes, last.length) == (
+        PAYLOAD_BYTES,
+        PAYLOAD_BYTES * ENTRY_COUNT,
+    )
 
 
 # --- Runs ------------------------------------------------------------------------------------------
@@ -198,26 +157,13 @@ def run(
     return run_fsck(spark, options, job, on_progress)
 
 
-def verdicts(output: Path, name: str = RUN) -> dict[int, str]:
-    paths = sorted((output / "ledgers" / f"run={name}").glob("*.parquet"))
-    rows = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    found = {row["ledger_id"]: row["verdict"] for row in rows}
-    assert len(found) == len(rows), "a ledger has two rows"
-    return found
-
-
-def expected(ledgers: Ledgers) -> dict[int, str]:
-    damaged = {ledgers.lacking: "at_risk", ledgers.lost: "lost"}
-    return dict.fromkeys(ledgers.whole, "whole") | damaged
-
-
 def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
     seen: list[FsckProgress] = []
     summary = run(spark, tmp_path, options(uri), on_progress=seen.append)
 
-    assert verdicts(tmp_path) == expected(ledgers)
+    assert verdicts_of(tmp_path, RUN) == ledgers.verdicts
     assert {grade: n for grade, n in summary.counts.verdicts.items() if n} == {
         "whole": WHOLE_COUNT,
         "at_risk": 1,
@@ -239,7 +185,7 @@ def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
     later = run(spark, tmp_path, options(uri), name="later", checked_within_s=86_400)
 
     assert later.skipped == WHOLE_COUNT
-    assert verdicts(tmp_path, "later") == {ledgers.lacking: "at_risk", ledgers.lost: "lost"}
+    assert verdicts_of(tmp_path, "later") == {ledgers.lacking: "at_risk", ledgers.lost: "lost"}
 
 
 def test_a_run_without_time_leaves_ledgers_for_the_next(
@@ -278,7 +224,7 @@ def test_a_run_that_was_cut_short_does_nothing_twice(
 
     assert parts
     assert {path: path.stat().st_mtime_ns for path in parts} == parts
-    assert verdicts(tmp_path) == expected(ledgers)
+    assert verdicts_of(tmp_path, RUN) == ledgers.verdicts
     assert summary.counts.ledgers == len(ledgers.all)
     assert list(unfinished_runs(tmp_path)) == []
 
@@ -286,15 +232,15 @@ def test_a_run_that_was_cut_short_does_nothing_twice(
 def test_what_is_deleted_in_mid_run_leaves_the_report(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
-    doomed = asyncio.run(_make_lost_ledger(uri))
+    doomed = asyncio.run(make_lost_ledger(uri))
 
     def delete(progress: FsckProgress) -> None:
         if progress.phase == "looking again" and not progress.ledgers_done:
-            asyncio.run(_delete(uri, doomed))
+            asyncio.run(delete_ledger(uri, doomed))
 
     summary = run(spark, tmp_path, options(uri), on_progress=delete)
 
-    assert verdicts(tmp_path) == expected(ledgers)
+    assert verdicts_of(tmp_path, RUN) == ledgers.verdicts
     assert summary.gone == 1
 
 
@@ -339,16 +285,3 @@ async def _mark(uri: str, ledger_id: int, bookie: str) -> None:
         data = payloads.mark_to_bytes(payloads.Mark(replicas=(BookieId(bookie),)))
         path = payloads.mark_path(ur, ledger_id)
         await client.store.create(path, data, with_parents=True)
-
-
-async def _make_lost_ledger(uri: str) -> int:
-    async with our_client(uri) as client:
-        ledger_id = await _write(client)
-        await _promise_an_entry(client, ledger_id)
-        return ledger_id
-
-
-async def _delete(uri: str, ledger_id: int) -> None:
-    async with our_client(uri) as client:
-        versioned = await client.manager.read(ledger_id)
-        await client.manager.delete(ledger_id, version=versioned.version)

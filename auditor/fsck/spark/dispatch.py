@@ -4,7 +4,7 @@ One job over all parts would tell nothing before its last part is done. A job he
 there are more slots than threads are good for.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import islice
 from typing import TypeVar
@@ -19,6 +19,8 @@ from auditor.fsck.spark.looks import MapInArrow
 from ledgers.errors import UnavailableError
 
 JOBS_AT_ONCE_MAX = 64
+LOOK_S = 1.0
+"""Between two looks at how many executors there are: they come, and go, while a run is under way."""
 
 T = TypeVar("T")
 
@@ -33,32 +35,35 @@ class Dispatch:
 
     @property
     def slot_count(self) -> int:
-        """Tasks that may run at once, as far as executors have come."""
+        """Tasks that may run at once, on the executors that there are now."""
         count: int = self._spark.sparkContext.defaultParallelism
         return max(1, count)
 
     def results(
         self, tasks: Iterable[T], work: Callable[[Sequence[T]], MapInArrow], schema: pa.Schema
-    ) -> Iterator[tuple[Sequence[T], pa.Table]]:
+    ) -> Generator[tuple[Sequence[T], pa.Table], None, None]:
         """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when there is room.
 
-        ``work``: given tasks, what ``mapInArrow`` is to call with their positions. Raises UnavailableError when
+        To be closed by who does not read it to its end: what is under way ends then. ``work``: given tasks, what ``mapInArrow`` is to call with their positions. Raises UnavailableError when
         a task failed as often as Spark tries one; the others end then, too.
         """
         left = iter(tasks)
-        slot_count = self.slot_count
-        job_count = min(slot_count, JOBS_AT_ONCE_MAX)
-        tasks_per_job = -(-slot_count // job_count)
         running: dict[Future[pa.Table], Sequence[T]] = {}
-        with ThreadPoolExecutor(job_count, thread_name_prefix="fsck-job") as pool:
+        with ThreadPoolExecutor(JOBS_AT_ONCE_MAX, thread_name_prefix="fsck-job") as pool:
             try:
                 while True:
-                    while len(running) < job_count and (some := list(islice(left, tasks_per_job))):
+                    slot_count = self.slot_count
+                    tasks_per_job = -(-slot_count // JOBS_AT_ONCE_MAX)
+                    while len(running) * tasks_per_job < slot_count:
+                        some = list(islice(left, tasks_per_job))
+                        if not some:
+                            break
                         job = pool.submit(self._run, len(some), work(some), schema)
                         running[job] = some
                     if not running:
                         return
-                    for job in wait(running, return_when=FIRST_COMPLETED).done:
+                    ended = wait(running, LOOK_S, return_when=FIRST_COMPLETED).done
+                    for job in ended:
                         yield running.pop(job), _rows(job)
             finally:
                 if running:

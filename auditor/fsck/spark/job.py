@@ -6,7 +6,8 @@ what is written is final. Killed, the run goes on where it was when it is called
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from typing import TypeVar
@@ -46,7 +47,7 @@ def run_fsck(
     folder = RunFolder(job.output, job.run)
     dispatch = Dispatch(spark, f"fsck {job.run}")
     if not folder.is_begun:
-        _begin(folder, options, job, on_progress, slot_count=dispatch.slot_count)
+        _begin(folder, options, job, dispatch, on_progress)
     elif not folder.is_of(options):
         raise SettingsError(
             "a run that was killed had other options: give those, or give it up (--anew)",
@@ -62,9 +63,8 @@ def _begin(
     folder: RunFolder,
     options: FsckOptions,
     job: FsckJob,
+    dispatch: Dispatch,
     on_progress: OnProgress,
-    *,
-    slot_count: int,
 ) -> None:
     """List the ledgers, once, and fix which are looked at in which part."""
     started_ms = _now_ms()
@@ -74,7 +74,7 @@ def _begin(
 
     listed = asyncio.run(list_ledger_ids(options.metadata_service_uri, on_listed=on_listed))
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
-    size = part_size(len(listed), options.level, job, slot_count=slot_count)
+    size = part_size(len(listed), options.level, job, slot_count=dispatch.slot_count)
     folder.begin(rows, options, part_size=size, started_ms=started_ms)
 
 
@@ -105,10 +105,11 @@ class _Run:
     def look(self) -> None:
         """At every part that is not done, or as many as the time is enough for."""
         self._tell_looking()
-        for looks, rows in self._results(self._first_looks()):
-            for look in looks:
-                self._write_first(look.part, _rows_of(rows, look.part))
-            self._tell_looking()
+        with closing(self._results(self._first_looks())) as results:
+            for looks, rows in results:
+                for look in looks:
+                    self._write_first(look.part, _rows_of(rows, look.part))
+                self._tell_looking()
 
     def _first_looks(self) -> Iterator[FirstLook]:
         for number in range(self._plan.part_count):
@@ -135,10 +136,11 @@ class _Run:
     def look_again(self) -> None:
         """At what seemed wrong, whatever the time."""
         self._tell_looking_again()
-        for looks, rows in self._results(self._second_looks()):
-            for number in chain.from_iterable(look.rows for look in looks):
-                self._write_second(number, _rows_of(rows, number))
-            self._tell_looking_again()
+        with closing(self._results(self._second_looks())) as results:
+            for looks, rows in results:
+                for number in chain.from_iterable(look.rows for look in looks):
+                    self._write_second(number, _rows_of(rows, number))
+                self._tell_looking_again()
 
     def _write_second(self, number: int, rows: pa.Table) -> None:
         gone = self._first[number].doubtful - rows.num_rows
@@ -192,7 +194,7 @@ class _Run:
 
     # --- Below: helpers --------------------------------------------------------------------------
 
-    def _results(self, looks: Iterator[L]) -> Iterator[tuple[Sequence[L], pa.Table]]:
+    def _results(self, looks: Iterator[L]) -> Generator[tuple[Sequence[L], pa.Table], None, None]:
         options, begin_pace = self._options, self._begin_pace
         return self._dispatch.results(looks, lambda some: looking(some, options, begin_pace), ROWS)
 

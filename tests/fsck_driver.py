@@ -1,0 +1,31 @@
+"""A run of fsck in a process of its own, to be killed: ``python -m tests.fsck_driver MASTER URI OUTPUT RUN READS``."""
+
+import json
+import sys
+from pathlib import Path
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.running import FsckJob, FsckProgress
+from auditor.fsck.spark.job import run_fsck
+from tests.spark_cluster import spark_session
+
+PARTS = 6
+
+
+def main(master: str, uri: str, output: str, run: str, reads_per_s: str) -> None:
+    """At level ``full``. Prints each progress, and the summary as one line of JSON at the end."""
+    options = FsckOptions(
+        metadata_service_uri=uri, level=Level.FULL, reads_per_s=int(reads_per_s), seed=1
+    )
+    job = FsckJob(run=run, output=Path(output), partition_count=PARTS)
+    with spark_session(master) as spark:
+        summary = run_fsck(spark, options, job, _show)
+    print(json.dumps(summary.to_record()), flush=True)
+
+
+def _show(progress: FsckProgress) -> None:
+    print(progress, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
