@@ -5,7 +5,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ import click
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.summary import Summary
-from daemon.cli import EXIT_FAILED, config_option, note_output
+from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, note_output
 from daemon.fsck_running import (
     Wanted,
     check_spark,
@@ -31,6 +33,7 @@ from daemon.operating.maintenance_command import Duration
 from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
 from daemon.settings import Settings, load_settings
 from daemon.visit import log_errors_only
+from ledgers.errors import BookmenderError
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
     from auditor.fsck.results.reading import Results
@@ -214,6 +217,7 @@ def run_command(
     )
     check_spark()
     with (
+        crashing_as_unknown(),
         holding_output(output),
         saying_when_interrupted("what was looked at is kept: the same command goes on from there"),
     ):
@@ -221,6 +225,19 @@ def run_command(
         record, lines = _left(settings, output, summary, is_marking=mark)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
+
+
+@contextmanager
+def crashing_as_unknown() -> Iterator[None]:
+    """A slip of ours, or of Spark's, is not to look like damage: by itself Python exits 1."""
+    try:
+        yield
+    except (BookmenderError, OSError, click.ClickException, click.exceptions.Exit):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        tell(["could not tell; what was looked at is kept: the same command goes on from there"])
+        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
 
 
 def _run(settings: Settings, wanted: Wanted) -> Summary:
@@ -243,7 +260,11 @@ def _left(
 
     results = Results.open(output, summary.run)
     report = write_report(results, read_racks(output))
-    marks, mark_lines = _mark(settings, results, is_marking=is_marking)
+    try:
+        marks, mark_lines = _mark(settings, results, is_marking=is_marking)
+    except BookmenderError as error:  # what was found is to be told all the same
+        tell([f"not marked: {error}"])
+        marks, mark_lines = _mark(settings, results, is_marking=False)
     record = {**summary.to_record(), "output": str(output), "report": str(report), "marks": marks}
     return record, [*summary_lines(summary), "", *mark_lines, f"report: {report}"]
 

@@ -19,7 +19,7 @@ from daemon.cli import cli, main
 from daemon.fsck_command import fsck, options_for, settings_for
 from daemon.fsck_running import Places, Wanted, holding_output, write_racks
 from daemon.settings import Settings
-from ledgers.errors import SettingsError
+from ledgers.errors import RejectedError, SettingsError, UnavailableError
 from ledgers.metadata import BookieId
 from tests.fsck.results import LATER_RUN, RUN, damaged, leave_results, seen, whole
 
@@ -262,6 +262,41 @@ def test_who_interrupts_it_is_told_how_it_goes_on(
 
     assert code == 130
     assert "the same command goes on from there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(RuntimeError("Spark's own"), id="a crash"),
+        pytest.param(UnavailableError("no answer"), id="ZooKeeper does not answer"),
+        pytest.param(OSError(28, "no space left"), id="the disk is full"),
+    ],
+)
+def test_what_fails_does_not_look_like_damage(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    runs.raises = error
+    monkeypatch.setattr("daemon.cli._drop_output", lambda: None)
+
+    arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
+
+    assert failing(monkeypatch, *arguments) == 3
+
+
+def test_marks_that_cannot_be_made_leave_what_was_found_told(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(settings: Settings, faults: Sequence[Fault], show: Show) -> Published:
+        raise RejectedError("auto-recovery is switched off")
+
+    monkeypatch.setattr(fsck_command, "publish", refuse)
+    runs.verdicts = [LOST]
+
+    said = call_run(tmp_path, "--mark")
+
+    assert said.exit_code == 1
+    assert "not marked: auto-recovery is switched off" in said.stderr
+    assert "would mark ledger 1" in said.stdout
 
 
 # --- Marks, reports, differences ------------------------------------------------------------------

@@ -3,7 +3,11 @@
 import sys
 from collections.abc import Mapping
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+
+from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
 """Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs locally."""
@@ -20,12 +24,19 @@ def open_spark(
     """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be stopped.
 
     ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it needs this
-    project and what it needs.
+    project and what it needs. Raises UnavailableError.
     """
     builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
     for key, value in {**_DEFAULTS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    spark: SparkSession = builder.getOrCreate()
+    try:
+        spark: SparkSession = builder.getOrCreate()
+    except (PySparkException, Py4JError) as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise UnavailableError(
+            f"Spark did not start; is the master right, and does it run? {first_line}",
+            master=master,
+        ) from error
     spark.sparkContext.setLogLevel("ERROR")
     spark.sparkContext.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
     return spark
