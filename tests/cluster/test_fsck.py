@@ -1,4 +1,4 @@
-"""fsck on real bookies, without Spark: each kind of damage at each level, and healthy ledgers beside it."""
+"""fsck on real bookies, without Spark: healthy ledgers first, then each kind of damage at each level."""
 
 import asyncio
 import os
@@ -28,33 +28,6 @@ HEALTHY_LEDGERS = 1_000 if os.environ.get("TEST_FSCK") == "full" else 200
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
     return {"bookies": BOOKIES, "session_timeout_s": 20}  # one that hangs stays registered
-
-
-@pytest.fixture(scope="module")
-def scene(module_cluster: LocalCluster, java: JavaTool) -> Scene:
-    return make_scene(module_cluster, java)
-
-
-@pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
-def test_each_kind_of_damage_gets_the_verdict_that_the_level_can_give(
-    level: Level, scene: Scene, uri: str
-) -> None:
-    verdicts = asyncio.run(run(options(uri, level), scene.ledger_ids))
-
-    found = {ledger_id: told(verdict) for ledger_id, verdict in verdicts.items()}
-    assert named(found, scene) == named(scene.expected(level), scene)
-
-
-def named(told_of: dict[int, Told], scene: Scene) -> dict[str, Told]:
-    """By the kind of damage, for whoever reads the difference."""
-    return {f"{ledger_id}: {name(ledger_id, scene)}": each for ledger_id, each in told_of.items()}
-
-
-def name(ledger_id: int, scene: Scene) -> str:
-    if ledger_id in scene.damaged:
-        return scene.damaged[ledger_id].name
-    lost = scene.others[ledger_id]
-    return f"two whole bookies damaged: {[finding.value for finding in lost]}"
 
 
 def test_healthy_ledgers_give_no_alarm_while_others_are_written_and_deleted(
@@ -109,5 +82,47 @@ def test_a_bookie_that_hangs_makes_its_ledgers_unknown_and_nothing_else(
     }
 
 
+def test_an_open_ledger_is_idle_where_its_end_stands(java: JavaTool, uri: str) -> None:
+    (left,) = java.write(uri, messages.Shape(close=False))
+    with writing(uri) as writer:
+        wanted = options(uri, Level.ENDS, idle_open_after_s=0)
+
+        verdicts = asyncio.run(run(wanted, [left.ledger, writer.ledger_id]))
+
+    idle = Told(findings=(Finding.IDLE_OPEN,))
+    assert told(verdicts[left.ledger]) == idle
+    assert told(verdicts[writer.ledger_id]) == Told()
+
+
 def ensembles(java: JavaTool, uri: str, ledger_id: int) -> set[str]:
     return {b for each in java.metadata(uri, ledger_id).ensembles.values() for b in each}
+
+
+# --- Damage: for good, so these come last ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def scene(module_cluster: LocalCluster, java: JavaTool) -> Scene:
+    return make_scene(module_cluster, java)
+
+
+@pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
+def test_each_kind_of_damage_gets_the_verdict_that_the_level_can_give(
+    level: Level, scene: Scene, uri: str
+) -> None:
+    verdicts = asyncio.run(run(options(uri, level), scene.ledger_ids))
+
+    found = {ledger_id: told(verdict) for ledger_id, verdict in verdicts.items()}
+    assert named(found, scene) == named(scene.expected(level), scene)
+
+
+def named(told_of: dict[int, Told], scene: Scene) -> dict[str, Told]:
+    """By the kind of damage, for whoever reads the difference."""
+    return {f"{ledger_id}: {name(ledger_id, scene)}": each for ledger_id, each in told_of.items()}
+
+
+def name(ledger_id: int, scene: Scene) -> str:
+    if ledger_id in scene.damaged:
+        return scene.damaged[ledger_id].name
+    lost = scene.others[ledger_id]
+    return f"two whole bookies damaged: {[finding.value for finding in lost]}"

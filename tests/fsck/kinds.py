@@ -25,6 +25,9 @@ GONE = BookieId("127.0.0.1:9")
 
 Pick = Callable[[int], int]
 """An entry, by the ledger's id."""
+Others = Collection[BookieId]
+Change = Callable[[VersionedMetadata, Others], bytes]
+"""What becomes of the znode's bytes, given the bookies that the ledger does not name."""
 
 
 def first(ledger_id: int) -> int:
@@ -57,6 +60,9 @@ class Told:
     rests_on_unknown: bool = False
 
 
+MENDED = Told()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """``seen_from``: the least close level that sees it; to the others the ledger is whole."""
@@ -66,8 +72,10 @@ class Kind:
     grade: Grade
     findings: tuple[Finding, ...]
     rests_on_unknown: bool = False
-    is_mended: bool = False
-    """Whether the daemon makes the ledger whole, once it is marked."""
+    mended: Told | None = None
+    """What is told at level full, once the ledger was marked and the daemon has done what it can. None: the same."""
+    change: Change | None = None
+    """Of the metadata, if any."""
 
     def told(self, level: Level) -> Told:
         if level.depth < self.seen_from.depth:
@@ -86,14 +94,17 @@ class CopyDamage(Kind):
     copies: tuple[int, ...] = (0,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetadataDamage(Kind):
-    """``change``: what becomes of the znode's bytes, given the bookies that the ledger does not name."""
-
-    change: Callable[[VersionedMetadata, Collection[BookieId]], bytes]
-
-
 ONE, TWO, ALL = (0,), (0, 1), (0, 1, 2)
+
+
+def _replaced_at_the_end(versioned: VersionedMetadata, others: Others) -> bytes:
+    """Its first bookie, before the ledger was closed: an ack quorum of the others was enough."""
+    metadata = versioned.metadata
+    ensemble = (min(others), *metadata.last_segment.ensemble[1:])
+    return serialize_metadata(
+        metadata.with_segment(Segment(first_entry_id=ENTRY_COUNT, ensemble=ensemble))
+    )
+
 
 COPY_DAMAGES = (
     CopyDamage(
@@ -103,7 +114,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="a ledger's data removed on two bookies",
@@ -112,7 +123,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.AT_RISK,
         findings=(Finding.MISSING,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="a ledger's data removed on all bookies",
@@ -129,7 +140,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="an entry of the sample missing on one bookie",
@@ -138,7 +149,7 @@ COPY_DAMAGES = (
         seen_from=SAMPLE,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="an entry between missing on one bookie",
@@ -147,7 +158,7 @@ COPY_DAMAGES = (
         seen_from=FULL,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="an entry between missing on all bookies",
@@ -164,7 +175,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.BAD_DIGEST,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="a bit of an entry between flipped on two bookies",
@@ -174,7 +185,7 @@ COPY_DAMAGES = (
         seen_from=FULL,
         grade=Grade.AT_RISK,
         findings=(Finding.BAD_DIGEST,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="a bit of the last entry flipped on all bookies",
@@ -184,6 +195,8 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.LOST,
         findings=(Finding.BAD_DIGEST,),
+        # The entries before it are good, and were copied away from bookies that damage what they store.
+        mended=Told(grade=Grade.LOST, findings=(Finding.BAD_DIGEST, Finding.STRAY)),
     ),
     CopyDamage(
         name="the first entry unreadable on one bookie",
@@ -191,7 +204,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.READ_ERROR,),
-        is_mended=True,
+        mended=MENDED,
     ),
     CopyDamage(
         name="an entry between unreadable on two bookies",
@@ -201,7 +214,16 @@ COPY_DAMAGES = (
         seen_from=FULL,
         grade=Grade.AT_RISK,
         findings=(Finding.READ_ERROR,),
-        is_mended=True,
+        mended=MENDED,
+    ),
+    CopyDamage(
+        name="an entry between missing on a bookie that the writer replaced",
+        how=Copy.forget,
+        at=hidden,
+        change=_replaced_at_the_end,
+        seen_from=FULL,
+        grade=Grade.DEGRADED,
+        findings=(Finding.ACK_QUORUM_ONLY,),
     ),
     CopyDamage(
         name="another payload with a right digest on one bookie",
@@ -219,9 +241,6 @@ COPY_DAMAGES = (
         findings=(Finding.SUSPECT,),
     ),
 )
-
-
-Others = Collection[BookieId]
 
 
 def _cut_short(versioned: VersionedMetadata, others: Others) -> bytes:
@@ -252,8 +271,8 @@ def _moved(versioned: VersionedMetadata, others: Others) -> bytes:
     return serialize_metadata(versioned.metadata.with_segment(segment))
 
 
-METADATA_DAMAGES = (
-    MetadataDamage(
+CHANGES = (
+    Kind(
         name="metadata that nobody can read",
         change=_cut_short,
         seen_from=METADATA,
@@ -261,7 +280,7 @@ METADATA_DAMAGES = (
         findings=(Finding.UNREADABLE_METADATA,),
         rests_on_unknown=True,
     ),
-    MetadataDamage(
+    Kind(
         name="metadata of a future version",
         change=_of_future_version,
         seen_from=METADATA,
@@ -269,30 +288,31 @@ METADATA_DAMAGES = (
         findings=(Finding.UNREADABLE_METADATA,),
         rests_on_unknown=True,
     ),
-    MetadataDamage(
+    Kind(
         name="metadata that names a bookie that is gone",
         change=_naming_one_that_is_gone,
         seen_from=METADATA,
         grade=Grade.DEGRADED,
         findings=(Finding.BOOKIE_GONE,),
         rests_on_unknown=True,
-        is_mended=True,
+        mended=MENDED,
     ),
-    MetadataDamage(
+    Kind(
         name="metadata that names a bookie that never had it",
         change=_naming_one_without_it,
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        is_mended=True,
+        mended=MENDED,
     ),
-    MetadataDamage(
+    Kind(
         name="copies on former members alone",
         change=_moved,
         seen_from=ENDS,
         grade=Grade.AT_RISK,
         findings=(Finding.MISSING, Finding.STRAY),
-        is_mended=True,
+        # Of an earlier fragment they are members still: bookies delete ledgers, no entries.
+        mended=Told(findings=(Finding.STRAY,)),
     ),
 )
-KINDS: tuple[Kind, ...] = (*COPY_DAMAGES, *METADATA_DAMAGES)
+KINDS: tuple[Kind, ...] = (*COPY_DAMAGES, *CHANGES)

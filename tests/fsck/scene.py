@@ -16,7 +16,7 @@ from daemon.visit import visit
 from ledgers.entry import EntryDigest
 from ledgers.metadata import BookieId, LedgerMetadata
 from tests.fsck.damage import Copy, cut_entry_logs, stopped, storage, wipe_but_identity
-from tests.fsck.kinds import ENTRY_COUNT, KINDS, CopyDamage, Kind, MetadataDamage, Told
+from tests.fsck.kinds import ENTRY_COUNT, KINDS, CopyDamage, Kind, Told
 from tests.java import messages
 from tests.java.tool import JavaTool
 
@@ -99,7 +99,7 @@ async def _damage_metadata(
 ) -> None:
     async with visit(Settings(metadata_service_uri=uri)) as seen:
         for ledger_id, kind in damaged.items():
-            if not isinstance(kind, MetadataDamage):
+            if kind.change is None:
                 continue
             versioned = await seen.manager.read(ledger_id)
             others = frozenset(bookies) - versioned.metadata.bookies

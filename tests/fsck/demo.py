@@ -1,0 +1,224 @@
+"""fsck shown from end to end, and checked at each step: ``make fsck-demo``, about three minutes.
+
+A local cluster, ledgers by Java's client, damage of each kind; a run on a standalone Spark cluster, its report in a
+browser, its findings marked; a daemon that mends what can be mended, and runs that prove it.
+"""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.reading import Results
+from auditor.fsck.verdicts import Finding, Grade
+from daemon.local.cluster import LocalCluster
+from ledgers.errors import BookmenderError
+from replication.queue.listing import marked_ledger_ids
+from tests.cluster.steps import Bench, bench, nodes, wait_for
+from tests.fsck.browser import counts_shown, find_chromium
+from tests.fsck.kinds import Told
+from tests.fsck.running import told
+from tests.fsck.scene import BOOKIES, Scene, make_scene
+from tests.java.tool import JavaTool
+from tests.spark_cluster import HOST, SMALL, standalone_spark
+
+SESSION_TIMEOUT_S = 20.0
+COMMAND_TIMEOUT_S = 300.0
+MENDING_TIMEOUT_S = 120.0
+
+
+class SurpriseError(Exception):
+    """Something came out otherwise than it should."""
+
+
+def main() -> None:
+    try:
+        find_chromium()
+        with ExitStack() as stack:
+            Demo.set_up(stack).run()
+    except (BookmenderError, SurpriseError) as error:
+        sys.exit(f"fsck-demo: {error}")
+
+
+@dataclass(slots=True, kw_only=True)
+class Demo:
+    """``results``: the folder of all runs; it stays when the demonstration is over."""
+
+    cluster: LocalCluster
+    scene: Scene
+    spark: str
+    folder: Path
+    _began_s: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def set_up(cls, stack: ExitStack) -> "Demo":
+        began_s = time.monotonic()
+        folder = Path(mkdtemp(prefix="fsck-demo-"))
+        print(f"all that it leaves is in {folder}")
+        print(f"starting ZooKeeper and {BOOKIES} bookies")
+        cluster = stack.enter_context(
+            LocalCluster.start(
+                folder / "cluster", bookies=BOOKIES, session_timeout_s=SESSION_TIMEOUT_S
+            )
+        )
+        print(
+            "Java's client writes ledgers; then damage of each kind, to the files of stopped bookies"
+        )
+        java = stack.enter_context(JavaTool())
+        scene = make_scene(cluster, java)
+        for kind in scene.damaged.values():
+            print(f"    {kind.name}")
+        print("starting a Spark cluster on loopback: a master and two workers")
+        spark = stack.enter_context(standalone_spark(folder / "spark")).master
+        return cls(cluster=cluster, scene=scene, spark=spark, folder=folder, _began_s=began_s)
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def run(self) -> None:
+        expected = self.scene.expected(Level.FULL)
+        self._look(Level.FULL, 1, expected)
+        self._show_report()
+        self._say("marking what can be mended")
+        self._bookmender("fsck", "mark", str(self.results), "--mark", exit_code=0)
+        asyncio.run(self._mend())
+        mended = {i: self._mended(i, each) for i, each in expected.items()}
+        self._look(Level.FULL, 1, mended)
+        self._bookmender("fsck", "diff", str(self.results), exit_code=0)
+        unreadable = self._with(mended, Finding.UNREADABLE_METADATA)
+        self._say(
+            "deleting the ledgers that nobody can mend, but for those with unreadable metadata"
+        )
+        hopeless = self._with(mended, Finding.SUSPECT) | {
+            i for i, each in mended.items() if each.grade is Grade.LOST
+        }
+        self._delete(hopeless)
+        left = {i: each for i, each in mended.items() if i not in hopeless}
+        self._look(Level.FULL, 3, left)
+        self._say("deleting those as well")
+        self._delete(unreadable)
+        self._look(Level.FULL, 0, {i: each for i, each in left.items() if i not in unreadable})
+        self._say("a level that there is not")
+        self._bookmender("fsck", "run", "--level", "deep", "--output", "x", exit_code=2)
+        self._say(f"done: every verdict was as expected; results in {self.results}")
+
+    # --- Steps -----------------------------------------------------------------------------------
+
+    def _look(self, level: Level, exit_code: int, expected: Mapping[int, Told]) -> None:
+        """A run on Spark, whose verdicts are these."""
+        self._say(f"looking at {len(expected)} ledgers, level {level.value}, on {self.spark}")
+        settings = [f"--spark-conf={key}={value}" for key, value in SMALL.items()]
+        self._bookmender(
+            *("fsck", "run", "--level", level.value, "--output", str(self.results)),
+            *("--master", self.spark, *settings),
+            exit_code=exit_code,
+        )
+        found = {v.ledger_id: told(v) for v in Results.open(self.results).verdicts()}
+        wrong = {i for i in {*found, *expected} if found.get(i) != expected.get(i)}
+        if wrong:
+            lines = [f"{self._name(i)}: {found.get(i)}, not {expected.get(i)}" for i in wrong]
+            raise SurpriseError("\n".join(["verdicts that are not as expected:", *lines]))
+        grades = Counter(each.grade.value for each in expected.values())
+        counts = self._summary()
+        if counts["verdicts"] != {grade.value: grades[grade.value] for grade in Grade}:
+            raise SurpriseError(f"summary.json counts otherwise: {counts}")
+
+    def _show_report(self) -> None:
+        picture = self.folder / "report.png"
+        self._say("opening the report in Chromium")
+        shown = counts_shown(self.results / "report.html", screenshot=picture)
+        counts = self._summary()
+        wanted = {f"verdict-{name}": count for name, count in counts["verdicts"].items()}
+        wanted |= {f"finding-{name}": count for name, count in counts["findings"].items() if count}
+        wanted["ledgers"] = counts["ledgers"]
+        if shown != wanted:
+            raise SurpriseError(f"the page shows {shown}, summary.json says {wanted}")
+        self._say(f"its {len(shown)} counts are those of summary.json; a picture: {picture}")
+
+    async def _mend(self) -> None:
+        """Until only what nobody can mend is marked."""
+        uri = self.cluster.metadata_service_uri
+        lost = {
+            i for i, each in self.scene.expected(Level.FULL).items() if each.grade is Grade.LOST
+        }
+        async with bench(uri) as on, nodes(uri, self.folder) as start:
+            self._say("a daemon mends")
+            start("daemon")
+
+            async def is_mended() -> bool:
+                return await _marked(on) <= lost and not await self._named_gone(on)
+
+            await wait_for(is_mended, "end of mending", within_s=MENDING_TIMEOUT_S)
+
+    async def _named_gone(self, on: Bench) -> bool:
+        """Whether some ledger still names a bookie that is gone: the daemon's auditor finds those by itself."""
+        gone = self._with(self.scene.expected(Level.METADATA), Finding.BOOKIE_GONE)
+        for ledger_id in gone:
+            metadata = (await on.seen.manager.read(ledger_id)).metadata
+            if not metadata.bookies <= set(self.cluster.bookies):
+                return True
+        return False
+
+    def _delete(self, ledger_ids: Collection[int]) -> None:
+        async def delete() -> None:
+            async with bench(self.cluster.metadata_service_uri) as on:
+                for ledger_id in ledger_ids:
+                    await on.seen.manager.delete(ledger_id, version=-1)
+
+        asyncio.run(delete())
+
+    # --- Below: helpers --------------------------------------------------------------------------
+
+    def _bookmender(self, *arguments: str, exit_code: int) -> None:
+        uri = () if exit_code == 2 or arguments[1] == "diff" else self._uri
+        command = [sys.executable, "-m", "daemon", *arguments, *uri]
+        print(f"$ bookmender {' '.join(arguments)}", flush=True)
+        environment = {**os.environ, "SPARK_LOCAL_IP": HOST}
+        done = subprocess.run(command, env=environment, timeout=COMMAND_TIMEOUT_S, check=False)
+        self._say(f"exit code {done.returncode}")
+        if done.returncode != exit_code:
+            raise SurpriseError(f"it should have been {exit_code}")
+
+    @property
+    def _uri(self) -> tuple[str, ...]:
+        return "--metadata-service-uri", self.cluster.metadata_service_uri
+
+    def _mended(self, ledger_id: int, before: Told) -> Told:
+        """What is told when the daemon has done what it can."""
+        kind = self.scene.damaged.get(ledger_id)
+        if kind is None:
+            return Told()
+        return before if kind.mended is None else kind.mended
+
+    def _name(self, ledger_id: int) -> str:
+        kind = self.scene.damaged.get(ledger_id)
+        return f"ledger {ledger_id} ({kind.name if kind else 'on bookies damaged as a whole'})"
+
+    @staticmethod
+    def _with(expected: Mapping[int, Told], finding: Finding) -> set[int]:
+        return {i for i, each in expected.items() if finding in each.findings}
+
+    def _summary(self) -> Any:
+        return json.loads((self.results / "summary.json").read_text())
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._began_s:4.0f} s] {text}", flush=True)
+
+
+async def _marked(on: Bench) -> set[int]:
+    return set(await marked_ledger_ids(on.seen.store, on.seen.ur))
+
+
+if __name__ == "__main__":
+    main()
