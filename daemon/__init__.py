@@ -5,6 +5,7 @@
 ``settings``, the way to ``zookeeper`` that they say, ``logs`` and their ``tracebacks``,
 ``limits``, ``local_bookie``,
 ``placing`` with its ``rack_sources``; ``visit`` and ``status`` for the commands that look;
+``fsck_command`` with its ``fsck_options`` and ``fsck_texts``, ``fsck_running`` what a run has around it;
 ``operating/`` those by which operators change things, ``local/`` a real cluster on loopback, ``demo/``
 what `make demo` shows.
 """

@@ -2,21 +2,29 @@
 
 import asyncio
 import json
-import os
-import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Summary
-from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, note_output
+from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option
+from daemon.fsck_options import (
+    Share,
+    SparkSetting,
+    format_option,
+    json_option,
+    level_for,
+    mark_option,
+    options_for,
+    settings_for,
+    uri_option,
+)
 from daemon.fsck_running import (
     Wanted,
     check_spark,
@@ -31,76 +39,12 @@ from daemon.fsck_running import (
 from daemon.operating.limits_command import Limit
 from daemon.operating.maintenance_command import Duration
 from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
-from daemon.settings import Settings, load_settings
+from daemon.settings import Settings
 from daemon.visit import log_errors_only
 from ledgers.errors import BookmenderError
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
     from auditor.fsck.results.reading import Results
-
-URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
-
-
-class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``5%``, ``0.5%``: a share above 0, up to 1."""
-
-    name = "percent"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", value)
-        share = float(found[1]) / 100 if found else 0.0
-        if not 0 < share <= 1:
-            self.fail(f"{value!r} is no share, as in 5% or 0.5%", param, ctx)
-        return share
-
-
-class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``spark.executor.memory=2g``."""
-
-    name = "key=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        key, equals, setting = str(value).partition("=")
-        if not equals or not key.startswith("spark."):
-            self.fail(
-                f"{value!r} is no setting of Spark's, as in spark.executor.memory=2g", param, ctx
-            )
-        return key, setting
-
-
-format_option = click.option(
-    "-o",
-    "output_format",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    is_eager=True,
-    callback=note_output,
-    help="For people, or for programs.",
-)
-json_option = click.option(
-    "--json",
-    "output_format",
-    flag_value="json",
-    is_eager=True,
-    callback=note_output,
-    help="The same as -o json.",
-)
-uri_option = click.option(
-    "--metadata-service-uri",
-    "uri",
-    metavar="URI",
-    help="As in zk+hierarchical://zk1:2181;zk2:2181/ledgers, in place of the settings'.",
-)
-mark_option = click.option(
-    "--mark", is_flag=True, help="Mark what can be mended. Without it: say what would be marked."
-)
 
 
 @click.group()
@@ -129,7 +73,7 @@ def fsck() -> None:
     type=click.Choice([level.value for level in Level]),
     help="How closely it looks.  [default: ends; sample with --sample]",
 )
-@click.option("--sample", "share", type=Share(), help="Of the entries between, as in 5%.")
+@click.option("--sample", "share", type=Share(), help="Of the entries between, as in 5%.  [default: 1%]")
 @click.option(
     "--master",
     help="Spark's: local[4], spark://host:7077, yarn ….  [default: spark-submit's, else local[*]]",
@@ -195,7 +139,7 @@ def run_command(
     Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2 when it
     was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody knows.
     """
-    chosen = _level(level, share)
+    chosen = level_for(level, share)
     settings = settings_for(uri, config)
     log_errors_only(settings)
     wanted = Wanted(
@@ -344,52 +288,6 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
         tell([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
         click.echo("\n".join(changes_lines(changes)))
     sys.exit(EXIT_FAILED if changes.has_worsened else 0)
-
-
-# --- What was asked for ---------------------------------------------------------------------------
-
-
-def settings_for(
-    uri: str | None, config: Path | None, environment: Mapping[str, str] = os.environ
-) -> Settings:
-    """Those of the other commands; ``uri`` wins. Raises SettingsError."""
-    given = {URI_VARIABLE: uri} if uri else {}
-    return load_settings(config, {**environment, **given})
-
-
-def options_for(
-    settings: Settings,
-    *,
-    level: Level,
-    share: float | None,
-    entry_lists: bool,
-    reads_per_s: int | None,
-    bytes_per_s: int | None,
-    reads_in_flight: int | None,
-) -> FsckOptions:
-    """Raises SettingsError."""
-    options = FsckOptions(
-        metadata_service_uri=settings.metadata_service_uri,
-        level=level,
-        entry_lists=entry_lists,
-        reads_per_s=reads_per_s or 0,
-        bytes_per_s=bytes_per_s or 0,
-        idle_open_after_s=settings.checks.idle_open_after_s or float("inf"),
-        default_password=settings.replication.default_password,
-        default_digest_type=settings.replication.default_digest_type,
-    )
-    if share is not None:
-        options = replace(options, sample_share=share)
-    if reads_in_flight is not None:
-        options = replace(options, reads_in_flight_per_bookie=reads_in_flight)
-    return options
-
-
-def _level(level: str | None, share: float | None) -> Level:
-    chosen = Level(level) if level else Level.ENDS if share is None else Level.SAMPLE
-    if share is not None and chosen is not Level.SAMPLE:
-        raise click.UsageError(f"--sample goes with level sample, not {chosen.value}")
-    return chosen
 
 
 def _results(name: str) -> "Results":

@@ -16,7 +16,8 @@ from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon import fsck_command
 from daemon.cli import cli, main
-from daemon.fsck_command import fsck, options_for, settings_for
+from daemon.fsck_command import fsck
+from daemon.fsck_options import options_for, settings_for
 from daemon.fsck_running import Places, Wanted, holding_output, write_racks
 from daemon.settings import Settings
 from ledgers.errors import RejectedError, SettingsError, UnavailableError

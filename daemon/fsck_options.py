@@ -1,0 +1,121 @@
+"""What ``bookmender fsck`` is asked for: kinds of options that its commands share, and what becomes of them."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.fsck.levels import FsckOptions, Level
+from daemon.cli import note_output
+from daemon.settings import Settings, load_settings
+
+URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
+
+
+class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """``5%``, ``0.5%``: a share above 0, up to 1."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", value)
+        share = float(found[1]) / 100 if found else 0.0
+        if not 0 < share <= 1:
+            self.fail(f"{value!r} is no share, as in 5% or 0.5%", param, ctx)
+        return share
+
+
+class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """``spark.executor.memory=2g``."""
+
+    name = "key=value"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, str]:
+        key, equals, setting = str(value).partition("=")
+        if not equals or not key.startswith("spark."):
+            self.fail(
+                f"{value!r} is no setting of Spark's, as in spark.executor.memory=2g", param, ctx
+            )
+        return key, setting
+
+
+format_option = click.option(
+    "-o",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    is_eager=True,
+    callback=note_output,
+    help="For people, or for programs.",
+)
+json_option = click.option(
+    "--json",
+    "output_format",
+    flag_value="json",
+    is_eager=True,
+    callback=note_output,
+    help="The same as -o json.",
+)
+uri_option = click.option(
+    "--metadata-service-uri",
+    "uri",
+    metavar="URI",
+    help="As in zk+hierarchical://zk1:2181;zk2:2181/ledgers, in place of the settings'.",
+)
+mark_option = click.option(
+    "--mark", is_flag=True, help="Mark what can be mended. Without it: say what would be marked."
+)
+
+
+def settings_for(
+    uri: str | None, config: Path | None, environment: Mapping[str, str] = os.environ
+) -> Settings:
+    """Those of the other commands; ``uri`` wins. Raises SettingsError."""
+    given = {URI_VARIABLE: uri} if uri else {}
+    return load_settings(config, {**environment, **given})
+
+
+def options_for(
+    settings: Settings,
+    *,
+    level: Level,
+    share: float | None,
+    entry_lists: bool,
+    reads_per_s: int | None,
+    bytes_per_s: int | None,
+    reads_in_flight: int | None,
+) -> FsckOptions:
+    """Raises SettingsError."""
+    options = FsckOptions(
+        metadata_service_uri=settings.metadata_service_uri,
+        level=level,
+        entry_lists=entry_lists,
+        reads_per_s=reads_per_s or 0,
+        bytes_per_s=bytes_per_s or 0,
+        idle_open_after_s=settings.checks.idle_open_after_s or float("inf"),
+        default_password=settings.replication.default_password,
+        default_digest_type=settings.replication.default_digest_type,
+    )
+    if share is not None:
+        options = replace(options, sample_share=share)
+    if reads_in_flight is not None:
+        options = replace(options, reads_in_flight_per_bookie=reads_in_flight)
+    return options
+
+
+def level_for(level: str | None, share: float | None) -> Level:
+    chosen = Level(level) if level else Level.ENDS if share is None else Level.SAMPLE
+    if share is not None and chosen is not Level.SAMPLE:
+        raise click.UsageError(f"--sample goes with level sample, not {chosen.value}")
+    return chosen
