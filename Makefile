@@ -19,7 +19,7 @@ JAVA = $(or $(and $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java)),java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Looked for before anything is installed, so that the answer comes in the first second.
-ifneq ($(filter demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
+ifneq ($(filter demo fsck-demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
 $(error Java 17 or newer is needed: install a JRE (Debian: openjdk-17-jre-headless), or set JAVA_HOME)
 endif
@@ -30,8 +30,8 @@ $(error The cluster to judge is needed: make judge URI=zk+hierarchical://127.0.0
 endif
 endif
 
-.PHONY: help demo test test-matrix test-scale soak-audit compat judge bench bench-repair \
-	bench-audit bench-limit lint proto lock venv clean
+.PHONY: help demo fsck-demo test test-matrix test-scale soak-audit compat judge bench bench-repair \
+	bench-audit bench-fsck bench-limit fsck-archive lint proto lock venv clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ help: ## this list
 demo: venv ## a cluster here, a bookie killed, and its ledgers made whole again
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/bookmender demo $(ARGS)
+
+fsck-demo: venv ## damage of each kind found by fsck on a Spark cluster here, shown in Chromium, and mended
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m tests.fsck.demo
 
 test: venv ## the whole suite, with real ZooKeeper and real bookies
 	@$(BIN)/python -m tests.prepare
@@ -80,9 +84,23 @@ bench-audit: venv ## half an hour: marks after a loss against Java's auditor, in
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.audit $(ARGS)
 
+bench-fsck: venv ## a quarter of an hour: fsck's levels, and Java's check, into bench/results
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.fsck $(ARGS)
+
 bench-limit: venv ## where the time of a repair goes, into bench/results
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.limit $(ARGS)
+
+# For executors of the Python and the platform that this runs with; Spark itself is theirs.
+fsck-archive: venv ## dist/bookmender-fsck.tar.gz: what executors need, for spark-submit --archives
+	@rm -rf build
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/fsck \
+		--require-hashes --requirement requirements-spark.lock
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/fsck \
+		--upgrade --no-deps --no-build-isolation .
+	@mkdir -p dist
+	@tar -czf dist/bookmender-fsck.tar.gz -C build/fsck .
 
 lint: venv ## format, lint, types, import direction, and the house rules
 	$(BIN)/ruff format --check .
@@ -104,6 +122,8 @@ lock: | $(BIN)/uv ## the newest versions that pyproject.toml allows, pinned with
 	$(LOCK) --output-file requirements.lock
 	$(LOCK) --constraint requirements.lock --extra local --extra fsck --group dev \
 		--output-file requirements-dev.lock
+	$(LOCK) --constraint requirements-dev.lock --extra fsck \
+		--no-emit-package pyspark --no-emit-package py4j --output-file requirements-spark.lock
 
 venv: $(READY)
 

@@ -84,7 +84,7 @@ def test_only_the_daemon_reads_environment_and_arguments(package: str) -> None:
 # --- Locks ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["requirements.lock", "requirements-dev.lock"])
+@pytest.fixture(params=["requirements.lock", "requirements-dev.lock", "requirements-spark.lock"])
 def lock(request: pytest.FixtureRequest) -> str:
     return (ROOT / str(request.param)).read_text()
 
