@@ -20,6 +20,8 @@ from ledgers.metadata import BookieId
 
 REPORT_FILE = "report.html"
 PLACES_MAX = 50
+IN_SIGHT = 20
+"""Ledgers that are named before anything is opened: what comes below is to be found."""
 EVIDENCE_MAX = 20
 """Pieces of one ledger."""
 GRADE_TEXTS: Mapping[Grade, str] = {
@@ -135,7 +137,10 @@ def _next_steps(summary: Summary) -> str:
 def _worst(figures: Figures) -> str:
     if not figures.worst:
         return ""
-    rows = "".join(_ledger(verdict) for verdict in figures.worst)
+    rows = "".join(_ledger(verdict) for verdict in figures.worst[:IN_SIGHT])
+    if others := figures.worst[IN_SIGHT:]:
+        folded = "".join(_ledger(verdict) for verdict in others)
+        rows += f"<details><summary>the next {len(others):,}</summary>\n{folded}</details>\n"
     more = figures.told_count - len(figures.worst)
     rest = f'<p class="soft">{more:,} more: see <a href="#rest">below</a>.</p>' if more else ""
     return (

@@ -35,9 +35,11 @@ svg.tall { height: 1.75rem; }
 table { border-collapse: collapse; width: 100%; font-size: .95rem; }
 th, td { text-align: left; padding: .35rem .5rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
-td.plot { width: 40%; vertical-align: middle; }
+td.plot { width: 35%; vertical-align: middle; }
+td > code { display: inline-block; min-width: 9rem; }
 .scroll { overflow-x: auto; }
 details { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+details details { margin-left: 1rem; }
 summary { cursor: pointer; }
 code, pre { font: .875rem/1.45 ui-monospace, monospace; }
 pre { background: var(--card); padding: .75rem; border-radius: .3rem; overflow-x: auto; }
