@@ -3,6 +3,7 @@
 ``levels`` how closely it looks; ``verdicts`` what is said of a ledger. What an executor runs, in reading order:
 ``inspecting``, the way in; ``copies``, a ledger looked at; ``look``, its copies; ``reads``, how they are asked for;
 ``comparing`` and ``sampling``; ``judging``, what was seen judged by the ``scale``; ``summing_up``, the verdict as it
-grows; ``executor``, the session; ``pace``, its share of the budget. Nothing outside ``auditor.fsck`` and its command
+grows; ``executor``, the session; ``pace``, its share of the ``budget``. ``running``: a run as it is ordered;
+``results`` what it leaves behind; ``publishing``, as marks for the daemon. Nothing outside ``auditor.fsck`` and its command
 imports pyspark.
 """

@@ -195,6 +195,36 @@ async def test_who_cannot_see_the_others_reads_nothing_until_it_can() -> None:
         )
 
 
+@pytest.mark.parametrize("step", range(30))
+def test_what_was_read_before_zookeeper_went_away_is_never_applied_after(step: int) -> None:
+    """At whatever moment it goes, while the first takes note of the second: a third has come when it is back."""
+
+    @in_virtual_time
+    async def lose_sight() -> None:
+        async def latency() -> None:
+            await asyncio.sleep(0.05)
+
+        tree = MemoryTree(clock=LoopClock(), latency=latency)
+        async with executing(tree) as first:
+            await asyncio.sleep(SETTLED_S)
+            async with executing(tree):
+                await asyncio.sleep(step * 0.02)
+                tree.suspend(first.store)
+                async with executing(tree):
+                    await asyncio.sleep(SETTLED_S)
+                    told_count = len(first.told)
+                    tree.resume(first.store)
+                    await asyncio.sleep(SETTLED_S)
+
+                    assert first.reads_per_s in (333, 334)
+                    assert {each.reads_per_s for each in first.told[told_count:] if each} <= {
+                        333,
+                        334,
+                    }
+
+    lose_sight()
+
+
 @in_virtual_time
 async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() -> None:
     tree = MemoryTree(clock=LoopClock())
