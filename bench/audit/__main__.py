@@ -15,9 +15,10 @@ import click
 
 from bench.audit.field import Field, open_field
 from bench.audit.plot import plot
-from bench.audit.records import Idle, Loss, Record
+from bench.audit.records import Idle, Loss, Record, Weight
 from bench.audit.report import MEASURED_SIZE, report
 from bench.audit.turns import BY_NAME, JAVA, lose_repeatedly, stay_idle
+from bench.audit.weight import weigh_index
 from bench.contenders import Contender
 from bench.repair import RESULTS, chosen, results_folder
 from bench.runs import RunFile
@@ -27,7 +28,7 @@ SIZES = (10_000, 100_000, 1_000_000)
 QUICK_SIZES = (1_000, 10_000)
 SLOW_REPEATS = 1
 TURNS = 2
-PARTS = {"losses": "losses", "idle": "idle"}
+PARTS = {part: part for part in ("weight", "losses", "idle")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,9 @@ class Bench:
                 await self._run_size(ground, size)
 
     async def _run_size(self, ground: Field, size: int) -> None:
+        if "weight" in self.parts:
+            self._say(f"{size:,} ledgers: weighing the index")
+            self._add(weigh_index(size))
         self._say(f"{size:,} ledgers: making those that are not there yet")
         victim = await ground.grow(size)
         if "losses" in self.parts:
@@ -145,15 +149,17 @@ class Bench:
 
 
 def _line(record: Record) -> str:
-    start = f"{record.size:,} ledgers, {record.contender}"
+    start = f"{record.size:,} ledgers"
     match record:
         case Loss():
-            times = (_time(record.first_mark_s), _time(record.all_marked_s))
-            return f"{start}, {record.repeat}: first mark after {times[0]}, all after {times[1]}"
+            first, last = _time(record.first_mark_s), _time(record.all_marked_s)
+            who = f"{record.contender}, {record.repeat}"
+            return f"{start}, {who}: first mark after {first}, all after {last}"
         case Idle():
-            return (
-                f"{start}, idle: {record.rss_bytes / 1e6:.0f} MB, {record.core_share:.2%} of a core"
-            )
+            weight_mb, share = record.rss_bytes / 1e6, record.core_share
+            return f"{start}, {record.contender}, idle: {weight_mb:.0f} MB, {share:.2%} of a core"
+        case Weight():
+            return f"{start}: {record.index_bytes / record.size:.0f} bytes each"
 
 
 def _time(time_s: float | None) -> str:

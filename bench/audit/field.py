@@ -111,7 +111,7 @@ class Field:
         )
         self._victims.append(victim)
         await self.cluster.add_bookies([victim.bookie])
-        await self.cluster.create_ledgers(self._ledgers(new, victim))
+        await self.cluster.create_ledgers(drawn_ledgers(self._rng, new, victim))
         locks = (payloads.lock_path(UR, ledger_id) for ledger_id in victim.ledger_ids)
         await self.cluster.send(Create(path=path) for path in locks)
         self.size = size
@@ -130,18 +130,22 @@ class Field:
             await self.cluster.register(victim.bookie)
         await self.cluster.delete_marks()
 
-    def _ledgers(self, new: range, victim: Victim) -> Iterator[tuple[int, LedgerMetadata]]:
-        rng, bookies = self._rng, [bookie(number) for number in range(BOOKIE_COUNT)]
-        of_victim = frozenset(victim.ledger_ids)
-        for ledger_id in new:
-            first, second, third, other = rng.sample(bookies, 4)
-            if ledger_id in of_victim:
-                first = victim.bookie
-            metadata = closed(first, second, third, length=rng.randrange(2**31))
-            if rng.random() < CHANGED_ENSEMBLE_SHARE:
-                changed = Segment(first_entry_id=500, ensemble=(first, other, third))
-                metadata = metadata.with_segment(changed)
-            yield ledger_id, metadata
+
+def drawn_ledgers(
+    rng: random.Random, ledger_ids: range, victim: Victim
+) -> Iterator[tuple[int, LedgerMetadata]]:
+    """Closed ones, a few of them with a second ensemble."""
+    bookies = [bookie(number) for number in range(BOOKIE_COUNT)]
+    of_victim = frozenset(victim.ledger_ids)
+    for ledger_id in ledger_ids:
+        first, second, third, other = rng.sample(bookies, 4)
+        if ledger_id in of_victim:
+            first = victim.bookie
+        metadata = closed(first, second, third, length=rng.randrange(2**31))
+        if rng.random() < CHANGED_ENSEMBLE_SHARE:
+            changed = Segment(first_entry_id=500, ensemble=(first, other, third))
+            metadata = metadata.with_segment(changed)
+        yield ledger_id, metadata
 
 
 @asynccontextmanager

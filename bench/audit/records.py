@@ -54,7 +54,18 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True, tag="idle"):
         return self.cpu_s / self.duration_s
 
 
-Record = Loss | Idle
+class Weight(msgspec.Struct, frozen=True, kw_only=True, tag="weight"):
+    """What our index of so many ledgers weighs, alone in a process."""
+
+    size: int
+    index_bytes: int
+
+    @property
+    def key(self) -> Hashable:
+        return "weight", self.size
+
+
+Record = Loss | Idle | Weight
 
 
 def losses_of(records: Sequence[Record], size: int, contender: str) -> list[Loss]:
@@ -85,14 +96,21 @@ def median_all_s(losses: Sequence[Loss]) -> float | None:
     return _median([each.all_marked_s for each in losses])
 
 
-def bytes_per_ledger(records: Sequence[Record], size: int, contender: str) -> float | None:
-    """What it grew by since the smallest size; None where that is all there is."""
+def rss_per_ledger(records: Sequence[Record], size: int, contender: str) -> float | None:
+    """What the daemon grew by since the smallest size; None where that is all there is."""
     smallest = min(sizes_of(records), default=size)
     few, many = (losses_of(records, each, contender) for each in (smallest, size))
     if size == smallest or not few or not many:
         return None
     grown = median(each.rss_bytes for each in many) - median(each.rss_bytes for each in few)
     return grown / (size - smallest)
+
+
+def index_bytes_per_ledger(records: Sequence[Record], size: int) -> float | None:
+    for each in records:
+        if isinstance(each, Weight) and each.size == size:
+            return each.index_bytes / size
+    return None
 
 
 def _median(times_s: Sequence[float | None]) -> float | None:

@@ -3,9 +3,10 @@
 import asyncio
 import random
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ledgers.errors import ConflictError, NoNodeError, NoSuchLedgerError
+from ledgers.errors import ConflictError, NoNodeError, NoSuchLedgerError, NotEmptyError
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from replication.queue import payloads
@@ -49,7 +50,8 @@ class SoakWorker:
                     ledger_id, self._moved(found.metadata, present), read_as=found
                 )
             await self.cluster.store.delete(path, version=stat.version)
-            await self.cluster.store.delete(path.rpartition("/")[0])
+            with suppress(NotEmptyError):  # it is marked again already
+                await self.cluster.store.delete(path.rpartition("/")[0])
         except (ConflictError, NoNodeError, NoSuchLedgerError):
             return  # somebody was quicker: next time
         self.worked_off_count += 1

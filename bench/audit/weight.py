@@ -1,0 +1,54 @@
+"""What the index alone weighs: filled in a process of its own, with ledgers like those of the field.
+
+The daemon's memory says less of that: it has buffers for what it reads, whose size is by chance.
+"""
+
+import gc
+import multiprocessing
+import os
+import random
+from multiprocessing.connection import Connection
+
+from auditor.index.ledger_index import LedgerIndex
+from bench.audit.field import SEED, Victim, drawn_ledgers
+from bench.audit.records import Weight
+from bench.usage import rss_bytes
+from ledgers.errors import UnavailableError
+from ledgers.store import Stat
+from tests.znode_cluster import bookie
+
+WARM_COUNT = 5_000
+TIMEOUT_S = 600.0
+STAT = Stat(version=1, czxid=10**12, mzxid=10**12)
+
+
+def weigh_index(size: int) -> Weight:
+    """Raises UnavailableError when it takes too long."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_fill_and_tell, args=(size, theirs), daemon=True)
+    process.start()
+    try:
+        if not ours.poll(TIMEOUT_S):
+            raise UnavailableError("the index is not filled in time")
+        return Weight(size=size, index_bytes=ours.recv())
+    finally:
+        process.kill()
+        process.join()
+
+
+def _fill_and_tell(size: int, connection: Connection) -> None:
+    _filled(WARM_COUNT)
+    gc.collect()
+    before = rss_bytes(os.getpid())
+    index = _filled(size)
+    gc.collect()
+    connection.send(rss_bytes(os.getpid()) - before)
+    assert len(index) == size
+
+
+def _filled(size: int) -> LedgerIndex:
+    index, nobody = LedgerIndex(), Victim(bookie=bookie(0), ledger_ids=())
+    for ledger_id, metadata in drawn_ledgers(random.Random(SEED), range(size), nobody):
+        index.put(ledger_id, metadata, STAT)
+    return index
