@@ -3,8 +3,11 @@
 The schema is stable: a column or a field that is added keeps ``VERSION``, one with another meaning raises it.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +17,9 @@ from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, Led
 
 VERSION = 1
 
+T = TypeVar("T")
+
+_STRINGS = pa.list_(pa.string())
 _EVIDENCE = pa.struct(
     [
         ("finding", pa.string()),
@@ -29,7 +35,7 @@ _FRAGMENT = pa.struct(
     [
         ("first_entry_id", pa.int64()),
         ("last_entry_id", pa.int64()),
-        ("ensemble", pa.list_(pa.string())),
+        ("ensemble", _STRINGS),
         ("verdict", pa.string()),
         ("copies_least", pa.int32()),
         ("rests_on_unknown", pa.bool_()),
@@ -40,7 +46,7 @@ SCHEMA = pa.schema(
         ("ledger_id", pa.int64()),
         ("verdict", pa.string()),
         ("is_wrong", pa.bool_()),
-        ("reasons", pa.list_(pa.string())),
+        ("reasons", _STRINGS),
         ("rests_on_unknown", pa.bool_()),
         ("evidence", pa.list_(_EVIDENCE)),
         ("evidence_left_out", pa.int32()),
@@ -60,7 +66,16 @@ as in ``LedgerVerdict`` and what is in it. Ends of ranges count in; ids of entri
 
 
 def to_batch(verdicts: Sequence[LedgerVerdict]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([_to_row(verdict) for verdict in verdicts], schema=SCHEMA)
+    """Column by column, which is some times as fast as row by row: ``metadata`` gives millions of them."""
+    columns = _columns(
+        SCHEMA,
+        verdicts,
+        verdict=pa.array([verdict.grade.value for verdict in verdicts], pa.string()),
+        reasons=pa.array([_values(verdict.findings) for verdict in verdicts], _STRINGS),
+        evidence=_lists([verdict.evidence for verdict in verdicts], _evidence_array),
+        fragments=_lists([verdict.fragments for verdict in verdicts], _fragment_array),
+    )
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def from_table(table: pa.Table) -> Iterator[LedgerVerdict]:
@@ -85,27 +100,6 @@ def counts_of(table: pa.Table) -> Counts:
     )
 
 
-def _to_row(verdict: LedgerVerdict) -> dict[str, Any]:
-    return {
-        "ledger_id": verdict.ledger_id,
-        "verdict": verdict.grade.value,
-        "is_wrong": verdict.is_wrong,
-        "reasons": [finding.value for finding in verdict.findings],
-        "rests_on_unknown": verdict.rests_on_unknown,
-        "evidence": [_evidence_row(evidence) for evidence in verdict.evidence],
-        "evidence_left_out": verdict.evidence_left_out,
-        "fragments": [_fragment_row(fragment) for fragment in verdict.fragments],
-        "state": verdict.state,
-        "length": verdict.length,
-        "last_entry_id": verdict.last_entry_id,
-        "metadata_version": verdict.metadata_version,
-        "mtime_ms": verdict.mtime_ms,
-        "entries_read": verdict.entries_read,
-        "bytes_read": verdict.bytes_read,
-        "checked_ms": verdict.checked_ms,
-    }
-
-
 def _from_row(row: dict[str, Any]) -> LedgerVerdict:
     return LedgerVerdict(
         ledger_id=row["ledger_id"],
@@ -126,31 +120,8 @@ def _from_row(row: dict[str, Any]) -> LedgerVerdict:
     )
 
 
-def _evidence_row(evidence: Evidence) -> dict[str, Any]:
-    return {
-        "finding": evidence.finding.value,
-        "bookie": evidence.bookie,
-        "first_entry_id": evidence.first_entry_id,
-        "last_entry_id": evidence.last_entry_id,
-        "entry_count": evidence.entry_count,
-        "code": evidence.code,
-        "detail": evidence.detail,
-    }
-
-
 def _evidence(row: dict[str, Any]) -> Evidence:
     return Evidence(**{**row, "finding": Finding(row["finding"])})
-
-
-def _fragment_row(fragment: FragmentVerdict) -> dict[str, Any]:
-    return {
-        "first_entry_id": fragment.first_entry_id,
-        "last_entry_id": fragment.last_entry_id,
-        "ensemble": fragment.ensemble,
-        "verdict": fragment.grade.value,
-        "copies_least": fragment.copies_least,
-        "rests_on_unknown": fragment.rests_on_unknown,
-    }
 
 
 def _fragment(row: dict[str, Any]) -> FragmentVerdict:
@@ -162,6 +133,44 @@ def _fragment(row: dict[str, Any]) -> FragmentVerdict:
         copies_least=row["copies_least"],
         rests_on_unknown=row["rests_on_unknown"],
     )
+
+
+def _evidence_array(evidence: Sequence[Evidence]) -> pa.Array:
+    finding = pa.array(_values(each.finding for each in evidence), pa.string())
+    return pa.StructArray.from_arrays(
+        _columns(_EVIDENCE, evidence, finding=finding), fields=list(_EVIDENCE)
+    )
+
+
+def _fragment_array(fragments: Sequence[FragmentVerdict]) -> pa.Array:
+    verdict = pa.array(_values(each.grade for each in fragments), pa.string())
+    return pa.StructArray.from_arrays(
+        _columns(_FRAGMENT, fragments, verdict=verdict), fields=list(_FRAGMENT)
+    )
+
+
+def _columns(
+    fields: Iterable[pa.Field], items: Sequence[object], **known: pa.Array
+) -> list[pa.Array]:
+    """Of each field what is ``known``, or else the items' attributes of its name."""
+    return [
+        known[field.name]
+        if field.name in known
+        else pa.array(list(map(attrgetter(field.name), items)), field.type)
+        for field in fields
+    ]
+
+
+def _lists(
+    values: Sequence[Sequence[T]], to_array: Callable[[Sequence[T]], pa.Array]
+) -> pa.ListArray:
+    offsets = [0, *accumulate(map(len, values))]
+    flat = to_array(list(chain.from_iterable(values)))
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+
+
+def _values(members: Iterable[Enum]) -> list[str]:
+    return [member.value for member in members]
 
 
 def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:

@@ -22,7 +22,7 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
 from auditor.fsck.results.checked import after_run, read_checked, write_checked
 from auditor.fsck.results.plan import part_size, plan_rows
-from auditor.fsck.results.rows import SCHEMA, from_table
+from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.running import FsckJob, FsckProgress, OnProgress
@@ -119,13 +119,12 @@ class _Run:
                 yield FirstLook.at(self._plan.part(number))
 
     def _write_first(self, number: int, rows: pa.Table) -> None:
-        is_verdict = pc.is_valid(rows["verdict"])
-        verdicts = rows.filter(is_verdict)
-        seems_wrong = pa.array([v.seems_wrong for v in from_table(verdicts)], pa.bool_())
+        verdicts = rows.filter(pc.is_valid(rows["verdict"]))
+        seems_wrong = verdicts["seems_wrong"]
         look = self._first[number] = self._folder.write_first_look(
             number,
-            verdicts.filter(pc.invert(seems_wrong)),
-            verdicts.filter(seems_wrong),
+            verdicts.filter(pc.invert(seems_wrong)).select(SCHEMA.names),
+            verdicts.filter(seems_wrong).select(SCHEMA.names),
             skipped=rows.num_rows - verdicts.num_rows,
             gone=self._plan.size_of(number) - rows.num_rows,
         )
@@ -144,7 +143,9 @@ class _Run:
 
     def _write_second(self, number: int, rows: pa.Table) -> None:
         gone = self._first[number].doubtful - rows.num_rows
-        look = self._second[number] = self._folder.write_second_look(number, rows, gone=gone)
+        look = self._second[number] = self._folder.write_second_look(
+            number, rows.select(SCHEMA.names), gone=gone
+        )
         self._note_read(look)
 
     def _second_looks(self) -> Iterator[SecondLook]:
@@ -230,7 +231,7 @@ class _Run:
 
 
 def _rows_of(rows: pa.Table, part: int) -> pa.Table:
-    return rows.filter(pc.equal(rows["part"], part)).select(SCHEMA.names)
+    return rows.filter(pc.equal(rows["part"], part))
 
 
 def _now_ms() -> int:

@@ -21,7 +21,7 @@ from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
 from auditor.fsck.unchanged import unchanged
 from auditor.fsck.verdicts import LedgerVerdict
 
-ROWS = SCHEMA.append(pa.field("part", pa.int32()))
+ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("seems_wrong", pa.bool_()))
 """What a task gives. A ledger that was left out, as it has not changed, has a row without a verdict."""
 BATCH_ROWS = 1_000
 
@@ -45,12 +45,11 @@ class FirstLook:
         ledger_ids: Sequence[int] = unpack(self.ledger_ids)
         if self.known:
             same = await unchanged(options.metadata_service_uri, self.known)
-            left_out = pa.RecordBatch.from_pylist([{"ledger_id": i} for i in same], schema=SCHEMA)
-            batches.append(_of_part(left_out, self.part))
+            batches.append(_left_out(same, self.part))
             ledger_ids = sorted(set(ledger_ids).difference(same))
         if ledger_ids:
             verdicts = inspect(options, ledger_ids, begin_pace=begin_pace)
-            batches += [_of_part(b, self.part) for b in await _in_batches(verdicts)]
+            batches += await _in_batches(verdicts, lambda ledger_id: self.part)
         return batches
 
 
@@ -65,17 +64,16 @@ class SecondLook:
         return cls(rows={part: _to_stream(table) for part, table in tables.items()})
 
     async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
-        batches = []
-        parts = {}
-        doubtful = []
-        for part, rows in self.rows.items():
-            for verdict in from_table(pa.ipc.open_stream(rows).read_all()):
-                parts[verdict.ledger_id] = part
-                doubtful.append(verdict)
-        for batch in await _in_batches(recheck(options, doubtful, begin_pace=begin_pace)):
-            of = pa.array([parts[i] for i in batch["ledger_id"].to_pylist()], pa.int32())
-            batches.append(batch.append_column("part", of))
-        return batches
+        doubtful = {
+            verdict.ledger_id: (part, verdict)
+            for part, rows in self.rows.items()
+            for verdict in from_table(pa.ipc.open_stream(rows).read_all())
+        }
+        verdicts = [verdict for _, verdict in doubtful.values()]
+        return await _in_batches(
+            recheck(options, verdicts, begin_pace=begin_pace),
+            lambda ledger_id: doubtful[ledger_id][0],
+        )
 
 
 Look = FirstLook | SecondLook
@@ -93,22 +91,31 @@ def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) 
     return run
 
 
-async def _in_batches(verdicts: AsyncIterator[LedgerVerdict]) -> list[pa.RecordBatch]:
+async def _in_batches(
+    verdicts: AsyncIterator[LedgerVerdict], part_of: Callable[[int], int]
+) -> list[pa.RecordBatch]:
     """As they come, so that they wait in rows, which are small."""
     batches, waiting = [], []
     async for verdict in verdicts:
         waiting.append(verdict)
         if len(waiting) == BATCH_ROWS:
-            batches.append(to_batch(waiting))
+            batches.append(_batch(waiting, part_of))
             waiting.clear()
     if waiting:
-        batches.append(to_batch(waiting))
+        batches.append(_batch(waiting, part_of))
     return batches
 
 
-def _of_part(batch: pa.RecordBatch, part: int) -> pa.RecordBatch:
-    column = pa.repeat(pa.scalar(part, pa.int32()), batch.num_rows)
-    return batch.append_column("part", column)
+def _batch(verdicts: Sequence[LedgerVerdict], part_of: Callable[[int], int]) -> pa.RecordBatch:
+    parts = pa.array([part_of(verdict.ledger_id) for verdict in verdicts], pa.int32())
+    seems_wrong = pa.array([verdict.seems_wrong for verdict in verdicts], pa.bool_())
+    columns = [*to_batch(verdicts).columns, parts, seems_wrong]
+    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
+
+
+def _left_out(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
+    rows = [{"ledger_id": ledger_id, "part": part} for ledger_id in ledger_ids]
+    return pa.RecordBatch.from_pylist(rows, schema=ROWS)
 
 
 def _to_stream(table: pa.Table) -> bytes:
