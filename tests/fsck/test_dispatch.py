@@ -1,0 +1,171 @@
+"""Tasks given out to Spark, of which as much is here as they need."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+
+from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, Dispatch
+from auditor.fsck.spark.looks import MapInArrow
+from auditor.fsck.spark.session import with_attempts
+from ledgers.errors import UnavailableError
+
+NUMBERS = pa.schema([("number", pa.int64())])
+
+
+class FakeSpark:
+    """A session, its context and its frames in one. All jobs but the ``free`` first wait to be let go."""
+
+    def __init__(self, *, slots: int, free: int = 1_000) -> None:
+        self.defaultParallelism = slots
+        self.cancelled: list[str] = []
+        self.task_counts: list[int] = []
+        self.is_let_go = threading.Event()
+        self._free = free
+        self._begun = threading.Condition()
+
+    @property
+    def sparkContext(self) -> "FakeSpark":  # noqa: N802  # Spark's name
+        return self
+
+    def setJobGroup(self, name: str, text: str, *, interruptOnCancel: bool) -> None:  # noqa: N802, N803
+        assert interruptOnCancel
+
+    def cancelJobGroup(self, name: str) -> None:  # noqa: N802
+        self.cancelled.append(name)
+        self.is_let_go.set()
+
+    def range(self, start: int, stop: int, step: int, partitions: int) -> Any:
+        assert (start, stop, step) == (0, partitions, 1)
+        return _FakeFrame(self, stop)
+
+    def run_job(self, task_count: int) -> None:
+        with self._begun:
+            self.task_counts.append(task_count)
+            self._begun.notify_all()
+            is_free = len(self.task_counts) <= self._free
+        assert is_free or self.is_let_go.wait(30)
+
+    def wait_for_jobs(self, count: int) -> None:
+        with self._begun:
+            assert self._begun.wait_for(lambda: len(self.task_counts) >= count, timeout=30)
+
+
+class _FakeFrame:
+    def __init__(self, spark: FakeSpark, count: int) -> None:
+        self._spark, self._count = spark, count
+        self._function: MapInArrow | None = None
+
+    def mapInArrow(self, function: MapInArrow, schema: object) -> "_FakeFrame":  # noqa: N802
+        self._function = function
+        return self
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        assert self._function is not None
+        self._spark.run_job(self._count)
+        positions = pa.RecordBatch.from_pydict({"id": list(range(self._count))})
+        return pa.Table.from_batches(self._function(iter([positions])), NUMBERS)
+
+
+def numbers_of(tasks: Sequence[int]) -> MapInArrow:
+    """Each task gives its own number. Below 0 it fails."""
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for position in batch.column(0).to_pylist():
+                if tasks[position] < 0:
+                    raise PySparkException("Job aborted:\n  4 times\nValueError: below 0")
+                yield pa.RecordBatch.from_pylist([{"number": tasks[position]}], NUMBERS)
+
+    return rows
+
+
+def dispatch(spark: FakeSpark) -> Dispatch:
+    return Dispatch(spark, "a run")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("slots", "tasks_per_job"),
+    [
+        pytest.param(1, 1, id="one after the other"),
+        pytest.param(3, 1, id="some beside each other"),
+        pytest.param(JOBS_AT_ONCE_MAX, 1, id="as many as threads are good for"),
+        pytest.param(JOBS_AT_ONCE_MAX + 1, 2, id="more"),
+    ],
+)
+def test_every_task_is_done_once(slots: int, tasks_per_job: int) -> None:
+    spark = FakeSpark(slots=slots)
+
+    results = list(dispatch(spark).results(range(200), numbers_of, NUMBERS))
+
+    assert sorted(n for tasks, _ in results for n in tasks) == list(range(200))
+    assert all(rows["number"].to_pylist() == list(tasks) for tasks, rows in results)
+    assert set(spark.task_counts) == {tasks_per_job}
+
+
+def test_tasks_are_taken_only_as_there_are_slots() -> None:
+    spark, taken = FakeSpark(slots=2), []
+
+    def tasks() -> Iterator[int]:
+        for number in range(10):
+            taken.append(number)
+            yield number
+
+    results = dispatch(spark).results(tasks(), numbers_of, NUMBERS)
+    next(results)
+
+    assert len(taken) == 2
+    results.close()
+
+
+def test_executors_that_come_later_are_given_tasks_too() -> None:
+    spark = FakeSpark(slots=1, free=1)
+    results = dispatch(spark).results(range(10), numbers_of, NUMBERS)
+    next(results)
+    reader = threading.Thread(target=lambda: list(results))
+
+    spark.defaultParallelism = 4
+    reader.start()
+
+    spark.wait_for_jobs(1 + 4)
+    spark.is_let_go.set()
+    reader.join(30)
+    assert len(spark.task_counts) == 10
+
+
+def test_a_task_that_fails_for_good_ends_the_others() -> None:
+    spark = FakeSpark(slots=2)
+
+    with pytest.raises(UnavailableError, match="ValueError: below 0"):
+        list(dispatch(spark).results([1, -1, 2, -1, 3, -1], numbers_of, NUMBERS))
+
+    assert len(spark.task_counts) < 6
+
+
+def test_who_stops_reading_stops_what_is_under_way() -> None:
+    spark = FakeSpark(slots=2, free=1)
+    results = dispatch(spark).results(range(10), numbers_of, NUMBERS)
+    next(results)
+
+    results.close()
+
+    assert spark.cancelled == ["a run"]
+    assert len(spark.task_counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[2]", "local[2,4]"),
+        ("local[2,1]", "local[2,1]"),
+        ("spark://127.0.0.1:7077", "spark://127.0.0.1:7077"),
+        ("yarn", "yarn"),
+    ],
+)
+def test_tasks_are_tried_again_locally_as_well(master: str, expected: str) -> None:
+    assert with_attempts(master) == expected
