@@ -33,6 +33,8 @@ SESSION_TIMEOUT_S = 60.0
 ZOOKEEPER_HEAP_MIB = 512
 LEDGERS_PAUSE_S, BOOKIES_PAUSE_S, WORKER_PAUSE_S = 0.05, 1.0, 0.5
 WORKED_OFF_AT_ONCE = 100
+UNWORKED_S = 20.0
+"""Before the end nothing is worked off any more, so that marks are left to be looked at."""
 KILLS_EVERY_S, RESTARTS_EVERY_S = 25.0, 60.0
 DOWN_S = (0.0, 3.0)
 PROGRESS_S = 10.0
@@ -119,7 +121,7 @@ class Soak:
             for each in (
                 self._repeat(self._move_a_bookie, BOOKIES_PAUSE_S, end_s),
                 self._repeat(self.chaos.touch_a_ledger, LEDGERS_PAUSE_S, end_s),
-                self._repeat(self._work_off, WORKER_PAUSE_S, end_s),
+                self._repeat(self._work_off, WORKER_PAUSE_S, end_s - UNWORKED_S),
                 self._repeat(self._kill_leader, KILLS_EVERY_S, calm_s),
                 self._repeat(self._restart_zookeeper, RESTARTS_EVERY_S, end_s),
                 self._weigh(began_s, calm_s, end_s),
