@@ -11,7 +11,7 @@ from functools import partial
 
 import structlog
 
-from daemon.halves import new_outages, run_auditor_session, run_worker_session
+from daemon.auditor_half import new_outages, run_auditor_session
 from daemon.observe_node import ReportFile, run_observer_session
 from daemon.observing import open_observing
 from daemon.rack_sources import check_rack_sources
@@ -19,6 +19,7 @@ from daemon.session import open_session
 from daemon.settings import Settings
 from daemon.state import open_journal, state_dir
 from daemon.threads import HalfThread, own_cause
+from daemon.worker_half import run_worker_session
 from ledgers.errors import SettingsError
 from replication.cluster.membership import Half
 from replication.journal import MetadataJournal

@@ -7,6 +7,7 @@ from pathlib import Path
 import structlog
 
 from daemon.rack_sources import FileRacks, ScriptRacks, resolve_host
+from daemon.session import Session
 from ledgers.clock import Clock
 from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH
 from ledgers.metadata import BookieId
@@ -84,6 +85,19 @@ async def begin_placing(
         weighting=weighting_of(settings),
     )
     return Placing(policy=policy, racks=racks, keeper=keeper)
+
+
+async def placing_of(session: Session, settings: PlacementSettings) -> Placing:
+    """``begin_placing`` with what the session has."""
+    return await begin_placing(
+        settings,
+        store=session.store,
+        ur=session.ur,
+        views=session.views,
+        local=session.local,
+        clock=session.clock,
+        rng=session.rng,
+    )
 
 
 def rule_of(settings: PlacementSettings) -> Rule:

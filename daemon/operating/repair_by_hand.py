@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from auditor.endangered import Endangered, most_endangered_first
 from auditor.marking import Marker
 from auditor.scan import scan_ledgers
-from daemon.halves import open_worker
 from daemon.operating.progress import Show
 from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.visit import Visit
+from daemon.worker_half import open_worker
 from ledgers.errors import CorruptionError, NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
