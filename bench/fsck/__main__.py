@@ -10,12 +10,12 @@ from pathlib import Path
 import click
 
 from bench.audit.field import open_field
-from bench.fsck import loads
+from bench.fsck import loads, znodes
 from bench.fsck.java import check_all_ledgers
-from bench.fsck.reading import ground, look_at
+from bench.fsck.on_spark import CORES
+from bench.fsck.reading import ground, look_at, look_at_all_on_spark
 from bench.fsck.records import Pass
 from bench.fsck.report import report
-from bench.fsck.znodes import look_at_all, run_on_spark
 from bench.repair import RESULTS, chosen, results_folder
 from bench.runs import RunFile
 from ledgers.errors import BookmenderError
@@ -23,7 +23,6 @@ from ledgers.errors import BookmenderError
 SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
 ONCE_FROM = 500_000
 """Ledgers: a pass takes minutes."""
-CORES = (1, 2)
 
 
 @click.command()
@@ -79,14 +78,21 @@ class Bench:
             self._say(str(error))
 
     async def reading(self) -> AsyncIterator[Pass]:
-        """Level after level of each load, and the whole round again: what is cold at first is warm later."""
+        """Level after level of each load, and the whole round again. A first look at each does not count: as with
+        Java's first check, bookies still compile their code then."""
         wanted = loads.QUICK if self.is_quick else loads.LOADS
         self._say("starting bookies, storing ledgers")
         async with ground(wanted) as cluster:
+            for load in wanted:
+                await look_at(cluster, load, loads.FULL, repeat=0)
             for repeat in self._repeats:
                 for load in wanted:
                     for level in loads.LEVELS[load]:
                         yield await look_at(cluster, load, level, repeat=repeat)
+                for core_count in CORES:
+                    yield await asyncio.to_thread(
+                        look_at_all_on_spark, cluster, wanted, core_count, repeat=repeat
+                    )
 
     async def java(self) -> AsyncIterator[Pass]:
         for load in loads.JAVAS[:1] if self.is_quick else loads.JAVAS:
@@ -96,15 +102,15 @@ class Bench:
                     yield each
 
     async def metadata(self) -> AsyncIterator[Pass]:
-        async with open_field() as znodes:
+        async with open_field() as field:
             for size in self.sizes:
                 self._say(f"{size:,} ledgers: making those that are not there yet")
-                await znodes.grow(size)
+                await field.grow(size)
                 for repeat in self._repeats if size < ONCE_FROM else (1,):
-                    yield await look_at_all(znodes, repeat=repeat)
+                    yield await znodes.look_at_all(field, repeat=repeat)
                     for core_count in CORES:
                         yield await asyncio.to_thread(
-                            run_on_spark, znodes, core_count, repeat=repeat
+                            znodes.look_at_all_on_spark, field, core_count, repeat=repeat
                         )
 
     @property

@@ -1,7 +1,7 @@
-"""Ledgers on bookies, looked at by one process of ours: through the engine alone, without Spark."""
+"""Ledgers on bookies, looked at by one process of ours through the engine alone, and by runs on Spark."""
 
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +9,10 @@ from tempfile import TemporaryDirectory
 
 from auditor.fsck.inspecting import inspect
 from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Grade
 from bench.fsck.loads import SAMPLE_SHARE
+from bench.fsck.on_spark import contender, run_on_spark
 from bench.fsck.records import Pass
 from bench.inspect_bench import DIGEST, Load, cpu_s, create_ledgers
 from bench.loading import store_entries
@@ -68,15 +70,66 @@ async def look_at(cluster: LocalCluster, load: Load, level: Level, *, repeat: in
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if ledger_count != load.ledger_count:
         raise UnavailableError(f"{ledger_count} of {load.ledger_count} ledgers were looked at")
+    return _pass(
+        cluster,
+        load.name,
+        OURS,
+        level,
+        repeat,
+        counts=Counts(ledgers=ledger_count, entries_read=copies, bytes_read=copy_bytes),
+        elapsed_s=elapsed_s,
+        spent_s=spent_s,
+        servers=servers,
+    )
+
+
+def look_at_all_on_spark(
+    cluster: LocalCluster, loads: Sequence[Load], core_count: int, *, repeat: int
+) -> Pass:
+    """All ledgers that there are, at level full."""
+    options = FsckOptions(metadata_service_uri=cluster.metadata_service_uri, level=Level.FULL)
+    servers = ServersCpu.now(cluster)
+    spent = run_on_spark(
+        options,
+        core_count,
+        ledger_count=sum(load.ledger_count for load in loads),
+        servers=[*map(cluster.pid, cluster.bookies), cluster.zookeeper_pid],
+    )
+    return _pass(
+        cluster,
+        "all of these",
+        contender(core_count),
+        Level.FULL,
+        repeat,
+        counts=spent.counts,
+        elapsed_s=spent.elapsed_s,
+        spent_s=spent.cpu_s,
+        servers=servers,
+    )
+
+
+def _pass(
+    cluster: LocalCluster,
+    load: str,
+    by: str,
+    level: Level,
+    repeat: int,
+    *,
+    counts: Counts,
+    elapsed_s: float,
+    spent_s: float,
+    servers: ServersCpu,
+) -> Pass:
+    """``servers``: before."""
     now = ServersCpu.now(cluster)
     return Pass(
-        load=load.name,
-        contender=OURS,
+        load=load,
+        contender=by,
         level=level.value,
         repeat=repeat,
-        ledger_count=ledger_count,
-        copies=copies,
-        copy_bytes=copy_bytes,
+        ledger_count=counts.ledgers,
+        copies=counts.entries_read,
+        copy_bytes=counts.bytes_read,
         elapsed_s=elapsed_s,
         cpu_s=spent_s,
         bookies_cpu_s=(now.bookies - servers.bookies).total_s,

@@ -1,32 +1,17 @@
 """The metadata level on very many ledgers, which are znodes alone: by one process of ours, and by runs on Spark."""
 
-import os
 import time
-from collections import defaultdict
-from contextlib import aclosing, suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from contextlib import aclosing
 
 from auditor.fsck.inspecting import inspect
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.running import FsckJob
-from auditor.fsck.spark.job import run_fsck
-from auditor.fsck.spark.session import open_spark
 from bench.audit.field import Field
+from bench.fsck.on_spark import contender, run_on_spark
+from bench.fsck.reading import OURS
 from bench.fsck.records import Pass
 from bench.inspect_bench import cpu_s
 from bench.usage import Cpu, cpu_of
 from ledgers.errors import UnavailableError
-
-SPARK_SETTINGS = {
-    "spark.driver.memory": "1g",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-}
-
-
-def load_name(size: int) -> str:
-    return f"{size:,} znodes"
 
 
 async def look_at_all(field: Field, *, repeat: int) -> Pass:
@@ -39,29 +24,16 @@ async def look_at_all(field: Field, *, repeat: int) -> Pass:
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if count != field.size:
         raise UnavailableError(f"{count} of {field.size} ledgers were looked at")
-    return _pass(field, "ours", repeat, elapsed_s, spent_s, zookeeper)
+    return _pass(field, OURS, repeat, elapsed_s, spent_s, zookeeper)
 
 
-def run_on_spark(field: Field, core_count: int, *, repeat: int) -> Pass:
-    """A whole run: listed, looked at, and its results written; Spark itself has started before."""
-    with TemporaryDirectory(prefix="bench-fsck-run-") as output:
-        spark = open_spark(f"local[{core_count}]", SPARK_SETTINGS)
-        try:
-            spark.range(1).count()
-            job = FsckJob(run="20260101T000000Z", output=Path(output))
-            zookeeper, began_cpu, began_s = (
-                cpu_of([field.zookeeper_pid]),
-                _family(field),
-                time.monotonic(),
-            )
-            summary = run_fsck(spark, _options(field), job, lambda progress: None)
-            elapsed_s, spent = time.monotonic() - began_s, _family(field) - began_cpu
-        finally:
-            spark.stop()
-    if summary.counts.ledgers != field.size:
-        raise UnavailableError(f"{summary.counts.ledgers} of {field.size} ledgers were looked at")
-    contender = f"ours on Spark, local[{core_count}]"
-    return _pass(field, contender, repeat, elapsed_s, spent.total_s, zookeeper)
+def look_at_all_on_spark(field: Field, core_count: int, *, repeat: int) -> Pass:
+    zookeeper = cpu_of([field.zookeeper_pid])
+    spent = run_on_spark(
+        _options(field), core_count, ledger_count=field.size, servers=[field.zookeeper_pid]
+    )
+    by = contender(core_count)
+    return _pass(field, by, repeat, spent.elapsed_s, spent.cpu_s, zookeeper)
 
 
 def _options(field: Field) -> FsckOptions:
@@ -69,11 +41,11 @@ def _options(field: Field) -> FsckOptions:
 
 
 def _pass(
-    field: Field, contender: str, repeat: int, elapsed_s: float, spent_s: float, zookeeper: Cpu
+    field: Field, by: str, repeat: int, elapsed_s: float, spent_s: float, zookeeper: Cpu
 ) -> Pass:
     return Pass(
-        load=load_name(field.size),
-        contender=contender,
+        load=f"{field.size:,} znodes",
+        contender=by,
         level=Level.METADATA.value,
         repeat=repeat,
         ledger_count=field.size,
@@ -84,18 +56,3 @@ def _pass(
         bookies_cpu_s=0.0,
         zookeeper_cpu_s=(cpu_of([field.zookeeper_pid]) - zookeeper).total_s,
     )
-
-
-def _family(field: Field) -> Cpu:
-    """Of this process and all that descend from it, but for ZooKeeper, which is counted by itself."""
-    children: dict[int, list[int]] = defaultdict(list)
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = stat.read_text().rpartition(")")[2].split()[1]
-            children[int(parent)].append(int(stat.parent.name))
-    found, left = [], [os.getpid()]
-    while left:
-        pid = left.pop()
-        found.append(pid)
-        left += [child for child in children[pid] if child != field.zookeeper_pid]
-    return cpu_of(found)

@@ -61,7 +61,9 @@ def test_two_cores_stand_against_one_where_no_copy_is_read() -> None:
 
     text = report([one, two], failures=[])
 
-    assert "1,000 znodes: 2 cores are 1.50 times as fast as 1. 1.8: not met." in text
+    assert (
+        "1,000 znodes, level metadata: 2 cores are 1.50 times as fast as 1. 1.8: not met." in text
+    )
 
 
 def test_what_failed_is_told_whatever_else_there_is() -> None:
