@@ -105,8 +105,6 @@ class ReplicationWorker:
         """For ledgers that lost nothing."""
         self._is_for_losses_only = False
         """The last look was, for want of other slots."""
-        self._looked_s = 0.0
-        """When the last look was over."""
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
@@ -126,11 +124,8 @@ class ReplicationWorker:
                 if has_found and self._lookout.is_cut_short:
                     continue
                 wait_s = self._idle_waits.next_s(worker_count=self._lookout.worker_count)
-                if has_found:  # until all of it was begun more may have come
-                    wait_s -= self._clock.now_s() - self._looked_s
-                else:
-                    wait_s = max(wait_s, LOOK_PAUSE * self._lookout.took_s)
-                is_woken = await self._wait_idle(wait_s)
+                pause_s = 0.0 if has_found else LOOK_PAUSE * self._lookout.took_s
+                is_woken = await self._wait_idle(max(wait_s, pause_s))
                 if has_found or is_woken or self._lookout.is_cut_short:
                     self._idle_waits.restart()
 
@@ -155,12 +150,12 @@ class ReplicationWorker:
             room=self._room_for_others(),
             losses_only=self._is_for_losses_only,
         )
-        self._looked_s = self._clock.now_s()
+        looked_s = self._clock.now_s()
         for candidate in candidates:
             slots = self._slots if candidate.queued.is_loss else self._other_slots
             if not await self._take_slot(slots):
                 break
-            is_old = self._clock.now_s() - self._looked_s > WINDOW_AGE_MAX_S
+            is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
             if is_old or not self._queue.switch.may_take:
                 slots.give_back()
                 break

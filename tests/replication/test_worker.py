@@ -10,7 +10,6 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.metadata import LedgerState
 from replication.queue import payloads
-from replication.queue.idle_waits import WAIT_MIN_S
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNote
@@ -134,38 +133,6 @@ async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> No
         took_s = await until(cluster, lambda: queue_empty(cluster))
 
     assert took_s <= ReplicationSettings().idle_wait_s + 0.2
-
-
-@in_virtual_time
-async def test_what_is_marked_while_others_are_begun_follows_them_without_a_pause() -> None:
-    cluster = await with_lost_b2(15)
-    for ledger_id in range(15):
-        await cluster.store.delete(payloads.mark_path(UR, ledger_id))
-    begun_s: list[float] = []
-
-    async def copy_for_a_moment(transfer: Transfer) -> None:
-        if transfer.target is None:
-            return
-        begun_s.append(cluster.clock.now_s())
-        if len(begun_s) == 1:
-            await asyncio.sleep(0.4)  # so that there is always one at work
-            return
-        if len(begun_s) == 5:
-            for ledger_id in range(10, 15):
-                await cluster.mark(B2, ledger_id=ledger_id)
-        await asyncio.sleep(WAIT_MIN_S / 5)
-
-    cluster.bookies.before_transfer = copy_for_a_moment
-    settings = ReplicationSettings(ledgers_at_once=2)
-    async with cluster.node(settings=settings) as node, working(node):
-        await asyncio.sleep(30)
-        for ledger_id in range(10):
-            await cluster.mark(B2, ledger_id=ledger_id)
-        await until(cluster, lambda: queue_empty(cluster))
-
-    assert len(begun_s) == 15
-    steady_s = begun_s[2:]  # the first look may have found but the first marks
-    assert max(after - before for before, after in pairwise(steady_s)) < WAIT_MIN_S / 2
 
 
 @in_virtual_time
