@@ -12,10 +12,20 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+import structlog
+
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
+from ledgers.errors import (
+    ConflictError,
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SessionLostError,
+    UnavailableError,
+)
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
+from replication.cluster.membership import children_if_any
 from replication.cluster.own_state import (
     findings_path,
     ledger_id_of_name,
@@ -28,6 +38,8 @@ from replication.cluster.own_state import (
 from replication.queue.batching import Batcher
 from replication.queue.listing import READS_AT_ONCE
 from replication.queue.mark_tree import MarkTree
+
+log = structlog.get_logger()
 
 SWEEP_S = 60.0
 """Between two looks at which marks are gone; a finding younger than this may have its mark to come."""
@@ -82,16 +94,19 @@ class Findings:
         try:
             await self._commit(Create(path=path, data=data))
         except NodeExistsError:
-            with suppress(
-                NoNodeError
-            ):  # swept away just now: the mark is, too, and a new one comes
+            with suppress(NoNodeError):  # swept away just now, as the mark is; a new one comes
                 await self._commit(SetData(path=path, data=data, version=ANY_VERSION))
 
     async def run(self) -> None:
-        """Sweep now and then, until cancelled."""
+        """Sweep now and then, until cancelled. Raises SessionLostError or LeadershipLostError."""
         while True:
             await self._clock.sleep(SWEEP_S)
-            await self.sweep()
+            try:
+                await self.sweep()
+            except SessionLostError:
+                raise
+            except UnavailableError as error:  # what is left goes with the next one
+                log.warning("findings.sweep_failed", error=str(error), retry_s=SWEEP_S)
 
     async def sweep(self) -> None:
         """Remove the findings whose marks are gone: their ledgers were repaired, or found whole."""
@@ -106,8 +121,9 @@ class Findings:
             return
         if await self._is_marked(ledger_id):
             return
-        with suppress(NoNodeError):
-            await self._commit(Delete(path=path))
+        # A finding that was written since has a mark to come.
+        with suppress(NoNodeError, ConflictError):
+            await self._commit(Delete(path=path, version=stat.version))
 
     async def _is_marked(self, ledger_id: int) -> bool:
         trees = (MarkTree(self._store, self._ur), MarkTree(self._store, own_path(self._ur)))
@@ -151,8 +167,5 @@ async def read_findings(
 
 async def _noted(store: MetadataStore, ur: str) -> list[int]:
     """Ledgers that have a finding, ascending."""
-    try:
-        names = await store.children(findings_path(ur))
-    except NoNodeError:
-        return []
+    names = await children_if_any(store, findings_path(ur))
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)

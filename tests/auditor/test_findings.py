@@ -1,13 +1,14 @@
 """What a check found, told until the mark is gone."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
 from auditor.findings import SWEEP_S, Finding, Findings, read_findings
-from ledgers.store import Delete
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.store import Delete, Operation
 from replication.cluster.own_state import findings_path
 from replication.queue import payloads
 from tests.auditor.auditing import leading
@@ -78,6 +79,51 @@ async def test_a_finding_whose_mark_is_still_to_come_is_not_swept_away() -> None
         await asyncio.sleep(2)
 
     assert 7 in await read_findings(cluster.store, UR, [7])
+
+
+@in_virtual_time
+async def test_a_finding_that_is_written_anew_during_the_sweep_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.sleep(5)
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        await asyncio.sleep(
+            SWEEP_S + 1
+        )  # sweeps of its own come before it is old enough, and later
+        commit = findings._batcher.commit
+
+        async def written_first(operations):  # type: ignore[no-untyped-def]
+            monkeypatch.undo()
+            await findings.write(7, "all-ledgers", {B1}, "second")
+            return await commit(operations)
+
+        monkeypatch.setattr(findings._batcher, "commit", written_first)
+        await findings.sweep()
+
+    assert (await read_findings(cluster.store, UR, [7]))[7].detail == "second"
+
+
+@in_virtual_time
+async def test_a_sweep_that_fails_is_made_up_for_by_the_next_one() -> None:
+    cluster = await Cluster.start()
+    losses = 1
+
+    def lose_deletions(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        nonlocal losses
+        if losses and any(isinstance(each, Delete) for each in operations):
+            losses -= 1
+            return Fault.LOST_REQUEST
+        return None
+
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+        cluster.tree.faults = lose_deletions
+        await asyncio.sleep(4 * SWEEP_S)
+
+    assert losses == 0
+    assert await read_findings(cluster.store, UR, [7]) == {}
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1, "check": 5}'])
