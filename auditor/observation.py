@@ -43,10 +43,6 @@ class Difference:
     unmarked: tuple[int, ...]
     surplus: tuple[int, ...]
 
-    @property
-    def is_none(self) -> bool:
-        return not self.unmarked and not self.surplus
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

@@ -71,16 +71,12 @@ class LedgerIndex:
         self._bookies: Numbering[BookieId] = Numbering()
         self._naming: list[SortedIds] = []
         """By the bookie's number."""
-        self._open = SortedIds()
         self._unreadable: dict[int, int] = {}
         """By ledger id, the mzxid."""
 
     def __len__(self) -> int:
         """Ledgers, the unreadable ones included."""
         return self._size + len(self._unreadable)
-
-    def __contains__(self, ledger_id: int) -> bool:
-        return self._find(ledger_id) is not None or ledger_id in self._unreadable
 
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
         """As it was read: ``stat`` is of the same read. Whether that is news."""
@@ -190,10 +186,6 @@ class LedgerIndex:
             found += [i for i in _from(block.ids, first) if i < stop]
         return sorted(found)
 
-    def open_ledgers(self) -> Iterator[int]:
-        """Ledgers that are not closed, in no order."""
-        return iter(self._open)
-
     # --- Rows --------------------------------------------------------------------------------------
 
     def _row_of(self, metadata: LedgerMetadata, stat: Stat) -> Row:
@@ -213,20 +205,12 @@ class LedgerIndex:
         return number
 
     def _note(self, ledger_id: int, *, was: Row | None, now: Row | None) -> None:
-        """In all that is kept by something else than the ledger's id."""
+        """In the lists of the bookies that it named and names."""
         before, after = _bookies(was), _bookies(now)
         for number in before - after:
             self._naming[number].remove(ledger_id)
         for number in after - before:
             self._naming[number].add(ledger_id)
-        was_open, is_open = self._is_open(was), self._is_open(now)
-        if is_open and not was_open:
-            self._open.add(ledger_id)
-        elif was_open and not is_open:
-            self._open.remove(ledger_id)
-
-    def _is_open(self, row: Row | None) -> bool:
-        return row is not None and self._shapes.values[row.words[0]][0] is not LedgerState.CLOSED
 
     # --- Blocks ------------------------------------------------------------------------------------
 

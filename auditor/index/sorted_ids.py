@@ -2,7 +2,6 @@
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
 
 BLOCK_MAX = 2048
 """Ids in one block: adding one moves at most so many."""
@@ -21,10 +20,6 @@ class SortedIds:
 
     def __len__(self) -> int:
         return self._size
-
-    def __iter__(self) -> Iterator[int]:
-        for block in self._blocks:
-            yield from block
 
     def add(self, ledger_id: int) -> None:
         """It must not be in yet."""

@@ -1,7 +1,7 @@
 """The index as it would be if memory were free: what the real one is compared with."""
 
 from auditor.index.ledger_index import IndexedLedger
-from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.store import Stat
 
 
@@ -38,9 +38,6 @@ class SimpleIndex:
 
     def naming(self, bookie: BookieId) -> list[int]:
         return sorted(i for i, ledger in self.ledgers.items() if bookie in ledger.bookies)
-
-    def open_ledgers(self) -> set[int]:
-        return {i for i, x in self.ledgers.items() if x.state is not LedgerState.CLOSED}
 
     def _mzxid(self, ledger_id: int) -> int:
         known = self.ledgers.get(ledger_id)
