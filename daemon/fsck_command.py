@@ -73,7 +73,9 @@ def fsck() -> None:
     type=click.Choice([level.value for level in Level]),
     help="How closely it looks.  [default: ends; sample with --sample]",
 )
-@click.option("--sample", "share", type=Share(), help="Of the entries between, as in 5%.  [default: 1%]")
+@click.option(
+    "--sample", "share", type=Share(), help="Of the entries between, as in 5%.  [default: 1%]"
+)
 @click.option(
     "--master",
     help="Spark's: local[4], spark://host:7077, yarn ….  [default: spark-submit's, else local[*]]",
