@@ -1,10 +1,10 @@
 """One ledger's verdict, as it grows stretch by stretch. Pure; its size is that of the metadata, not of the ledger."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from auditor.fsck.judging import StretchVerdict
-from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
+from auditor.fsck.verdicts import DAMAGE, Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
 from ledgers.fragments import Fragment
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
@@ -74,7 +74,7 @@ class SummingUp:
         found = {each.finding for each in evidence}
         return LedgerVerdict(
             ledger_id=self._versioned.ledger_id,
-            grade=min((f.grade for f in fragments), key=lambda grade: grade.rank),
+            grade=_grade(fragments, found),
             findings=tuple(finding for finding in _ORDER if finding in found),
             rests_on_unknown=any(fragment.rests_on_unknown for fragment in fragments),
             evidence=tuple(evidence[:EVIDENCE_MAX]),
@@ -89,6 +89,14 @@ class SummingUp:
             bytes_read=self.bytes_read,
             checked_ms=checked_ms,
         )
+
+
+def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
+    """That of the worst fragment; but that copies are legally missing excuses nobody's silence about others."""
+    worst = min((fragment.grade for fragment in fragments), key=lambda grade: grade.rank)
+    is_legal = worst is Grade.DEGRADED and DAMAGE.isdisjoint(found)
+    is_silent = any(fragment.rests_on_unknown for fragment in fragments)
+    return Grade.UNKNOWN if is_legal and is_silent else worst
 
 
 _WRONG_KEY = Evidence(

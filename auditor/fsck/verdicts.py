@@ -122,7 +122,7 @@ class LedgerVerdict:
             return True
         if self.grade in (Grade.LOST, Grade.AT_RISK):
             return True
-        return self.grade is Grade.DEGRADED and bool(_DAMAGE.intersection(self.findings))
+        return self.grade is Grade.DEGRADED and bool(DAMAGE.intersection(self.findings))
 
     @property
     def seems_wrong(self) -> bool:
@@ -130,7 +130,7 @@ class LedgerVerdict:
         return self.grade is not Grade.WHOLE or bool(_DOUBTFUL.intersection(self.findings))
 
 
-_DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
+DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
 """What makes a ledger degraded that it should not be."""
 _DOUBTFUL = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
 """What a second look may make go away, whatever the grade."""

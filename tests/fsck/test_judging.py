@@ -278,3 +278,32 @@ def test_stretches_of_a_fragment_add_up() -> None:
         (B1, 2, 15, 4),
         (B2, 11, 11, 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lacking", "silent", "expected"),
+    [
+        pytest.param(B3, frozenset(), Grade.DEGRADED, id="legally short alone"),
+        pytest.param(B3, frozenset({B4}), Grade.UNKNOWN, id="legally short, and not answered for"),
+        pytest.param(B1, frozenset({B4}), Grade.DEGRADED, id="damaged, and not answered for"),
+    ],
+)
+def test_a_legal_shortage_of_one_fragment_hides_no_silence_about_another(
+    lacking: BookieId, silent: frozenset[BookieId], expected: Grade
+) -> None:
+    metadata = ledger((B1, B2, B3), (B1, B2, B4))
+    first, last = known_fragments(7, metadata, lac=metadata.last_entry_id)
+    summing_up = SummingUp(
+        VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=0), data=b"")
+    )
+    for position, frag in enumerate((first, last)):
+        summing_up.add_fragment(position, frag)
+        seen = stretch(
+            frag,
+            refused={lacking: Refused(absent=EntryRuns([2]))},
+            silent=silent,
+            excused=excused_indexes(metadata, frag),
+        )
+        summing_up.add(position, judge(seen))
+
+    assert summing_up.verdict(checked_ms=0).grade is expected
