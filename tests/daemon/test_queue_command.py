@@ -3,10 +3,11 @@
 import pytest
 
 from auditor.causes import Cause, Why, causes_path, causes_to_bytes
-from auditor.findings import Finding, findings_path
+from auditor.findings import Finding
 from daemon.queue_command import line_of, queue_rows
 from replication.cluster.order_book import OrderBook, drain_place
 from replication.cluster.orders import DrainOrder
+from replication.cluster.own_state import findings_path
 from replication.queue.listing import MarkedLedger, read_marks
 from replication.queue.payloads import Mark
 from tests.daemon.visits import visiting

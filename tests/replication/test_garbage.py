@@ -11,7 +11,7 @@ import pytest
 
 from auditor.absence import StoredAbsences
 from auditor.causes import causes_path, read_causes
-from auditor.findings import Finding, findings_path, read_findings
+from auditor.findings import Finding, read_findings
 from auditor.records import last_audit, last_drains, read_absences, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
@@ -32,6 +32,7 @@ from replication.cluster.orders import (
 )
 from replication.cluster.own_state import (
     RECORD_BYTES_MAX,
+    findings_path,
     nodes_path,
     own_path,
     parse_record,
