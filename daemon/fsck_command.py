@@ -41,10 +41,12 @@ from daemon.operating.maintenance_command import Duration
 from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
 from daemon.settings import Settings
 from daemon.visit import log_errors_only
-from ledgers.errors import BookmenderError
+from ledgers.errors import BookmenderError, SettingsError, UnavailableError
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
     from auditor.fsck.results.reading import Results
+
+GOES_ON = "what was looked at is kept: the same command goes on from there"
 
 
 @click.group()
@@ -162,27 +164,28 @@ def run_command(
         is_anew=anew,
     )
     check_spark()
-    with (
-        crashing_as_unknown(),
-        holding_output(output),
-        saying_when_interrupted("what was looked at is kept: the same command goes on from there"),
-    ):
-        summary = _run(settings, wanted)
-        record, lines = _left(settings, output, summary, is_marking=mark)
+    with holding_output(output):
+        with failing_as_unknown(GOES_ON), saying_when_interrupted(GOES_ON):
+            summary = _run(settings, wanted)
+        is_over = f"the run is over: bookmender fsck report {output} tells of it"
+        with failing_as_unknown(is_over), saying_when_interrupted(is_over):
+            record, lines = _left(settings, output, summary, is_marking=mark)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
 
 
 @contextmanager
-def crashing_as_unknown() -> Iterator[None]:
-    """A slip of ours, or of Spark's, is not to look like damage: by itself Python exits 1."""
+def failing_as_unknown(advice: str) -> Iterator[None]:
+    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they would exit 1."""
     try:
         yield
-    except (BookmenderError, OSError, click.ClickException, click.exceptions.Exit):
+    except (SettingsError, UnavailableError, OSError, click.ClickException, click.exceptions.Exit):
         raise
+    except BookmenderError as error:
+        raise UnavailableError(f"could not tell: {error}") from error
     except Exception as error:
         traceback.print_exc()
-        tell(["could not tell; what was looked at is kept: the same command goes on from there"])
+        tell([f"could not tell; {advice}"])
         raise click.exceptions.Exit(EXIT_UNKNOWN) from error
 
 
@@ -271,18 +274,20 @@ def report_command(results: str) -> None:
 def diff_command(before: str, after: str | None, output_format: str) -> None:
     """Ledgers of which two runs say something else, that are new, or gone.
 
-    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, else 0.
+    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, 3 when results cannot be
+    read, else 0.
     """
     need_modules("pyarrow")
     from auditor.fsck.results.changes import compare
     from auditor.fsck.results.reading import Results
     from daemon.fsck_texts import changes_lines, changes_record
 
-    if after is None:
-        pair = Results.last_two(Path(before))
-    else:
-        pair = (Results.named(before), Results.named(after))
-    changes = compare(*pair)
+    with failing_as_unknown("are these the results of two runs, whole?"):
+        if after is None:
+            pair = Results.last_two(Path(before))
+        else:
+            pair = (Results.named(before), Results.named(after))
+        changes = compare(*pair)
     if output_format == "json":
         runs = {"before": pair[0].summary.run, "after": pair[1].summary.run}
         click.echo(json.dumps({**runs, **changes_record(changes)}, indent=2))

@@ -20,7 +20,7 @@ from daemon.fsck_command import fsck
 from daemon.fsck_options import options_for, settings_for
 from daemon.fsck_running import Places, Wanted, holding_output, write_racks
 from daemon.settings import Settings
-from ledgers.errors import RejectedError, SettingsError, UnavailableError
+from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
 from ledgers.metadata import BookieId
 from tests.fsck.results import LATER_RUN, RUN, damaged, leave_results, seen, whole
 
@@ -271,6 +271,7 @@ def test_who_interrupts_it_is_told_how_it_goes_on(
         pytest.param(RuntimeError("Spark's own"), id="a crash"),
         pytest.param(UnavailableError("no answer"), id="ZooKeeper does not answer"),
         pytest.param(OSError(28, "no space left"), id="the disk is full"),
+        pytest.param(CorruptionError("no layout"), id="what ZooKeeper holds cannot be read"),
     ],
 )
 def test_what_fails_does_not_look_like_damage(
@@ -357,6 +358,19 @@ def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
         "1 ledger new, and whole",
     ]
     assert f"run {RUN}, then run {LATER_RUN}" in said.stderr
+
+
+@pytest.mark.parametrize(
+    "broken", [f"summaries/{RUN}.json", f"ledgers/run={RUN}/part-00000.parquet"]
+)
+def test_results_that_cannot_be_read_do_not_look_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    leave_results(tmp_path, [LOST])
+    leave_results(tmp_path, [LOST], run=LATER_RUN)
+    (tmp_path / broken).write_bytes(b"half")
+
+    assert failing(monkeypatch, "diff", tmp_path) == 3
 
 
 def test_what_became_better_is_no_failure(tmp_path: Path) -> None:
