@@ -17,7 +17,7 @@ from ledgers.operations.tasks import task_scope
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
 from replication.cluster.membership import Membership, ensure
 from replication.queue import payloads
-from replication.queue.batching import Guard
+from replication.queue.batching import Batcher, Guard
 
 log = structlog.get_logger()
 
@@ -68,13 +68,9 @@ class Election:
     async def _announce(self, leadership: Leadership) -> None:
         """As Java does, for people. A write as leader like any other (rule S9)."""
         write = SetData(path=self._election, data=self._vote, version=ANY_VERSION)
-        guards = leadership.guards
         try:
-            await self._store.multi([*(guard.check for guard in guards), write])
+            await Batcher(self._store, leadership.guards).send([write])
         except MultiFailed as failure:
-            if failure.index < len(guards):
-                guard = guards[failure.index]
-                raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
             raise failure.cause from failure
 
     async def wait_lost(self, leadership: Leadership) -> None:

@@ -24,7 +24,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
 from replication.cluster.membership import children_if_any
 from replication.cluster.own_state import (
     findings_path,
@@ -92,10 +92,10 @@ class Findings:
         )
         path, data = findings_path(self._ur, ledger_id), finding.to_json()
         try:
-            await self._commit(Create(path=path, data=data))
+            await self._batcher.apply(Create(path=path, data=data))
         except NodeExistsError:
             with suppress(NoNodeError):  # swept away just now, as the mark is; a new one comes
-                await self._commit(SetData(path=path, data=data, version=ANY_VERSION))
+                await self._batcher.apply(SetData(path=path, data=data, version=ANY_VERSION))
 
     async def run(self) -> None:
         """Sweep now and then, until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -123,7 +123,7 @@ class Findings:
             return
         # A finding that was written since has a mark to come.
         with suppress(NoNodeError, ConflictError):
-            await self._commit(Delete(path=path, version=stat.version))
+            await self._batcher.apply(Delete(path=path, version=stat.version))
 
     async def _is_marked(self, ledger_id: int) -> bool:
         trees = (MarkTree(self._store, self._ur), MarkTree(self._store, own_path(self._ur)))
@@ -133,14 +133,8 @@ class Findings:
         if self._has_directory:
             return
         with suppress(NodeExistsError):
-            await self._commit(Create(path=findings_path(self._ur)))
+            await self._batcher.apply(Create(path=findings_path(self._ur)))
         self._has_directory = True
-
-    async def _commit(self, operation: Create | SetData | Delete) -> None:
-        try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            raise failure.cause from failure
 
 
 async def read_findings(

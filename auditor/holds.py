@@ -11,7 +11,7 @@ from ledgers.clock import Clock
 from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.placement import DEFAULT_RACK, Locate
-from ledgers.store import Create, Delete, MetadataStore, MultiFailed, Operation, SetData
+from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.order_book import OrderBook, StandingOrder, hold_place
 from replication.cluster.orders import HoldOrder
@@ -148,11 +148,9 @@ class Holds:
         if operation is None:  # what stands there is a later release's, and nothing is wanted of it
             return True
         try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            if isinstance(failure.cause, ConflictError | NodeExistsError | NoNodeError):
-                return False
-            raise failure.cause from failure
+            await self._batcher.apply(operation)
+        except (ConflictError, NodeExistsError, NoNodeError):
+            return False
         return True
 
     def _operation(

@@ -163,19 +163,19 @@ class Marker:
         merged = _merged(data, new)
         if merged is not None or is_renewed:
             written = data if merged is None else payloads.mark_to_bytes(merged)
-            await self._commit(SetData(path=path, data=written, version=stat.version))
+            await self._batcher.apply(SetData(path=path, data=written, version=stat.version))
         return merged is not None
 
     async def _create(self, path: str, new: Mark) -> None:
         directory, leaf = _creations(path, new)
         try:
-            await self._commit(directory, leaf)
+            await self._batcher.apply(directory, leaf)
         except NoNodeError:  # a worker tidied the upper directories away, or nobody made them yet
             async with self._ensuring:
                 await self._ensure(directory.path.rpartition("/")[0])
             raise
         except NodeExistsError:  # an empty directory, left behind: the leaf alone is missing
-            await self._commit(leaf)
+            await self._batcher.apply(leaf)
 
     async def _ensure(self, directory: str) -> None:
         """Create the directory and those above it, up to the marks' own, unless they are there."""
@@ -183,13 +183,7 @@ class Marker:
         if above != payloads.marks_path(self._ur):
             await self._ensure(above)
         with suppress(NodeExistsError):
-            await self._commit(Create(path=directory))
-
-    async def _commit(self, *operations: Operation) -> None:
-        try:
-            await self._batcher.commit(operations)
-        except MultiFailed as failure:
-            raise failure.cause from failure
+            await self._batcher.apply(Create(path=directory))
 
 
 class _Listed:

@@ -14,9 +14,9 @@ from typing import Any
 from auditor.absence import StoredAbsences
 from auditor.causes import Cause, causes_path, causes_to_bytes
 from auditor.index.note import IndexNote, index_note_path
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
+from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
+from ledgers.store import MetadataStore
 from replication.cluster.own_state import (
     as_text,
     own_path,
@@ -78,12 +78,10 @@ class Records:
 
     def __init__(self, store: MetadataStore, batcher: Batcher, ur: str) -> None:
         self._store, self._batcher, self._ur = store, batcher, ur
-        self._likely_there: set[str] = set()
-        """Znodes that were written before: spares a request."""
 
     async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
         record = {"version": 1, "cookies": dict(sorted(cookies.items()))}
-        await self._write(_identities_path(self._ur), json.dumps(record).encode())
+        await self._batcher.put(_identities_path(self._ur), json.dumps(record).encode())
 
     async def write_absences(self, absences: StoredAbsences) -> None:
         record = {
@@ -91,10 +89,10 @@ class Records:
             "seen_ms": absences.seen_ms,
             "bookies": dict(sorted(absences.since_ms.items())),
         }
-        await self._write(_absences_path(self._ur), json.dumps(record).encode())
+        await self._batcher.put(_absences_path(self._ur), json.dumps(record).encode())
 
     async def write_causes(self, causes: Mapping[BookieId, Cause]) -> None:
-        await self._write(causes_path(self._ur), causes_to_bytes(causes))
+        await self._batcher.put(causes_path(self._ur), causes_to_bytes(causes))
 
     async def write_audit(self, audit: AuditRecord) -> None:
         record = {
@@ -105,37 +103,20 @@ class Records:
             "unreadable_count": audit.unreadable_count,
             "unreadable": list(audit.unreadable[:UNREADABLE_KEPT_MAX]),
         }
-        await self._write(_audit_path(self._ur), json.dumps(record).encode())
+        await self._batcher.put(_audit_path(self._ur), json.dumps(record).encode())
 
     async def write_index(self, note: IndexNote) -> None:
-        await self._write(index_note_path(self._ur), note.to_json())
+        await self._batcher.put(index_note_path(self._ur), note.to_json())
 
     async def write_drains(self, drains: DrainRecord) -> None:
         record = {"version": 1, **asdict(drains)}
-        await self._write(_drains_path(self._ur), json.dumps(record).encode())
+        await self._batcher.put(_drains_path(self._ur), json.dumps(record).encode())
 
     async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
         """Most endangered first. Where there are none, and were none, nothing is written."""
         if ledger_ids or await read_urgent(self._store, self._ur):
             data = urgent_to_bytes(ledger_ids, written_ms=now_ms)
-            await self._write(urgent_path(self._ur), data)
-
-    async def _write(self, path: str, data: bytes) -> None:
-        """Create it, or overwrite what an earlier leader left."""
-        create = Create(path=path, data=data)
-        change = SetData(path=path, data=data, version=ANY_VERSION)
-        first, second = (change, create) if path in self._likely_there else (create, change)
-        self._likely_there.add(path)
-        try:
-            await self._commit(first)
-        except (NodeExistsError, NoNodeError):
-            await self._commit(second)
-
-    async def _commit(self, operation: Create | SetData) -> None:
-        try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            raise failure.cause from failure
+            await self._batcher.put(urgent_path(self._ur), data)
 
 
 async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ledgers.errors import CorruptionError
 from ledgers.operations.last_entries import NO_ENTRY
-from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
+from ledgers.store import MetadataStore
 from replication.cluster.own_state import (
     TIME_MS_MAX,
     WHOLE_MAX,
@@ -115,15 +115,5 @@ class Sightings:
         return await read_sightings(self._store, self._ur)
 
     async def write(self, sightings: Mapping[int, Sighting]) -> None:
-        path = idle_path(self._ur)
         data = sightings_to_json(longest_standing(sightings))
-        is_there = await self._store.exists(path) is not None
-        operation = (
-            SetData(path=path, data=data, version=ANY_VERSION)
-            if is_there
-            else Create(path=path, data=data)
-        )
-        try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            raise failure.cause from failure
+        await self._batcher.put(idle_path(self._ur), data)

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NoNodeError
-from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
+from ledgers.store import ANY_VERSION, Create, MetadataStore, SetData
 from replication.cluster.own_state import (
     as_text,
     as_whole,
@@ -181,7 +181,4 @@ class CheckRecords:
                 if is_there
                 else Create(path=path, data=data)
             )
-        try:
-            await self._batcher.commit(operations)
-        except MultiFailed as failure:
-            raise failure.cause from failure
+        await self._batcher.apply(*operations)

@@ -6,7 +6,6 @@ or it would take the default rack for the bookie's, and the ledger's other copie
 """
 
 import json
-from collections.abc import Mapping
 
 import structlog
 
@@ -14,7 +13,7 @@ from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.placement.racks import Racks, clean_rack
-from ledgers.store import ANY_VERSION, Create, MetadataStore, MultiFailed, SetData
+from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.own_state import as_text, part, racks_path, read_json
 from replication.cluster.racks import RETRY_S, RackKeeper
@@ -80,19 +79,5 @@ class RackMemory:
         there_are = view.available | view.cookies.keys()
         racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}
         if racks != await remembered_racks(self._store, self._ur):
-            await self._put(racks)
-
-    async def _put(self, racks: Mapping[BookieId, str]) -> None:
-        path = racks_path(self._ur)
-        record = {"version": 1, "racks": dict(sorted(racks.items()))}
-        data = json.dumps(record).encode()
-        is_there = await self._store.exists(path) is not None
-        operation = (
-            SetData(path=path, data=data, version=ANY_VERSION)
-            if is_there
-            else Create(path=path, data=data)
-        )
-        try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            raise failure.cause from failure
+            record = {"version": 1, "racks": dict(sorted(racks.items()))}
+            await self._batcher.put(racks_path(self._ur), json.dumps(record).encode())

@@ -15,12 +15,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ledgers.errors import BookmenderError, SessionLostError
+from ledgers.errors import BookmenderError, NoNodeError, SessionLostError
 from ledgers.store import (
+    ANY_VERSION,
     Check,
+    Create,
     MetadataStore,
     MultiFailed,
     Operation,
+    SetData,
     Stat,
     request_bytes,
 )
@@ -94,6 +97,20 @@ class Batcher:
         self._waiting.append(transaction)
         self._arrived.set()
         return await transaction.done
+
+    async def apply(self, *operations: Operation) -> None:
+        """As ``commit``, but raises the error of the operation that failed in place of MultiFailed."""
+        try:
+            await self.commit(operations)
+        except MultiFailed as failure:
+            raise failure.cause from failure
+
+    async def put(self, path: str, data: bytes) -> None:
+        """Write a znode that nobody else writes, be it there, as nearly always, or not. Raises as ``apply``."""
+        try:
+            await self.apply(SetData(path=path, data=data, version=ANY_VERSION))
+        except NoNodeError:
+            await self.apply(Create(path=path, data=data))
 
     async def send(self, operations: Sequence[Operation]) -> Results:
         """All at once, in a multi of their own, beside those of ``run``: a batch of the caller's making.

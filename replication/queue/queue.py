@@ -11,6 +11,7 @@ ZkLedgerUnderreplicationManager.
 import asyncio
 import random
 from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -244,11 +245,8 @@ class Queue:
         """
         if not await self._is_ours(take.lock_path):
             return
-        try:
-            await self._batcher.commit([Delete(path=take.lock_path, version=OWN_LOCK_VERSION)])
-        except MultiFailed as failure:
-            if not isinstance(failure.cause, NoNodeError | ConflictError):
-                raise failure.cause from failure
+        with suppress(NoNodeError, ConflictError):
+            await self._batcher.apply(Delete(path=take.lock_path, version=OWN_LOCK_VERSION))
 
     async def is_marked(self, ledger_id: int) -> bool:
         """In either tree."""

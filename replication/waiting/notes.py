@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, MultiFailed, SetData
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
 from replication.cluster.own_state import (
     ledger_id_of_name,
     part,
@@ -162,9 +162,7 @@ class WaitingNotesWriter(WaitingNotes):
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
         """False when the note was there, or gone, already: another node's hand."""
         try:
-            await self._batcher.commit([operation])
-        except MultiFailed as failure:
-            if not isinstance(failure.cause, NodeExistsError | NoNodeError):
-                raise failure.cause from failure
+            await self._batcher.apply(operation)
+        except (NodeExistsError, NoNodeError):
             return False
         return True

@@ -200,6 +200,34 @@ def test_stopping_fails_what_is_under_way_and_what_was_to_be_sent_again() -> Non
     asyncio.run(run())
 
 
+def test_who_applies_is_told_what_his_own_operation_failed_of() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        await store.create("/taken")
+
+        with pytest.raises(NodeExistsError):
+            await batcher.apply(Create(path="/n"), Create(path="/taken"))
+        assert await store.exists("/n") is None
+
+        await store.delete("/guard")
+        with pytest.raises(SessionLostError):
+            await batcher.apply(Create(path="/n"))
+
+    with_store(test)
+
+
+def test_what_is_put_is_written_be_the_znode_there_or_not() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        for data in (b"first", b"second"):
+            await batcher.put("/record", data)
+            assert (await store.get("/record"))[0] == data
+
+        await store.delete("/record")
+        await batcher.put("/record", b"third")
+        assert (await store.get("/record"))[0] == b"third"
+
+    with_store(test)
+
+
 def test_a_lost_reply_leaves_everybody_in_the_batch_in_doubt_and_nobody_behind() -> None:
     async def test(store: MemoryStore, batcher: Batcher) -> None:
         faults = [Fault.LOST_REPLY]
