@@ -41,7 +41,7 @@ class Stretch:
     elsewhere: Mapping[BookieId, EntryRuns] = field(default_factory=dict)
     """Good copies of entries without any recorded one, by the bookie that has them."""
     is_elsewhere_known: bool = True
-    """Whether every other bookie that was asked for such entries answered."""
+    """Whether every former member is there, and answered."""
     differing: Mapping[BookieId, EntryRuns] = field(default_factory=dict)
     """Good copies that are not what most others are."""
 

@@ -182,9 +182,9 @@ class Look:
         lost = without_copy(stretch)
         if not lost:
             return stretch
-        former = self._members - set(stretch.fragment.ensemble) - self._gone
-        found = await self._copies_at(former, lost)
-        is_known = not former & self._reads.silent
+        former = self._members - set(stretch.fragment.ensemble)
+        found = await self._copies_at(former - self._gone, lost)
+        is_known = former.isdisjoint(self._reads.silent | self._gone)
         if self._is_last_word and not any(len(each) == len(lost) for each in found.values()):
             others = self._available - self._members
             holders = await self._copies_at(others, EntryRuns(lost[:1]))

@@ -14,7 +14,7 @@ class Grade(enum.Enum):
     """
 
     LOST = "lost"
-    """No good copy, not on a former member either; every copy was answered for."""
+    """No good copy, and every recorded one was answered for; nor on a former member, as far as these answered."""
     AT_RISK = "at_risk"
     """One copy at most, where the write quorum is above one; or none but a former member's."""
     DEGRADED = "degraded"

@@ -1,5 +1,7 @@
 """A ledger's entries asked for until each answer can be built on: errors, silences, and what comes late."""
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from auditor.fsck.levels import Level
@@ -132,14 +134,25 @@ async def test_what_a_sample_was_not_answered_for_is_unknown() -> None:
     assert [each.entry_count for each in verdict.evidence] == [1]
 
 
+async def hang(cluster: Cluster, bookie: BookieId) -> None:
+    cluster.bookies.fail(bookie, Op.READ, Fault(error=NoAnswerError))
+
+
+async def kill(cluster: Cluster, bookie: BookieId) -> None:
+    await cluster.kill(bookie)
+
+
+@pytest.mark.parametrize("silence", [hang, kill])
 @in_virtual_time
-async def test_a_loss_rests_on_the_silence_of_a_former_member() -> None:
+async def test_a_loss_rests_on_the_silence_of_a_former_member(
+    silence: Callable[[Cluster, BookieId], Awaitable[None]],
+) -> None:
     cluster, _ = await one_ledger((B1, B2), (B1, B4), starts=(0, 5), last=9, write_quorum=2)
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 2)
 
     certain = await look(cluster)
-    cluster.bookies.fail(B4, Op.READ, Fault(error=NoAnswerError))
+    await silence(cluster, B4)
     doubtful = await look(cluster)
 
     assert (certain.grade, certain.rests_on_unknown) == (Grade.LOST, False)
