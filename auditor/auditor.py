@@ -235,9 +235,12 @@ class Auditor:
         )
 
     async def _write_identities(self, missing: Missing) -> None:
+        """Taken for known once that is written: what failed is made up for by the next audit."""
         if missing.reborn:
-            self._identities |= {bookie: birth.czxid for bookie, birth in missing.reborn.items()}
-            await self._records.write_identities(self._identities)
+            reborn = {bookie: birth.czxid for bookie, birth in missing.reborn.items()}
+            identities = self._identities | reborn
+            await self._records.write_identities(identities)
+            self._identities = identities
 
     async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
         index = self._keeper.index

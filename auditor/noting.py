@@ -122,7 +122,7 @@ class CauseNotes:
         }
 
     async def note(self, records: Records, missing: Missing) -> None:
-        """Before their ledgers are marked, and when one is missing no more."""
+        """While their ledgers begin to be marked, and when one is missing no more."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
             bookie: Cause(why=Why.REBORN, since_ms=now_ms)

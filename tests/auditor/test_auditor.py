@@ -1,6 +1,7 @@
 """The Auditor in virtual time: what it marks, and what it survives."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from prometheus_client import REGISTRY
@@ -8,12 +9,13 @@ from prometheus_client import REGISTRY
 from auditor import marking
 from auditor.auditor import RETRY_S
 from auditor.marking import MarkSource
-from auditor.records import last_audit
+from auditor.records import last_audit, read_identities
 from auditor.settings import AuditorSettings
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
+from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
-from ledgers.store import Delete
+from ledgers.store import Delete, Operation
 from replication.queue import payloads
 from replication.queue.urgent import read_urgent
 from tests.auditor.auditing import auditing, leading
@@ -376,6 +378,31 @@ async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() ->
 
     async with auditing(cluster, "node-2"):
         assert await marked_soon(cluster) == []
+
+
+@in_virtual_time
+async def test_that_a_bookie_was_dealt_with_is_noted_though_the_first_try_fails() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    losses = 1
+
+    def lose_note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        nonlocal losses
+        if losses and any(each.path.endswith("/identities") for each in operations):
+            losses -= 1
+            return Fault.LOST_REQUEST
+        return None
+
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        cluster.tree.faults = lose_note
+        await cluster.revive(B1)
+        await asyncio.sleep(SOON_S + RETRY_S)
+
+    assert losses == 0
+    _, cookie = await cluster.store.get(f"{ROOT}/cookies/{B1}")
+    assert (await read_identities(cluster.store, UR))[B1] == cookie.czxid
 
 
 @in_virtual_time
