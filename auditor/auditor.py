@@ -28,7 +28,7 @@ from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
-from ledgers.operations.tasks import task_scope
+from ledgers.operations.tasks import task_scope, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.queue.disable_switch import DisableSwitch
@@ -95,10 +95,11 @@ class Auditor:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is over."""
         await self._prepare()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._wake_on_bookies())
+            tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._wake_on_ledgers())
             tasks.create_task(self._wake_on_delay())
-            tasks.create_task(self._wake_on_switch())
+            # What happened while auto-recovery was disabled is handled when it is enabled again.
+            tasks.create_task(wake_on(self._switch.watch(), self._wake))
             while True:
                 wait_s = await self._try_run_once()
                 await self._wait(wait_s)
@@ -286,13 +287,6 @@ class Auditor:
         except TimeoutError:
             pass
 
-    async def _wake_on_bookies(self) -> None:
-        seen = self._views.change_count
-        while True:
-            await self._views.wait_change(seen)
-            seen = self._views.change_count
-            self._wake.set()
-
     async def _wake_on_ledgers(self) -> None:
         seen = self._keeper.change_count
         while True:
@@ -307,10 +301,4 @@ class Auditor:
             async for before, current in changes:
                 self._done.check_due_s = self._clock.now_s()
                 self._is_overruled |= current.is_asking_for_audit(before)
-                self._wake.set()
-
-    async def _wake_on_switch(self) -> None:
-        """What happened while auto-recovery was disabled is handled when it is enabled again."""
-        async with aclosing(self._switch.watch()) as changes:
-            async for _ in changes:
                 self._wake.set()

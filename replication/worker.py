@@ -8,15 +8,13 @@ the bookies change for the better. Nothing is ever tried in a hot loop.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any
 
 import structlog
 from prometheus_client import Counter
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, SessionLostError, UnavailableError
+from ledgers.operations.tasks import wake_on
 from replication.cluster.cluster_view import ViewSource
 from replication.outcome import Outcome, OutcomeKind
 from replication.queue.choice import Candidate
@@ -116,8 +114,9 @@ class ReplicationWorker:
         """Work until cancelled. Raises SessionLostError when the session is gone."""
         async with asyncio.TaskGroup() as tasks:
             for watch in (*self._queue.first_marks(), self._queue.switch.watch()):
-                tasks.create_task(self._wake_on(watch))
-            tasks.create_task(self._wake_on_bookies())
+                tasks.create_task(wake_on(watch, self._wake))
+            # A bookie that came or went may be what a ledger waited for.
+            tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._summarise())
             while True:
                 has_found = await self._try_run_once(tasks)
@@ -285,16 +284,3 @@ class ReplicationWorker:
         except TimeoutError:
             return False
         return True
-
-    async def _wake_on(self, watch: AsyncGenerator[Any, None]) -> None:
-        async with aclosing(watch) as events:
-            async for _ in events:
-                self._wake.set()
-
-    async def _wake_on_bookies(self) -> None:
-        """A bookie that came or went may be what a ledger waited for."""
-        seen = self._views.change_count
-        while True:
-            await self._views.wait_change(seen)
-            seen = self._views.change_count
-            self._wake.set()

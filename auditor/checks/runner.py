@@ -9,7 +9,7 @@ writes it also when it was disabled in between, and never after a ledger that it
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,7 +24,7 @@ from auditor.index.ledger_index import LedgerIndex
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
-from ledgers.operations.tasks import task_scope
+from ledgers.operations.tasks import task_scope, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.orders import Orders
@@ -100,8 +100,8 @@ class CheckRunner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for path in (*watched, payloads.disable_path(self._ur)):
-                    tasks.create_task(self._wake_on(path))
-                tasks.create_task(self._wake_on_orders())
+                    tasks.create_task(wake_on(self._store.watch(path), self._wake))
+                tasks.create_task(wake_on(self._views.changes(), self._wake))
                 while True:
                     await self._wait(await self._try_run_once())
         finally:
@@ -156,17 +156,6 @@ class CheckRunner:
         if check.kind.audit is None:
             return check_path(self._ur, check.kind.name)
         return payloads.audit_time_path(self._ur, check.kind.audit)
-
-    async def _wake_on(self, path: str) -> None:
-        async with aclosing(self._store.watch(path)) as events:
-            async for _ in events:
-                self._wake.set()
-
-    async def _wake_on_orders(self) -> None:
-        while True:
-            seen = self._views.change_count
-            await self._views.wait_change(seen)
-            self._wake.set()
 
     async def _wait(self, wait_s: float | None) -> None:
         with suppress(TimeoutError):

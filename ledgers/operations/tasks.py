@@ -1,11 +1,18 @@
-"""Tasks that end with the block that started them."""
+"""Tasks that end with the block that started them, and one that wakes another."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+async def wake_on(happenings: AsyncGenerator[object, None], wake: asyncio.Event) -> None:
+    """Set ``wake`` at each of them, until they end."""
+    async with aclosing(happenings):
+        async for _ in happenings:
+            wake.set()
 
 
 class TaskScope:

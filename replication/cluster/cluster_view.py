@@ -132,6 +132,14 @@ class ViewSource:
         async with self._condition:
             await self._condition.wait_for(lambda: self.change_count != since)
 
+    async def changes(self) -> AsyncGenerator[None, None]:
+        """It differs from what it was. What happens while nobody asks for the next one makes one together."""
+        seen = self.change_count
+        while True:
+            await self.wait_change(seen)
+            seen = self.change_count
+            yield
+
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
         async with asyncio.TaskGroup() as tasks:
