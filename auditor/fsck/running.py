@@ -19,7 +19,7 @@ class FsckJob:
     """Closed ledgers that an earlier run found whole so lately, as closely, at the same version of the metadata,
     are left out. 0: none is."""
     time_budget_s: float = 0.0
-    """After so long no further part is begun; those looked at the longest ago come first. 0: no end."""
+    """After so long no further part is begun; those looked at as closely the longest ago come first. 0: no end."""
     partition_count: int = 0
     """Parts that the ledgers are looked at in. 0: by their number and the cores."""
 

@@ -105,6 +105,24 @@ def test_with_a_time_budget_the_longest_unseen_come_first() -> None:
     assert rows["ledger_id"].to_pylist() == [3, 6, 2, 4, 1, 5]
 
 
+def test_what_was_only_looked_at_less_closely_since_comes_as_if_it_were_not() -> None:
+    known = table(
+        *(checked(each, days_ago=9 - each, level=Level.FULL) for each in (1, 2)),
+        *(checked(each, days_ago=0, level=Level.METADATA) for each in (1, 2, 3)),
+    )
+
+    rows = planned([1, 2, 3], known, options(Level.FULL), job(days=7.5, time_budget_s=60))
+
+    assert rows["ledger_id"].to_pylist() == [3, 1, 2]
+    assert rows["known_version"].to_pylist() == [None, None, 3]
+
+
+def test_a_ledger_is_planned_once_however_often_it_was_looked_at() -> None:
+    known = table(*(checked(1, level=level) for level in Level))
+
+    assert planned([1], known, options(), job(time_budget_s=60)).num_rows == 1
+
+
 def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "plan.parquet"
     listed = [7, 9, 2**40, 2**62, 2**63 - 1]
@@ -184,6 +202,33 @@ def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
     after = after_run(table(), rows, options(), listed=[1])
 
     assert after["is_settled"].to_pylist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("level", "found", "settled"),
+    [
+        pytest.param(
+            *(Level.METADATA, verdict(1), {Level.METADATA: True, Level.ENDS: True}),
+            id="less closely",
+        ),
+        pytest.param(Level.ENDS, verdict(1), {Level.ENDS: True}, id="as closely"),
+        pytest.param(Level.FULL, verdict(1), {Level.FULL: True}, id="more closely"),
+        pytest.param(
+            *(Level.METADATA, verdict(1, Grade.AT_RISK)),
+            {Level.METADATA: False, Level.ENDS: False},
+            id="less closely, and wrong",
+        ),
+    ],
+)
+def test_what_a_closer_look_settled_is_so_until_something_is_found(
+    level: Level, found: LedgerVerdict, settled: dict[Level, bool]
+) -> None:
+    rows = pa.Table.from_batches([to_batch([found])])
+
+    after = after_run(table(checked(1)), rows, options(level), listed=[1])
+
+    told = dict(zip(after["depth"].to_pylist(), after["is_settled"].to_pylist(), strict=True))
+    assert told == {each.depth: is_so for each, is_so in settled.items()}
 
 
 def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:

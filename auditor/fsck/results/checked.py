@@ -25,8 +25,9 @@ CHECKED = pa.schema(
         ("is_settled", pa.bool_()),
     ]
 )
-"""``depth``: of the level; ``sample_share``: 0 but for level ``sample``; ``is_settled``: the ledger was closed, and
-nothing at all was found, so that it need not be looked at again soon."""
+"""One row a ledger and level, but none after which there was a look as close. ``depth``: of the level;
+``sample_share``: 0 but for level ``sample``; ``is_settled``: the ledger was closed, and nothing at all was found,
+since then neither, so that it need not be looked at again soon."""
 
 
 def read_checked(folder: Path) -> pa.Table:
@@ -40,7 +41,7 @@ def write_checked(folder: Path, checked: pa.Table) -> None:
 
 
 def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.Table:
-    """Ledgers that need not be looked at if their metadata is still at this version: two columns of ``checked``."""
+    """``ledger_id`` and ``metadata_version``: ledgers that need not be looked at if their metadata is still at it."""
     is_close = pc.greater_equal(checked["depth"], options.level.depth)
     if options.level is Level.SAMPLE:
         is_deeper = pc.greater(checked["depth"], options.level.depth)
@@ -50,14 +51,25 @@ def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.T
         )
     is_late = pc.greater_equal(checked["checked_ms"], since_ms)
     chosen = checked.filter(pc.and_(pc.and_(is_close, is_late), checked["is_settled"]))
-    return chosen.select(["ledger_id", "metadata_version"])
+    return _greatest(chosen, "metadata_version")
+
+
+def last_looks(checked: pa.Table, level: Level) -> pa.Table:
+    """``ledger_id`` and ``checked_ms``: when each was last looked at as closely as the level does."""
+    return _greatest(checked.filter(pc.greater_equal(checked["depth"], level.depth)), "checked_ms")
+
+
+def _greatest(checked: pa.Table, column: str) -> pa.Table:
+    """Of each ledger."""
+    found = checked.group_by("ledger_id").aggregate([(column, "max")])
+    return found.select(["ledger_id", f"{column}_max"]).rename_columns(["ledger_id", column])
 
 
 def after_run(
     before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: Sequence[int]
 ) -> pa.Table:
     """``verdicts``: rows of the run; of a ledger without one what was known ``before`` holds, if it is still
-    listed."""
+    listed. So does that a closer look was had, and what it settled unless this one found something."""
     is_sample = options.level is Level.SAMPLE
     count = verdicts.num_rows
     is_settled = pc.and_(
@@ -77,8 +89,15 @@ def after_run(
         },
         schema=CHECKED,
     )
+    unsettled = verdicts["ledger_id"].filter(pc.invert(is_settled))
+    is_upheld = pc.and_(before["is_settled"], pc.invert(pc.is_in(before["ledger_id"], unsettled)))
     is_kept = pc.and_(
         pc.is_in(before["ledger_id"], pa.array(listed, pa.int64())),
-        pc.invert(pc.is_in(before["ledger_id"], verdicts["ledger_id"])),
+        pc.or_(
+            pc.greater(before["depth"], options.level.depth),
+            pc.invert(pc.is_in(before["ledger_id"], verdicts["ledger_id"])),
+        ),
     )
-    return pa.concat_tables([before.filter(is_kept), now])
+    column = CHECKED.get_field_index("is_settled")
+    kept = before.set_column(column, CHECKED.field(column), is_upheld).filter(is_kept)
+    return pa.concat_tables([kept, now])

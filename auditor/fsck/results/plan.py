@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.checked import skippable
+from auditor.fsck.results.checked import last_looks, skippable
 from auditor.fsck.results.files import replace_table
 from auditor.fsck.running import FsckJob
 
@@ -98,13 +98,14 @@ def plan_rows(
     """Every ledger that was listed, in the order in which they are looked at, and from which version of its
     metadata on one must be (null: in any case).
 
-    In the order of their ids; where there may be no time for all, first by the day when they were last seen.
+    In the order of their ids; where there may be no time for all, first by the day of the last look at
+    them that was as close.
     """
     rows = pa.table({"ledger_id": pa.array(listed, pa.int64())})
     rows = rows.join(_known(checked, options, job, now_ms), "ledger_id")
     order = [("ledger_id", "ascending")]
     if job.time_budget_s:
-        rows = rows.join(_days(checked), "ledger_id")
+        rows = rows.join(_days(last_looks(checked, options.level)), "ledger_id")
         rows = rows.set_column(
             rows.schema.get_field_index("day"), "day", pc.fill_null(rows["day"], 0)
         )
@@ -126,10 +127,10 @@ def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -
     return found.rename_columns(["ledger_id", "known_version"])
 
 
-def _days(checked: pa.Table) -> pa.Table:
+def _days(looks: pa.Table) -> pa.Table:
     """Whole days, so that ledgers of neighbouring ids mostly stay together."""
-    days = pc.divide(checked["checked_ms"], DAY_MS)
-    return pa.table({"ledger_id": checked["ledger_id"], "day": days})
+    days = pc.divide(looks["checked_ms"], DAY_MS)
+    return pa.table({"ledger_id": looks["ledger_id"], "day": days})
 
 
 def _quotient_up(number: int, divisor: int) -> int:
