@@ -13,7 +13,7 @@ import structlog
 
 from auditor.endangered import Endangered, endangered
 from auditor.index.ledger_index import IndexedLedger
-from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
 from ledgers.formats.named_bookies import may_name
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
@@ -61,7 +61,7 @@ async def may_be_named(
     """Which of these ledgers may name which of the bookies, though their metadata cannot be read.
 
     All of them, but for those whose bytes prove that they name others only (``may_name``). A ledger that
-    is gone names nobody. Raises UnavailableError when that cannot be told.
+    is gone names nobody; one that may not be read, anybody. Raises UnavailableError when that cannot be told.
     """
 
     async def data(ledger_id: int) -> bytes | None:
@@ -69,6 +69,8 @@ async def may_be_named(
             return (await store.get(manager.path(ledger_id)))[0]
         except NoNodeError:
             return None
+        except UnauthorizedError:
+            return b""
 
     found: dict[BookieId, list[int]] = {}
     for start in range(0, len(unreadable), READS_AT_ONCE):
@@ -93,7 +95,7 @@ async def _scan_part(
         match result:
             case NoSuchLedgerError():  # deleted since it was listed
                 continue
-            case CorruptionError():
+            case CorruptionError() | UnauthorizedError():
                 scan.unreadable.append(ledger_id)
             case BaseException():
                 raise result

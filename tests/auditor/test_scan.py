@@ -5,11 +5,11 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from auditor import scan
-from auditor.scan import Scan, scan_ledgers
-from ledgers.errors import UnavailableError
+from auditor.scan import Scan, may_be_named, scan_ledgers
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
-from ledgers.store import Operation
+from ledgers.store import Operation, Stat
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 
@@ -58,6 +58,28 @@ async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on() -
     assert found.unreadable == [3, 8]
     assert sorted(x.ledger_id for x in found.endangered) == [0, 1, 2, 4, 5, 6, 7, 9]
     assert found.ledger_count == 10
+
+
+@in_virtual_time
+async def test_a_ledger_that_may_not_be_read_is_reported_and_may_name_anybody() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(3):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
+    get = cluster.store.get
+
+    async def get_if_allowed(path: str) -> tuple[bytes, Stat]:
+        if path == cluster.manager.path(1):
+            raise UnauthorizedError("shut out")
+        return await get(path)
+
+    cluster.store.get = get_if_allowed  # type: ignore[method-assign]
+
+    found = await scanned(cluster, {B1})
+    named = await may_be_named(cluster.store, cluster.manager, found.unreadable, [B3])
+
+    assert found.unreadable == [1]
+    assert [each.ledger_id for each in found.endangered] == [0, 2]
+    assert named == {B3: [1]}
 
 
 @in_virtual_time
