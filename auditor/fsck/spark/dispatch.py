@@ -44,8 +44,9 @@ class Dispatch:
     ) -> Generator[tuple[Sequence[T], pa.Table], None, None]:
         """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when there is room.
 
-        To be closed by who does not read it to its end: what is under way ends then. ``work``: given tasks, what ``mapInArrow`` is to call with their positions. Raises UnavailableError when
-        a task failed as often as Spark tries one; the others end then, too.
+        To be closed by who does not read it to its end: what is under way ends then. ``work``: given tasks, what
+        ``mapInArrow`` is to call with their positions. Raises UnavailableError when a task failed as often as
+        Spark tries one; the others end then, too.
         """
         left = iter(tasks)
         running: dict[Future[pa.Table], Sequence[T]] = {}
