@@ -1,6 +1,7 @@
 """Results of a run as its job leaves them behind, of verdicts at hand."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,24 @@ def leave_results(
         "started_ms": NOW_MS - 90_000,
         "finished_ms": NOW_MS,
     } | changes
-    write_summary(folder, Summary(run=run, counts=Counts.of(verdicts), **fields))
+    write_summary(folder, Summary(run=run, counts=counted(verdicts), **fields))
     return Results.open(folder, run)
+
+
+def counted(verdicts: Iterable[LedgerVerdict]) -> Counts:
+    """One by one."""
+    verdicts = list(verdicts)
+    grades = Counter(verdict.grade for verdict in verdicts)
+    findings = Counter(finding for verdict in verdicts for finding in verdict.findings)
+    return Counts(
+        ledgers=len(verdicts),
+        verdicts={grade.value: grades[grade] for grade in Grade},
+        findings={finding.value: findings[finding] for finding in Finding},
+        wrong=sum(verdict.is_wrong for verdict in verdicts),
+        resting_on_unknown=sum(verdict.rests_on_unknown for verdict in verdicts),
+        entries_read=sum(verdict.entries_read for verdict in verdicts),
+        bytes_read=sum(verdict.bytes_read for verdict in verdicts),
+    )
 
 
 def whole(ledger_id: int, *, age_ms: int = DAY_MS // 2, **changes: Any) -> LedgerVerdict:

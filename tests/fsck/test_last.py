@@ -9,12 +9,12 @@ from prometheus_client import REGISTRY
 from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.last import last_path, meter_last, read_last, write_last
-from auditor.fsck.results.summary import Counts, Summary
+from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.status import gather_status
 from daemon.status_command import render
 from tests.daemon.visits import visiting
-from tests.fsck.results import damaged, seen, whole
+from tests.fsck.results import counted, damaged, seen, whole
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import UR
 
@@ -26,7 +26,7 @@ def summary(
     *verdicts: LedgerVerdict, level: Level = Level.FULL, finished_ms: int = 2_000
 ) -> Summary:
     return Summary(
-        run="r", level=level, started_ms=1_000, finished_ms=finished_ms, counts=Counts.of(verdicts)
+        run="r", level=level, started_ms=1_000, finished_ms=finished_ms, counts=counted(verdicts)
     )
 
 
@@ -106,4 +106,4 @@ async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
     ],
 )
 def test_the_counts_fit_into_a_line(verdicts: Sequence[LedgerVerdict], text: str) -> None:
-    assert counts_text(Counts.of(verdicts)) == text
+    assert counts_text(counted(verdicts)) == text

@@ -9,10 +9,9 @@ import pytest
 from auditor.fsck.results.advice import advice_for, headline
 from auditor.fsck.results.figures import WORST_MAX
 from auditor.fsck.results.report import EVIDENCE_MAX, write_report
-from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
-from tests.fsck.results import damaged, leave_results, seen, whole
+from tests.fsck.results import counted, damaged, leave_results, seen, whole
 
 A, B = BookieId("a:3181"), BookieId("b:3181")
 EVIL = BookieId("<script>alert('1')</script>&\"")
@@ -165,4 +164,4 @@ def test_there_is_advice_for_each_finding_but_what_is_legal_or_unknown(
     ],
 )
 def test_one_sentence_says_what_it_is_about(verdicts: list[LedgerVerdict], said: str) -> None:
-    assert said in headline(Counts.of(verdicts))
+    assert said in headline(counted(verdicts))

@@ -8,7 +8,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.changes import compare
 from auditor.fsck.results.figures import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.reading import Results
-from auditor.fsck.results.summary import Counts, Summary, read_summary
+from auditor.fsck.results.summary import Summary, read_summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.metadata import BookieId
@@ -16,6 +16,7 @@ from tests.fsck.results import (
     DAY_MS,
     LATER_RUN,
     RUN,
+    counted,
     damaged,
     leave_results,
     seen,
@@ -55,7 +56,7 @@ ALL = [whole(0), LOST, AT_RISK, LARGE_AT_RISK, UNKNOWN, LEGAL, SUSPECT, IDLE]
 )
 def test_automation_goes_by_the_exit_code(verdicts: list[LedgerVerdict], exit_code: int) -> None:
     summary = Summary(
-        run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=Counts.of(verdicts)
+        run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=counted(verdicts)
     )
 
     assert summary.exit_code == exit_code
@@ -73,7 +74,7 @@ def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_counts_of_parts_add_up() -> None:
-    assert Counts.of(ALL[:3]) + Counts.of(ALL[3:]) == Counts.of(ALL)
+    assert counted(ALL[:3]) + counted(ALL[3:]) == counted(ALL)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"run": "r", "level": "closer"}'])

@@ -3,9 +3,9 @@
 import pyarrow as pa
 
 from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
-from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
+from tests.fsck.results import counted
 
 A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")
 LACKING = LedgerVerdict(
@@ -61,8 +61,8 @@ def test_the_column_of_a_partitioned_data_set_does_not_disturb() -> None:
 def test_rows_are_counted_as_verdicts_are() -> None:
     table = pa.Table.from_batches([to_batch(VERDICTS)])
 
-    assert counts_of(table) == Counts.of(VERDICTS)
-    assert counts_of(SCHEMA.empty_table()) == Counts.of([])
+    assert counts_of(table) == counted(VERDICTS)
+    assert counts_of(SCHEMA.empty_table()) == counted([])
 
 
 def test_the_columns_keep_their_names() -> None:

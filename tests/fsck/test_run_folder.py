@@ -11,9 +11,9 @@ from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
-from auditor.fsck.results.summary import Counts
 from auditor.fsck.running import FsckJob
 from auditor.fsck.verdicts import Grade, LedgerVerdict
+from tests.fsck.results import counted
 
 RUN = "20261121T193500Z"
 OPTIONS = FsckOptions(metadata_service_uri="zk://127.0.0.1:2181/ledgers", level=Level.FULL)
@@ -46,7 +46,7 @@ def test_a_killed_run_is_found_with_all_that_it_had_done(tmp_path: Path, folder:
     assert done[0] == 1
     assert (done[1].skipped, done[1].gone, done[1].doubtful) == (3, 4, 1)
     assert (done[1].doubtful_entries, done[1].doubtful_bytes) == (7, 70)
-    assert done[1].certain == Counts.of(WHOLE)
+    assert done[1].certain == counted(WHOLE)
     assert list(from_table(again.doubtful(1))) == LOST
     assert again.second_looks() == {}
 
@@ -62,7 +62,7 @@ def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
     assert before["ledger_id"].to_pylist() == [1, 2]
     after = folder.verdicts(["ledger_id", "verdict"])
     assert sorted(after["ledger_id"].to_pylist()) == [1, 2, 3]
-    assert folder.second_looks()[1].certain == Counts.of(LOST)
+    assert folder.second_looks()[1].certain == counted(LOST)
     assert folder.second_looks()[1].gone == 1
 
 

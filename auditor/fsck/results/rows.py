@@ -86,7 +86,7 @@ def from_table(table: pa.Table) -> Iterator[LedgerVerdict]:
 
 
 def counts_of(table: pa.Table) -> Counts:
-    """As ``Counts.of``, of any number of rows at once."""
+    """Each grade and each finding is named, with 0 where there is none."""
     verdicts = _value_counts(table["verdict"])
     reasons = _value_counts(pc.list_flatten(table["reasons"]))
     return Counts(

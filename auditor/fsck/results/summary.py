@@ -4,14 +4,13 @@ Its keys are stable: an added one keeps ``version``, one with another meaning ra
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from auditor.fsck.levels import Level
-from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from auditor.fsck.verdicts import Grade
 from ledgers.errors import CorruptionError
 from replication.cluster.own_state import parse_record, part, text, time_ms, whole
 
@@ -35,28 +34,6 @@ class Counts:
     resting_on_unknown: int = 0
     entries_read: int = 0
     bytes_read: int = 0
-
-    @classmethod
-    def of(cls, verdicts: Iterable[LedgerVerdict]) -> Self:
-        grades: Counter[str] = Counter()
-        findings: Counter[str] = Counter()
-        wrong = resting = entries = size = 0
-        for verdict in verdicts:
-            grades[verdict.grade.value] += 1
-            findings.update(finding.value for finding in verdict.findings)
-            wrong += verdict.is_wrong
-            resting += verdict.rests_on_unknown
-            entries += verdict.entries_read
-            size += verdict.bytes_read
-        return cls(
-            ledgers=grades.total(),
-            verdicts={grade.value: grades[grade.value] for grade in Grade},
-            findings={finding.value: findings[finding.value] for finding in Finding},
-            wrong=wrong,
-            resting_on_unknown=resting,
-            entries_read=entries,
-            bytes_read=size,
-        )
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(

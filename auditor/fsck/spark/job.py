@@ -22,7 +22,7 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
 from auditor.fsck.results.checked import after_run, read_checked, write_checked
 from auditor.fsck.results.plan import part_size, plan_rows
-from auditor.fsck.results.rows import SCHEMA
+from auditor.fsck.results.rows import SCHEMA, counts_of
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.running import FsckJob, FsckProgress, OnProgress
@@ -186,7 +186,7 @@ class _Run:
 
     def _counts(self) -> Counts:
         """With all that was read, also for first looks that a second one came after."""
-        total = Counts.of(())
+        total = counts_of(SCHEMA.empty_table())
         for look in chain(self._first.values(), self._second.values()):
             total = total + look.certain
         return replace(
