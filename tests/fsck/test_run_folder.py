@@ -88,6 +88,31 @@ def test_a_run_that_ended_leaves_its_results(tmp_path: Path, folder: RunFolder) 
     assert folder.verdicts(["ledger_id"]).num_rows == 2
 
 
+def test_of_a_run_that_is_given_up_nothing_stays(tmp_path: Path, folder: RunFolder) -> None:
+    folder.write_first_look(0, rows(WHOLE), rows(LOST), skipped=0, gone=0)
+
+    folder.give_up()
+
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+    assert list(unfinished_runs(tmp_path)) == []
+
+
+def test_a_run_that_was_half_given_up_stands_in_no_results(
+    tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+
+    def killed(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.give_up()
+
+    assert list((tmp_path / "ledgers").iterdir()) == []
+    assert list(unfinished_runs(tmp_path)) == []
+
+
 def test_a_run_at_another_level_is_another_run(folder: RunFolder) -> None:
     uri = OPTIONS.metadata_service_uri
 

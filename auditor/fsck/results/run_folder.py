@@ -11,6 +11,7 @@ What is there is never written again, so that a killed run goes on where it was.
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -138,9 +139,11 @@ class RunFolder:
         shutil.rmtree(self._state, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Of a run that was not ended: nothing of it stays."""
+        """Of a run that was not ended: nothing of it stays, nor, if this is killed, half of it in the results."""
+        self._order.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            self._ledgers.rename(self._state / LEDGERS)
         self.end()
-        shutil.rmtree(self._ledgers, ignore_errors=True)
 
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
         note = {_NOTE: counts.to_json(), _VERSION_NOTE: str(VERSION)}
