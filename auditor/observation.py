@@ -105,8 +105,6 @@ def compare(
 
 def lost_bytes(ledger: IndexedLedger, lost: Collection[BookieId]) -> float:
     """About what the copies of lost bookies weigh: entries spread evenly, segments equally long."""
-    if not ledger.ensembles:
-        return 0.0
     ensemble_size = len(ledger.ensembles[0])
     lost_count = sum(bookie in lost for ensemble in ledger.ensembles for bookie in ensemble)
     share = lost_count / (ensemble_size * len(ledger.ensembles))
