@@ -6,10 +6,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from ledgers.formats.layout import MetadataUri
+from auditor.fsck.read_session import read_session
 from ledgers.manager import LedgerManager
-from ledgers.read_only import ReadOnlyStore
-from ledgers.zookeeper.store import ZooKeeperStore
 
 OnListed = Callable[[int], None]
 """Told how many ledgers are listed so far."""
@@ -22,16 +20,12 @@ async def list_ledger_ids(
 
     Raises UnavailableError when the listing cannot be had whole (rule S8); SettingsError.
     """
-    uri = MetadataUri.parse(metadata_service_uri)
-    store = ReadOnlyStore(await ZooKeeperStore.open(uri.hosts))
-    try:
+    ledger_ids = array("q")
+    async with read_session(metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
-        ledger_ids = array("q")
         async for listed in manager.ledger_ids():
             ledger_ids.extend(listed)
             on_listed(len(ledger_ids))
-    finally:
-        await store.close()
     return array("q", sorted(ledger_ids))  # a walk's directories come in order, but for long ids
 
 

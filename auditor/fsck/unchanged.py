@@ -3,10 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from ledgers.formats.layout import MetadataUri
+from auditor.fsck.read_session import read_session
 from ledgers.manager import LedgerManager
-from ledgers.read_only import ReadOnlyStore
-from ledgers.zookeeper.store import ZooKeeperStore
 
 ASKED_AT_ONCE = 500
 
@@ -16,9 +14,7 @@ async def unchanged(metadata_service_uri: str, known: Mapping[int, int]) -> list
 
     One that is gone is not among them. Raises UnavailableError, SettingsError.
     """
-    uri = MetadataUri.parse(metadata_service_uri)
-    store = ReadOnlyStore(await ZooKeeperStore.open(uri.hosts))
-    try:
+    async with read_session(metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
 
         async def version(ledger_id: int) -> int | None:
@@ -32,5 +28,3 @@ async def unchanged(metadata_service_uri: str, known: Mapping[int, int]) -> list
                 if found == known[each]:
                     same.append(each)
         return same
-    finally:
-        await store.close()

@@ -6,13 +6,13 @@ Each opens a session of its own, and yields lists of rows. A listing that breaks
 import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import google_crc32c
 
+from auditor.fsck.read_session import read_session
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
@@ -34,10 +34,7 @@ from ledgers.fragments import fragments, known_fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, DigestType
 from ledgers.operations.opening import find_end
-from ledgers.read_only import ReadOnlyStore
 from ledgers.registration import Registration
-from ledgers.store import MetadataStore
-from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.own_state import own_path
 from replication.queue.listing import marked_ledger_ids, read_marks
 from replication.queue.payloads import underreplication_path
@@ -65,7 +62,7 @@ class Reach:
 
 async def ledger_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
     """One that is gone has none."""
-    async with _session(reach) as (store, uri):
+    async with read_session(reach.metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
@@ -74,7 +71,7 @@ async def ledger_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[
 
 
 async def bookie_rows(reach: Reach) -> AsyncIterator[list[Row]]:
-    async with _session(reach) as (store, uri):
+    async with read_session(reach.metadata_service_uri) as (store, uri):
         registration = Registration(store, uri.root)
         view, cookies = await registration.read(), await registration.cookies()
     rows = []
@@ -95,7 +92,7 @@ async def bookie_rows(reach: Reach) -> AsyncIterator[list[Row]]:
 
 
 async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
-    async with _session(reach) as (store, uri):
+    async with read_session(reach.metadata_service_uri) as (store, uri):
         shared = underreplication_path(uri.root)
         for queue, ur in (("shared", shared), ("own", own_path(shared))):
             marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
@@ -113,7 +110,7 @@ async def mark_rows(reach: Reach) -> AsyncIterator[list[Row]]:
 
 async def entry_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[list[Row]]:
     """Of ledgers that are not closed, up to what is acknowledged; of one that cannot be opened, none."""
-    async with _session(reach) as (store, uri):
+    async with read_session(reach.metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         view = await Registration(store, uri.root).read()
         budgets = Budgets(reads_in_flight_max=reach.reads_in_flight_per_bookie)
@@ -227,13 +224,3 @@ def _answer(error: BookmenderError) -> Answer:
             return Answer.UNREADABLE
         case _:
             return Answer.UNKNOWN
-
-
-@asynccontextmanager
-async def _session(reach: Reach) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
-    uri = reach.uri
-    store = ReadOnlyStore(await ZooKeeperStore.open(uri.hosts))
-    try:
-        yield store, uri
-    finally:
-        await store.close()
