@@ -57,11 +57,6 @@ def cut_entry_logs(files: Path) -> None:
         path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
 
 
-def overwrite_indexes(files: Path) -> None:
-    for path in files.rglob("*.idx"):
-        path.write_bytes(b"\xff" * path.stat().st_size)
-
-
 def wipe_but_identity(files: Path) -> None:
     """As disks that were replaced, and to which somebody copied the cookie back. The journal goes as well."""
     for folder in (files, files.parents[1] / "journal" / "current"):
