@@ -3,22 +3,29 @@
 import socket
 from collections.abc import Collection
 
+from ledgers.formats.bookie_info import parse_address
 from ledgers.metadata import BookieId
-from ledgers.registration import BookieView
+from replication.cluster.cluster_view import ClusterView
 
 
-def local_bookie(configured: str, view: BookieView) -> BookieId | None:
-    """None where no bookie, or more than one, is registered with an address of this host."""
+def local_bookie(configured: str, view: ClusterView) -> BookieId | None:
+    """None where no bookie, or more than one, is registered with an address of this host.
+
+    One that is away counts by its id, which mostly begins with its host: right after an outage of
+    ZooKeeper the first of several that is back is not the only one.
+    """
     return BookieId(configured) if configured else _only_one_here(view, own_addresses())
 
 
-def _only_one_here(view: BookieView, addresses: Collection[str]) -> BookieId | None:
-    here = [
+def _only_one_here(view: ClusterView, addresses: Collection[str]) -> BookieId | None:
+    here = {
         bookie
-        for bookie, registered in view.available.items()
-        if registered.address is not None and registered.address[0] in addresses
-    ]
-    return here[0] if len(here) == 1 else None
+        for bookie, registered in view.bookies.available.items()
+        if registered.address is not None and registered.address.host in addresses
+    }
+    away = map(parse_address, view.cookies.keys() - view.available)
+    is_one_away = any(address is not None and address.host in addresses for address in away)
+    return next(iter(here)) if len(here) == 1 and not is_one_away else None
 
 
 def own_addresses() -> frozenset[str]:

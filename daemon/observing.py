@@ -162,7 +162,7 @@ async def _racks(cluster: Visit, views: ViewSource, clock: Clock) -> Placing:
         store=cluster.store,
         ur=cluster.ur,
         views=views,
-        local=local_bookie(settings.node.bookie_id, views.current.bookies),
+        local=local_bookie(settings.node.bookie_id, views.current),
         clock=clock,
         rng=random.Random(),
     )

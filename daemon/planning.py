@@ -208,7 +208,7 @@ async def open_previewer(
     """Looks at the cluster as it is now; with ``drained`` as if that one were being drained, too."""
     ours = cluster.settings
     async with open_looking(cluster) as looking:
-        local = local_bookie(ours.node.bookie_id, looking.view.bookies)
+        local = local_bookie(ours.node.bookie_id, looking.view)
         placing = await begin_placing(
             ours.placement,
             store=cluster.store,

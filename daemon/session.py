@@ -92,7 +92,7 @@ async def _join(
     await prepare_tree(store, ur)
     views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, ur))
     view = await views.refresh()
-    local = local_bookie(settings.node.bookie_id, view.bookies)
+    local = local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(
         half=half,
         host=socket.gethostname(),

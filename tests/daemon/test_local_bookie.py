@@ -8,10 +8,14 @@ from daemon.local_bookie import local_bookie, own_addresses
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.store import Stat
+from replication.cluster.cluster_view import ClusterView
 
 
-def view(read_only: tuple[str, ...] = (), **hosts: str | None) -> BookieView:
-    """Bookies by name, with the host that each is registered with."""
+def view(
+    read_only: tuple[str, ...] = (), *, away: tuple[str, ...] = (), **hosts: str | None
+) -> ClusterView:
+    """Bookies by name, with the host that each is registered with; and the ids of some that are away."""
 
     def registered(name: str) -> RegisteredBookie:
         host = hosts[name]
@@ -22,9 +26,12 @@ def view(read_only: tuple[str, ...] = (), **hosts: str | None) -> BookieView:
             is_writable=name not in read_only,
         )
 
-    return BookieView(
-        writable={BookieId(name): registered(name) for name in hosts if name not in read_only},
-        read_only={BookieId(name): registered(name) for name in read_only},
+    return ClusterView(
+        bookies=BookieView(
+            writable={BookieId(name): registered(name) for name in hosts if name not in read_only},
+            read_only={BookieId(name): registered(name) for name in read_only},
+        ),
+        cookies={BookieId(name): Stat(version=0) for name in (*hosts, *away)},
     )
 
 
@@ -33,6 +40,10 @@ def test_the_only_bookie_registered_with_an_address_of_this_host_is_ours(host: s
     found = local_bookie("", view(a="bookie-a.example", b=host))
 
     assert found == "b"
+
+
+def test_bookies_that_are_away_elsewhere_change_nothing() -> None:
+    assert local_bookie("", view(away=("10.9.9.9:3181", "opaque"), b="127.0.0.1")) == "b"
 
 
 def test_a_read_only_one_is_ours_too() -> None:
@@ -46,9 +57,12 @@ def test_a_read_only_one_is_ours_too() -> None:
         pytest.param(view(a="bookie-a.example"), id="none here"),
         pytest.param(view(a="127.0.0.1", b="localhost"), id="two here: which one is it?"),
         pytest.param(view(a=None), id="one that does not say where it is"),
+        pytest.param(
+            view(away=("127.0.0.1:3182",), a="127.0.0.1"), id="another one is not back yet"
+        ),
     ],
 )
-def test_otherwise_there_is_none(found: BookieView) -> None:
+def test_otherwise_there_is_none(found: ClusterView) -> None:
     assert local_bookie("", found) is None
 
 
