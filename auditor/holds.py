@@ -191,7 +191,7 @@ def _tell_of_hold(hold: HoldOrder, muster: Muster, *, is_new: bool) -> None:
         bookie_count=len(muster.present) + len(muster.absent_since_s),
         away=_told_bookies(muster.absent_since_s),
         until_ms=hold.until_ms,
-        next_step="nothing is marked or fenced until they are back; bookmender hold end says they are lost",
+        next_step="nothing more is marked, and nothing fenced, until they are back; bookmender hold end says they are lost",
     )
 
 

@@ -38,7 +38,7 @@ LOCKS_READ_MAX = 1_000
 UNREADABLE_VOTE = "unknown (its vote cannot be read)"
 
 VERDICTS = {
-    "held": "a safety hold stands: nothing is marked for lost bookies, nothing fenced",
+    "held": "a safety hold stands: no further ledger is marked for lost bookies, and nothing is fenced",
     "whole": "no ledger is marked, no bookie is lost",
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",

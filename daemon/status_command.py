@@ -18,6 +18,7 @@ from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
+from replication.cluster.orders import HoldOrder
 from replication.queue.listing import LockedLedger
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
@@ -63,7 +64,7 @@ status.help = "\n".join(
 def render(found: Status, *, now_ms: int) -> str:
     """The same for people, a fact a line."""
     auditing = found.auditing
-    lines = [] if found.hold is None else [f"HOLD      {hold_text(found.hold, now_ms=now_ms)}"]
+    lines = [] if found.hold is None else [f"HOLD      {_hold(found, found.hold, now_ms=now_ms)}"]
     lines += [
         f"verdict   {found.verdict}"
         + (" (auto-recovery is disabled)" if found.is_disabled else ""),
@@ -99,6 +100,12 @@ def render(found: Status, *, now_ms: int) -> str:
         lines.append(f"waiting   ({first}bookmender queue list tells of each)")
         lines += [_waiting(reason, found.waiting, now_ms=now_ms) for reason in Reason]
     return "\n".join(line for line in lines if line)
+
+
+def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
+    is_worked_on = bool(found.nodes) and not found.is_disabled
+    marked_count = found.marked_count if is_worked_on else 0
+    return hold_text(hold, now_ms=now_ms, marked_count=marked_count)
 
 
 def _bookies(found: Status, *, now_ms: int) -> str:

@@ -1,4 +1,4 @@
-"""The safety hold as operators see and order it: nothing is marked for lost bookies, nothing fenced."""
+"""The safety hold as operators see and order it: no further ledger is marked for lost bookies, nothing fenced."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -59,7 +59,8 @@ def hold_record(hold: HoldOrder) -> dict[str, Any]:
     }
 
 
-def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
+def hold_text(hold: HoldOrder, *, now_ms: int, marked_count: int = 0) -> str:
+    """``marked_count``: ledgers that are marked, and worked on although it stands; 0 too where nobody knows."""
     since = duration_text((now_ms - hold.since_ms) / 1000)
     by = "an operator" if hold.is_by_operator else "the leader"
     left = (
@@ -68,8 +69,10 @@ def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
         else f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
     )
     why = f" ({printable(hold.reason)})" if hold.reason else ""
+    meanwhile = f"; {marked_count} marked before are repaired meanwhile" if marked_count else ""
     return (
-        f"held for {since} by {by}{why}, {left}: nothing is marked for lost bookies, nothing fenced"
+        f"held for {since} by {by}{why}, {left}: no further ledger is marked for lost bookies, "
+        f"and nothing is fenced{meanwhile}"
     )
 
 

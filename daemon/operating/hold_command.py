@@ -26,7 +26,7 @@ class _ShowingGroup(click.Group):
 
 @click.group(cls=_ShowingGroup)
 def hold() -> None:
-    """The safety hold: nothing is marked for lost bookies, and nothing fenced, by any node.
+    """The safety hold: no further ledger is marked for lost bookies, and nothing is fenced, by any node.
 
     \b
       bookmender hold                               whether one stands, and why
@@ -36,6 +36,11 @@ def hold() -> None:
     The leader begins one by itself when so many bookies go at once that it is hardly they who failed
     (section [hold] of the settings), and ends it when they are back, or after hold.lasts_s. What was
     marked before is repaired meanwhile, but for ledgers that would have to be fenced.
+
+    With the default recovery delay of 0 the first bookies of a wave are marked before the others are gone.
+    One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say), lets the hold see
+    a wave before the first mark: the znode lostBookieRecoveryDelay, or in a new cluster
+    auditor.lost_bookie_recovery_delay_s.
     """
 
 

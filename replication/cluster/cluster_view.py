@@ -25,7 +25,7 @@ from replication.cluster.orders import Orders
 log = structlog.get_logger()
 HOLD = Gauge(
     "bookmender_hold",
-    "1 while a safety hold stands: nothing is marked for lost bookies, nothing fenced; else 0.",
+    "1 while a safety hold stands: no further ledger is marked for lost bookies, nothing fenced; else 0.",
 )
 
 RETRY_S = 1.0

@@ -152,6 +152,22 @@ def test_a_hold_is_told_in_one_line(hold: HoldOrder, said: str) -> None:
     assert said in hold_text(hold, now_ms=90_000)
 
 
+@pytest.mark.parametrize(
+    ("marked_count", "end"),
+    [
+        pytest.param(0, "and nothing is fenced", id="nothing is marked"),
+        pytest.param(
+            503, "; 503 marked before are repaired meanwhile", id="a wave's first bookies"
+        ),
+    ],
+)
+def test_a_hold_does_not_deny_the_marks_that_stand(marked_count: int, end: str) -> None:
+    told = hold_text(OURS, now_ms=90_000, marked_count=marked_count)
+
+    assert "no further ledger is marked for lost bookies" in told
+    assert told.endswith(end)
+
+
 # --- The commands ----------------------------------------------------------------------------------
 
 

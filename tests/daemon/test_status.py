@@ -162,6 +162,25 @@ def test_a_hold_is_told_before_anything_else() -> None:
     assert status.to_json()["hold"]["reason"] == hold.reason
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        pytest.param({}, True, id="a node works on them"),
+        pytest.param({"is_disabled": True}, False, id="nobody does: it is switched off"),
+        pytest.param({"nodes": ()}, False, id="nobody does: there is no node"),
+    ],
+)
+def test_of_a_hold_it_is_told_what_is_repaired_meanwhile(
+    changes: dict[str, object], is_told: bool
+) -> None:
+    workers = (node("host-a", 11, Half.WORKER),)
+    held = replace(WHOLE, hold=HoldOrder(since_ms=0), marked_count=503, nodes=workers)
+
+    first = render(replace(held, **changes), now_ms=60_000).splitlines()[0]  # type: ignore[arg-type]
+
+    assert ("503 marked before are repaired meanwhile" in first) is is_told
+
+
 def test_a_cluster_in_trouble_is_told_in_full() -> None:
     status = replace(
         WHOLE,
