@@ -230,7 +230,7 @@ def _mark(
     if is_marking and faults:
         line = ProgressLine("ledger")
         try:
-            published = asyncio.run(publish(settings, faults, line.show))
+            published = asyncio.run(publish(settings, results.folder, faults, line.show))
         finally:
             line.close()
     return faults_record(faults, published), faults_lines(faults, published)
@@ -279,6 +279,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
     """
     need_modules("pyarrow")
     from auditor.fsck.results.changes import compare
+    from auditor.fsck.results.cluster import check_same_cluster
     from auditor.fsck.results.reading import Results
     from daemon.fsck_texts import changes_lines, changes_record
 
@@ -287,6 +288,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
             pair = Results.last_two(Path(before))
         else:
             pair = (Results.named(before), Results.named(after))
+            check_same_cluster(pair[0].folder, pair[1].folder)
         changes = compare(*pair)
     if output_format == "json":
         runs = {"before": pair[0].summary.run, "after": pair[1].summary.run}

@@ -21,6 +21,7 @@ import structlog
 from auditor.findings import Findings
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.publishing import Fault, Published, Publisher, Show
+from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
 from auditor.fsck.results.last import write_last
 from auditor.fsck.results.summary import Summary, replace_file
 from auditor.fsck.running import FsckJob, OnProgress
@@ -31,6 +32,7 @@ from daemon.settings import Settings
 from daemon.visit import Visit, by_hand, visit
 from ledgers.clock import SystemClock
 from ledgers.errors import BookmenderError, CorruptionError, RejectedError, SettingsError
+from ledgers.instance_id import read_instance_id
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import task_scope
 from ledgers.placement import Rule
@@ -106,8 +108,10 @@ def holding_output(folder: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where bookies are or were, and the rule for copies: None where nobody tells where bookies are."""
+    """Which cluster it is, where bookies are or were, and the rule for copies: None where nobody tells where
+    bookies are."""
 
+    cluster: Cluster
     rule: Rule | None
     racks: Mapping[BookieId, str]
 
@@ -126,7 +130,15 @@ async def find_places(cluster: Visit) -> Places:
         rng=random.Random(),
     )
     rule = None if placing.keeper is None else rule_of(cluster.settings.placement)
-    return Places(rule=rule, racks=dict(placing.racks.known))
+    return Places(cluster=await which_cluster(cluster), rule=rule, racks=dict(placing.racks.known))
+
+
+async def which_cluster(cluster: Visit) -> Cluster:
+    settings = cluster.settings
+    return Cluster(
+        instance_id=await read_instance_id(cluster.store, settings.uri.root) or "",
+        metadata_service_uri=settings.metadata_service_uri,
+    )
 
 
 # --- The run --------------------------------------------------------------------------------------
@@ -143,6 +155,7 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     from auditor.fsck.spark.job import run_fsck
     from auditor.fsck.spark.session import open_spark, submitted_spark
 
+    keep_cluster(wanted.output, places.cluster)
     write_racks(wanted.output, places.racks)
     job = job_of(wanted, now_s=time.time())
     options = replace(
@@ -193,9 +206,13 @@ async def tell_daemon(settings: Settings, summary: Summary) -> None:
         log.error("fsck_run.not_told", error=str(error))
 
 
-async def publish(settings: Settings, faults: Sequence[Fault], show: Show) -> Published:
-    """Raises RejectedError while auto-recovery is switched off, SessionLostError, UnavailableError."""
+async def publish(
+    settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+) -> Published:
+    """What stands in the results in ``folder``. Raises SettingsError where they are another cluster's,
+    RejectedError while auto-recovery is switched off, SessionLostError, UnavailableError."""
     async with visit(settings) as cluster:
+        check_cluster(folder, await which_cluster(cluster))
         return await publish_here(cluster, faults, show)
 
 

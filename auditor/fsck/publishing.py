@@ -30,13 +30,15 @@ Show = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A ledger to be marked. ``bookies`` ascend. ``metadata_version``: that it was judged by."""
+    """A ledger to be marked. ``bookies`` ascend. ``metadata_version``, ``mtime_ms``: of the metadata that
+    it was judged by; the version alone says little, as most metadata is never written again."""
 
     ledger_id: int
     grade: Grade
     bookies: tuple[BookieId, ...]
     detail: str
     metadata_version: int
+    mtime_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def fault_of(verdict: LedgerVerdict) -> Fault | None:
         bookies=tuple(sorted({each.bookie for each in seen if each.bookie is not None})),
         detail=_sentence(seen),
         metadata_version=verdict.metadata_version,
+        mtime_ms=verdict.mtime_ms,
     )
 
 
@@ -115,7 +118,10 @@ class Publisher:
             found = await self._manager.find(fault.ledger_id)
         except CorruptionError:
             return False
-        return found is not None and found.stat.version == fault.metadata_version
+        if found is None:
+            return False
+        judged_by = (fault.metadata_version, fault.mtime_ms)
+        return (found.stat.version, found.stat.mtime_ms) == judged_by
 
 
 def _parts(faults: Sequence[Fault], size: int) -> Iterator[list[Fault]]:

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.publishing import Fault, Published, Show
+from auditor.fsck.results.cluster import Cluster, keep_cluster
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
@@ -25,6 +26,8 @@ from ledgers.metadata import BookieId
 from tests.fsck.results import LATER_RUN, RUN, damaged, leave_results, seen, whole
 
 URI = "zk+hierarchical://zk:2181/ledgers"
+CLUSTER = Cluster(instance_id="id-1", metadata_service_uri=URI)
+OTHER = Cluster(instance_id="id-2", metadata_service_uri=URI)
 A = BookieId("a:3181")
 LOST = damaged(1, Grade.LOST, seen(Finding.MISSING, A))
 UNKNOWN = damaged(2, Grade.UNKNOWN, seen(Finding.NOT_ANSWERED, A))
@@ -42,7 +45,7 @@ class FakeRuns:
     published: list[Fault] = field(default_factory=list)
 
     async def look_up_places(self, settings: Settings) -> Places:
-        return Places(rule=None, racks={A: "/rack-1"})
+        return Places(cluster=CLUSTER, rule=None, racks={A: "/rack-1"})
 
     def run(self, wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
         self.wanted = wanted
@@ -56,7 +59,9 @@ class FakeRuns:
     async def tell_daemon(self, settings: Settings, summary: Summary) -> None:
         self.told.append(summary)
 
-    async def publish(self, settings: Settings, faults: Sequence[Fault], show: Show) -> Published:
+    async def publish(
+        self, settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+    ) -> Published:
         self.published += faults
         return Published(new=len(faults), known=2, changed=3)
 
@@ -288,7 +293,9 @@ def test_what_fails_does_not_look_like_damage(
 def test_marks_that_cannot_be_made_leave_what_was_found_told(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(settings: Settings, faults: Sequence[Fault], show: Show) -> Published:
+    async def refuse(
+        settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+    ) -> Published:
         raise RejectedError("auto-recovery is switched off")
 
     monkeypatch.setattr(fsck_command, "publish", refuse)
@@ -371,6 +378,18 @@ def test_results_that_cannot_be_read_do_not_look_worse(
     (tmp_path / broken).write_bytes(b"half")
 
     assert failing(monkeypatch, "diff", tmp_path) == 3
+
+
+def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
+    for name, cluster in (("a", CLUSTER), ("b", OTHER)):
+        leave_results(tmp_path / name, [whole(1)])
+        keep_cluster(tmp_path / name, cluster)
+
+    said = call("diff", tmp_path / "a", tmp_path / "b")
+
+    assert isinstance(said.exception, SettingsError)
+    assert "id-1" in str(said.exception)
+    assert "id-2" in str(said.exception)
 
 
 def test_what_became_better_is_no_failure(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 import importlib
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +16,8 @@ import pytest
 from auditor.findings import read_findings
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.publishing import Fault, Published
+from auditor.fsck.results.cluster import Cluster as Origin
+from auditor.fsck.results.cluster import keep_cluster
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.running import FsckProgress
 from auditor.fsck.verdicts import Grade
@@ -23,11 +27,15 @@ from daemon.fsck_running import (
     check_spark,
     find_places,
     job_of,
+    publish,
     publish_here,
     read_racks,
+    run,
     write_racks,
 )
 from daemon.fsck_texts import Meter
+from daemon.settings import Settings
+from daemon.visit import Visit
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.metadata import BookieId
 from ledgers.placement import RackRule
@@ -37,13 +45,24 @@ from replication.settings import PlacementSettings
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR
+from tests.replication.nodes import LEDGER, ROOT, UR
 
 OPTIONS = FsckOptions(metadata_service_uri="zk+hierarchical://zk:2181/ledgers")
 NOW_S = 1_763_753_700.0
-FAULT = Fault(
-    ledger_id=LEDGER, grade=Grade.AT_RISK, bookies=(B1,), detail="missing", metadata_version=0
-)
+
+
+async def fault_of(cluster: Cluster) -> Fault:
+    """Of a ledger that is written for it."""
+    await cluster.write_ledger([B1, B2, B3])
+    versioned = await cluster.manager.read(LEDGER)
+    return Fault(
+        ledger_id=LEDGER,
+        grade=Grade.AT_RISK,
+        bookies=(B1,),
+        detail="missing",
+        metadata_version=versioned.stat.version,
+        mtime_ms=versioned.stat.mtime_ms,
+    )
 
 
 # --- What must be there ---------------------------------------------------------------------------
@@ -147,16 +166,61 @@ def test_racks_are_kept_for_the_report(tmp_path: Path) -> None:
     assert list(json.loads((tmp_path / "racks.json").read_text())) == ["a:1", "b:1"]
 
 
+# --- Another cluster ------------------------------------------------------------------------------
+
+
+def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Whoever visits by them gets to ``cluster``."""
+    seen = visiting(cluster)
+
+    @asynccontextmanager
+    async def visit(settings: Settings) -> AsyncIterator[Visit]:
+        yield seen
+
+    monkeypatch.setattr("daemon.fsck_running.visit", visit)
+    return seen.settings
+
+
+def test_a_run_writes_nothing_into_the_results_of_another_cluster(tmp_path: Path) -> None:
+    ours, others = (Origin(instance_id=name, metadata_service_uri="zk://a") for name in "ab")
+    keep_cluster(tmp_path, others)
+    before = sorted(tmp_path.iterdir())
+
+    with pytest.raises(SettingsError, match=r"the cluster b .* this is a"):
+        run(wanted(tmp_path), Places(cluster=ours, rule=None, racks={}), lambda progress: None)
+
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_what_was_found_of_one_cluster_is_not_marked_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_cluster(tmp_path, Origin(instance_id="theirs", metadata_service_uri="zk://a"))
+
+    @in_virtual_time
+    async def mark() -> None:
+        cluster = await Cluster.start()
+        await cluster.store.create(f"{ROOT}/INSTANCEID", b"ours")
+        fault = await fault_of(cluster)
+        settings = settings_of(cluster, monkeypatch)
+
+        with pytest.raises(SettingsError, match=r"theirs.*ours"):
+            await publish(settings, tmp_path, [fault], lambda left: None)
+        assert await cluster.marked() == []
+
+    mark()
+
+
 # --- Marks ----------------------------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
     cluster = await Cluster.start()
-    await cluster.write_ledger([B1, B2, B3])
+    fault = await fault_of(cluster)
     visit = visiting(cluster)
 
-    assert await publish_here(visit, [FAULT], lambda left: None) == Published(new=1)
+    assert await publish_here(visit, [fault], lambda left: None) == Published(new=1)
 
     assert await cluster.marked() == [LEDGER]
     assert (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].check == "fsck"
@@ -168,11 +232,11 @@ async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
 @in_virtual_time
 async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
     cluster = await Cluster.start()
-    await cluster.write_ledger([B1, B2, B3])
+    fault = await fault_of(cluster)
     await cluster.store.create(payloads.disable_path(UR), with_parents=True)
 
     with pytest.raises(RejectedError, match="bookmender enable"):
-        await publish_here(visiting(cluster), [FAULT], lambda left: None)
+        await publish_here(visiting(cluster), [fault], lambda left: None)
 
     assert await cluster.marked() == []
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,14 @@ def seen(finding: Finding, bookie: BookieId | None = B1, first: int = 3, last: i
         last_entry_id=last,
         entry_count=last - first + 1,
     )
+
+
+async def missing_fault(cluster: Cluster) -> Fault:
+    """Of the ledger as it stands there."""
+    versioned = await cluster.manager.read(LEDGER)
+    found = fault_of(replace(verdict(seen(Finding.MISSING)), mtime_ms=versioned.stat.mtime_ms))
+    assert found is not None
+    return found
 
 
 @asynccontextmanager
@@ -90,8 +99,7 @@ def test_what_is_at_risk_is_marked_first() -> None:
 async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
-    fault = fault_of(verdict(seen(Finding.MISSING)))
-    assert fault is not None
+    fault = await missing_fault(cluster)
     left: list[int] = []
 
     async with publishing(cluster) as publisher:
@@ -110,8 +118,7 @@ async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     await cluster.mark(B3)
-    fault = fault_of(verdict(seen(Finding.MISSING)))
-    assert fault is not None
+    fault = await missing_fault(cluster)
 
     async with publishing(cluster) as publisher:
         assert await publisher.publish([fault]) == Published(new=1)
@@ -124,13 +131,15 @@ async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
 async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
+    fault = await missing_fault(cluster)
     faults = [
-        Fault(ledger_id=ledger_id, grade=Grade.LOST, bookies=(B1,), detail="", metadata_version=at)
-        for ledger_id, at in ((LEDGER, 1), (LEDGER + 1, 0))
+        replace(fault, metadata_version=1),
+        replace(fault, mtime_ms=fault.mtime_ms - 1),  # deleted, and made anew: at version 0 again
+        replace(fault, ledger_id=LEDGER + 1),
     ]
 
     async with publishing(cluster) as publisher:
-        assert await publisher.publish(faults) == Published(changed=2)
+        assert await publisher.publish(faults) == Published(changed=3)
 
     assert await cluster.marked() == []
 

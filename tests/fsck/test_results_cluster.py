@@ -1,0 +1,71 @@
+"""Results of one cluster are never taken for those of another."""
+
+from pathlib import Path
+
+import pytest
+
+from auditor.fsck.results.cluster import (
+    CLUSTER_FILE,
+    Cluster,
+    check_cluster,
+    check_same_cluster,
+    keep_cluster,
+)
+from ledgers.errors import SettingsError
+
+URI, OTHER_URI = "zk://zk1:2181/ledgers", "zk://zk2:2181/ledgers"
+
+
+def cluster(instance_id: str, uri: str = URI) -> Cluster:
+    return Cluster(instance_id=instance_id, metadata_service_uri=uri)
+
+
+@pytest.mark.parametrize(
+    ("other", "is_same"),
+    [
+        (cluster("a"), True),
+        (cluster("a", OTHER_URI), True),
+        (cluster("b"), False),
+        (cluster(""), False),
+    ],
+    ids=["itself", "by another URI", "another one at its URI", "one without an id"],
+)
+def test_a_folder_is_of_the_cluster_that_it_was_begun_with(
+    tmp_path: Path, other: Cluster, is_same: bool
+) -> None:
+    keep_cluster(tmp_path, cluster("a"))
+
+    if is_same:
+        keep_cluster(tmp_path, other)
+        check_cluster(tmp_path, cluster("a"))
+    else:
+        with pytest.raises(SettingsError, match=r"cluster a .*, and this is "):
+            keep_cluster(tmp_path, other)
+        check_cluster(tmp_path, cluster("a"))
+
+
+def test_clusters_without_ids_are_told_apart_by_their_uris(tmp_path: Path) -> None:
+    keep_cluster(tmp_path, cluster(""))
+
+    check_cluster(tmp_path, cluster(""))
+    with pytest.raises(SettingsError, match=r"zk1.*zk2"):
+        check_cluster(tmp_path, cluster("", OTHER_URI))
+
+
+def test_two_folders_of_one_cluster_can_be_compared(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("1", "2", "other", "empty")}
+    for name, instance_id in (("1", "a"), ("2", "a"), ("other", "b")):
+        folders[name].mkdir()
+        keep_cluster(folders[name], cluster(instance_id))
+
+    check_same_cluster(folders["1"], folders["2"])
+    check_same_cluster(folders["1"], folders["empty"])
+    with pytest.raises(SettingsError):
+        check_same_cluster(folders["1"], folders["other"])
+
+
+def test_a_folder_of_which_nobody_can_tell_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / CLUSTER_FILE).write_text("half")
+
+    with pytest.raises(SettingsError, match="cannot be read"):
+        keep_cluster(tmp_path, cluster("a"))
