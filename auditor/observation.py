@@ -35,12 +35,13 @@ class MissingBookie:
 class Difference:
     """Between the marks that we would make and those that stand in the shared queue. Ids ascend in ``surplus``.
 
-    ``unmarked``: ours alone, most endangered first; of some the mark stands and lacks a lost replica.
-    ``surplus``: standing marks that we would not make; a worker may be about to take them back.
+    ``unmarked``: ours alone, most endangered first; likewise ``partly_marked``: their marks stand, and lack a
+    lost replica. ``surplus``: standing marks that we would not make; a worker may be about to take them back.
     """
 
     agreed_count: int
     unmarked: tuple[int, ...]
+    partly_marked: tuple[int, ...]
     surplus: tuple[int, ...]
 
 
@@ -90,15 +91,17 @@ def compare(
     endangered: Sequence[Endangered], marks: Mapping[int, Collection[BookieId]]
 ) -> Difference:
     """``marks``: the replicas that each mark names, by ledger; of a mark that cannot be read none."""
-    unmarked = tuple(
+    unmarked = tuple(each.ledger_id for each in endangered if each.ledger_id not in marks)
+    partly_marked = tuple(
         each.ledger_id
         for each in endangered
-        if each.ledger_id not in marks or not set(each.lost) <= set(marks[each.ledger_id])
+        if each.ledger_id in marks and not set(each.lost) <= set(marks[each.ledger_id])
     )
     surplus = marks.keys() - {each.ledger_id for each in endangered}
     return Difference(
-        agreed_count=len(endangered) - len(unmarked),
+        agreed_count=len(endangered) - len(unmarked) - len(partly_marked),
         unmarked=unmarked,
+        partly_marked=partly_marked,
         surplus=tuple(sorted(surplus)),
     )
 

@@ -52,8 +52,8 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
     As JSON (with --watch one object a line): index; bookies, with those missing (state: lost, waiting for
     left_s, reborn: set up anew); hold, is_disabled: what keeps from marking; endangered: the ledgers that
     miss copies, most endangered first; would_mark: how many of them would be marked now; marks: those that
-    stand, agreed, unmarked (we would make them, and nobody has), surplus (the other way round);
-    would_repair: as bookmender plan --json.
+    stand, agreed, unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies
+    than are lost), surplus (we would not make them); would_repair: as bookmender plan --json.
 
     Exits 0 when nothing would be done, 1 when something would or a bookie is away that ledgers name, 3 when
     it could not tell: also when no ledger misses anything, but the metadata of some cannot be read.

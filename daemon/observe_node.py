@@ -23,7 +23,12 @@ WOULD_MARK = Gauge(
     ["copies_left"],
 )
 UNMARKED = Gauge(
-    "bookmender_observe_unmarked_ledgers", "Endangered ledgers that whoever leads has not marked."
+    "bookmender_observe_unmarked_ledgers",
+    "Endangered ledgers that whoever leads has not marked at all.",
+)
+PARTLY_MARKED = Gauge(
+    "bookmender_observe_partly_marked_ledgers",
+    "Endangered ledgers that are marked, for fewer bookies than are lost.",
 )
 SURPLUS = Gauge(
     "bookmender_observe_surplus_marks", "Marks that stand and that a leader of ours would not make."
@@ -100,6 +105,7 @@ def _set_metrics(seen: Observation) -> None:
     for label, count in by_left.items():
         WOULD_MARK.labels(copies_left=label).set(count)
     UNMARKED.set(len(seen.difference.unmarked))
+    PARTLY_MARKED.set(len(seen.difference.partly_marked))
     SURPLUS.set(len(seen.difference.surplus))
     LOST_BOOKIES.set(sum(row.absence is Absence.LOST for row in seen.missing))
     LOST_BYTES.set(seen.lost_bytes)
@@ -113,6 +119,7 @@ def _mark_fields(seen: Observation) -> dict[str, object]:
         "by_copies_left": seen.by_copies_left,
         "bookies": {row.bookie: row.absence.value for row in seen.missing[:SHOWN_MAX]},
         "unmarked_count": len(seen.difference.unmarked),
+        "partly_marked_count": len(seen.difference.partly_marked),
         "surplus_count": len(seen.difference.surplus),
         "first_ledger_ids": [each.ledger_id for each in seen.endangered[:SHOWN_MAX]],
         "lost_bytes": seen.lost_bytes,

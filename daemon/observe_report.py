@@ -48,6 +48,8 @@ def to_record(sight: Sight) -> dict[str, Any]:
             "agreed": seen.difference.agreed_count,
             "unmarked": len(seen.difference.unmarked),
             "unmarked_ledgers": list(seen.difference.unmarked[:SHOWN_MAX]),
+            "partly_marked": len(seen.difference.partly_marked),
+            "partly_marked_ledgers": list(seen.difference.partly_marked[:SHOWN_MAX]),
             "surplus": len(seen.difference.surplus),
             "surplus_ledgers": list(seen.difference.surplus[:SHOWN_MAX]),
         },
@@ -156,6 +158,12 @@ def _marks(seen: Observation) -> list[str]:
     if difference.unmarked:
         count = len(difference.unmarked)
         lines.append(f"  {count:,} we would mark are not: ledger {_ids(difference.unmarked)}")
+    if difference.partly_marked:
+        count = len(difference.partly_marked)
+        lines.append(
+            f"  {count:,} are marked for fewer bookies than we would: "
+            f"ledger {_ids(difference.partly_marked)}"
+        )
     if difference.surplus:
         count = len(difference.surplus)
         lines.append(f"  {count:,} we would not mark are: ledger {_ids(difference.surplus)}")

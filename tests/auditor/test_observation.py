@@ -14,27 +14,29 @@ def endangered(ledger_id: int, *lost: BookieId) -> Endangered:
 
 
 @pytest.mark.parametrize(
-    ("marks", "agreed", "unmarked", "surplus"),
+    ("marks", "agreed", "unmarked", "partly_marked", "surplus"),
     [
         pytest.param(
-            {}, 0, (5, 2), (), id="nobody marked anything: the most endangered stays first"
+            {}, 0, (5, 2), (), (), id="nobody marked anything: the most endangered stays first"
         ),
-        pytest.param({5: (B1,), 2: (B1, B2)}, 2, (), (), id="all as we would"),
-        pytest.param({5: (B1,), 2: (B1,)}, 1, (2,), (), id="a mark that lacks a lost replica"),
-        pytest.param({5: (B1, B3), 2: (B2, B1)}, 2, (), (), id="a mark that names more"),
-        pytest.param({5: (), 2: (B1, B2)}, 1, (5,), (), id="a mark that nobody can read"),
-        pytest.param({9: (B3,), 8: (B3,)}, 0, (5, 2), (8, 9), id="marks of other ledgers"),
+        pytest.param({5: (B1,), 2: (B1, B2)}, 2, (), (), (), id="all as we would"),
+        pytest.param({5: (B1,), 2: (B1,)}, 1, (), (2,), (), id="a mark that lacks a lost replica"),
+        pytest.param({5: (B1, B3), 2: (B2, B1)}, 2, (), (), (), id="a mark that names more"),
+        pytest.param({5: (), 2: (B1, B2)}, 1, (), (5,), (), id="a mark that nobody can read"),
+        pytest.param({9: (B3,), 8: (B3,)}, 0, (5, 2), (), (8, 9), id="marks of other ledgers"),
     ],
 )
 def test_marks_are_compared_by_ledger_and_by_what_they_name(
     marks: dict[int, tuple[BookieId, ...]],
     agreed: int,
     unmarked: tuple[int, ...],
+    partly_marked: tuple[int, ...],
     surplus: tuple[int, ...],
 ) -> None:
     found = compare([endangered(5, B1), endangered(2, B1, B2)], marks)
 
-    assert (found.agreed_count, found.unmarked, found.surplus) == (agreed, unmarked, surplus)
+    assert (found.agreed_count, found.unmarked) == (agreed, unmarked)
+    assert (found.partly_marked, found.surplus) == (partly_marked, surplus)
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ NOTHING = Sight(
         endangered=(),
         lost_bytes=0,
         marked_count=0,
-        difference=Difference(agreed_count=0, unmarked=(), surplus=()),
+        difference=Difference(agreed_count=0, unmarked=(), partly_marked=(), surplus=()),
         is_disabled=False,
         hold=None,
         is_hold_ordered=False,
@@ -91,10 +91,10 @@ LOSS = seeing(
         more=1,
     ),
     missing=(LOST,),
-    endangered=(*endangered(5), *endangered(2, copies_left=2)),
+    endangered=(*endangered(5), *endangered(2, 3, copies_left=2)),
     lost_bytes=5_000,
-    marked_count=2,
-    difference=Difference(agreed_count=1, unmarked=(2,), surplus=(9,)),
+    marked_count=3,
+    difference=Difference(agreed_count=1, unmarked=(2,), partly_marked=(3,), surplus=(9,)),
 )
 
 
@@ -214,12 +214,13 @@ async def test_a_look_that_fails_is_told_and_tried_again(monkeypatch: pytest.Mon
 def test_people_read_what_is_missing_first_then_what_would_be_done() -> None:
     assert to_text(LOSS).splitlines() == [
         f"missing     {B1}  lost, 2 ledgers",
-        "would mark  2 ledgers, about 5 kB of copies lost; most endangered first",
+        "would mark  3 ledgers, about 5 kB of copies lost; most endangered first",
         "              1 with 1 copy left",
-        "              1 with 2 copies left",
-        "              ledger 5, 2",
-        "marks       2 ledgers marked, 1 as we would",
+        "              2 with 2 copies left",
+        "              ledger 5, 2, 3",
+        "marks       3 ledgers marked, 1 as we would",
         "              1 we would mark are not: ledger 2",
+        "              1 are marked for fewer bookies than we would: ledger 3",
         "              1 we would not mark are: ledger 9",
         "would copy  7 entries of 2 ledgers, about 7 kB; 1 ledger more not planned for",
         "              in the way, 1 time: no-target",
@@ -289,8 +290,9 @@ def test_a_node_leaves_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) ->
     assert json.loads((tmp_path / "state" / "observe.json").read_text()) == to_record(LOSS)
     name = "bookmender_observe_would_mark_ledgers"
     counts = [REGISTRY.get_sample_value(name, {"copies_left": left}) for left in ("0", "1", "more")]
-    assert counts == [0, 1, 1]
+    assert counts == [0, 1, 2]
     assert REGISTRY.get_sample_value("bookmender_observe_unmarked_ledgers") == 1
+    assert REGISTRY.get_sample_value("bookmender_observe_partly_marked_ledgers") == 1
     assert REGISTRY.get_sample_value("bookmender_observe_surplus_marks") == 1
     assert REGISTRY.get_sample_value("bookmender_observe_lost_bookies") == 1
 
@@ -303,7 +305,7 @@ def test_the_log_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
 
     marks = [each["ledger_count"] for each in logs if each["event"] == "observe.would_mark"]
     plans = [each["byte_count"] for each in logs if each["event"] == "observe.would_repair"]
-    assert (marks, plans) == ([0, 2], [0, 7_000])
+    assert (marks, plans) == ([0, 3], [0, 7_000])
 
 
 def test_a_report_that_cannot_be_written_is_said_at_start_and_later_costs_nothing_else(
