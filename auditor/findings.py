@@ -25,7 +25,7 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
-from replication.cluster.membership import children_if_any
+from replication.cluster.membership import children_if_any, ensure
 from replication.cluster.own_state import (
     findings_path,
     ledger_id_of_name,
@@ -130,11 +130,12 @@ class Findings:
         return any([await tree.holds(ledger_id) for tree in trees])
 
     async def _make_directory(self) -> None:
-        if self._has_directory:
-            return
-        with suppress(NodeExistsError):
-            await self._batcher.apply(Create(path=findings_path(self._ur)))
-        self._has_directory = True
+        """Not through the batcher: what is there by another's transaction of a batch goes if the batch fails.
+
+        It is empty, and proves nothing, so that it needs no guard."""
+        if not self._has_directory:
+            await ensure(self._store, findings_path(self._ur))
+            self._has_directory = True
 
 
 async def read_findings(

@@ -45,6 +45,15 @@ async def test_what_was_found_can_be_read_by_everybody() -> None:
 
 
 @in_virtual_time
+async def test_the_first_findings_of_a_cluster_may_come_together() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in range(9)))
+
+    assert sorted(await read_findings(cluster.store, UR, range(9))) == list(range(9))
+
+
+@in_virtual_time
 async def test_a_later_finding_takes_the_place_of_an_earlier_one() -> None:
     cluster = await Cluster.start()
     async with finding(cluster) as findings:
