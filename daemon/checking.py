@@ -130,6 +130,7 @@ def _placement_check(
         views=session.views,
         policy=placing.policy,
         rack_of=placing.racks.rack,
+        has_rack_source=placing.keeper is not None,
         reports=Reports(marker, findings) if settings.checks.repairs_placement else None,
     )
 

@@ -2,7 +2,8 @@
 
 A ledger counts once, by its worst segment; closed ledgers and those still written to apart (Java's
 AuditorPlacementPolicyCheckTask looks at closed ones only). Where a bookie decides of which nobody knows where
-it is, or was, the verdict is unknown, not a failure (gap G19).
+it is, or was, the verdict is unknown, not a failure (gap G19). Where nobody has set a source of racks there is
+nothing to compare with: no finding, and no doubt either.
 
 Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our own queue,
 for a Java worker would find them whole, or move them by a policy of its own. Only those are that some writable
@@ -34,6 +35,9 @@ MARKS_MAX = 10_000
 REPORTS_AT_ONCE = 16
 LEDGERS_PER_TURN = 100
 """Judged before others on the loop have theirs."""
+
+UNCOMPARED = "uncompared"
+"""Counts ledgers whose verdict hangs on racks where these have no source."""
 
 _WORST_FIRST = (Adherence.FAIL, Adherence.UNKNOWN, Adherence.SOFT, Adherence.STRICT)
 
@@ -88,7 +92,8 @@ def _can_be_better(
 
 class PlacementCheck(Check):
     """Counts ledgers by verdict: ``fail``, ``soft``, ``strict``, ``unknown``, and ``open_fail`` and so on of
-    those that are not closed; ``marked`` marks that are new; ``unreadable`` those of which nothing is known."""
+    those that are not closed; ``marked`` marks that are new; ``unreadable`` those of which nothing is known;
+    ``uncompared``, open ones too, instead of ``unknown`` where no source of racks is set."""
 
     kind = PLACEMENT
 
@@ -99,6 +104,7 @@ class PlacementCheck(Check):
         views: ViewSource,
         policy: PlacementPolicy,
         rack_of: Locate,
+        has_rack_source: bool,
         reports: Reports | None,
     ) -> None:
         """``reports``: marks in our own queue. None: ledgers are only counted."""
@@ -106,6 +112,7 @@ class PlacementCheck(Check):
         self._views = views
         self._policy = policy
         self._rack_of = rack_of
+        self._has_rack_source = has_rack_source
         self._reports = reports
         self._marks_left = 0
 
@@ -124,11 +131,16 @@ class PlacementCheck(Check):
                 continue
             found = verdict(ledger, self._policy)
             is_closed = ledger.state is LedgerState.CLOSED
-            counts[found.value if is_closed else f"open_{found.value}"] += 1
+            counts[self._kind(found, is_closed=is_closed)] += 1
             if is_closed and found is Adherence.FAIL:
                 misplaced.append(ledger)
         counts["marked"] += await self._mark(misplaced)
         return counts
+
+    def _kind(self, found: Adherence, *, is_closed: bool) -> str:
+        if found is Adherence.UNKNOWN and not self._has_rack_source:
+            return UNCOMPARED
+        return found.value if is_closed else f"open_{found.value}"
 
     async def finish(self, run: CheckRun) -> None:
         failing = run.counts.get("fail", 0)

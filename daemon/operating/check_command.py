@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.operating.check_rows import Checks, counts_text, run_record
@@ -61,7 +62,8 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
     """Ask for a check now; the leader runs it, after one that runs already.
 
     One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was found,
-    3 when that could not be told of some ledgers.
+    3 when that could not be told of some ledgers. Where no source of racks is set, placement has nothing to
+    compare: it says so, and all is well.
     """
     clock = SystemClock()
 
@@ -122,7 +124,10 @@ def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:
     click.echo(f"the checks {state}" + ("" if has_changed else ", as before"))
 
 
-NOTHING_WRONG = ("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft")
+NOTHING_WRONG = (
+    *("gone", "skipped", "open", "strict", "soft", "open_strict", "open_soft"),
+    UNCOMPARED,
+)
 NOTHING_KNOWN = ("unknown", "open_unknown", "unopened", "unreadable", "failed")
 
 

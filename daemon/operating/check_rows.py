@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
 from daemon.operating.progress import duration_text
 
@@ -111,7 +112,13 @@ def run_text(run: CheckRun) -> str:
 def counts_text(run: CheckRun) -> str:
     if not any(run.counts.values()):
         return "nothing"
-    return ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in run.counts.items())
+    return ", ".join(
+        f"{count:,} {kind.replace('_', ' ')}{_WHY.get(kind, '')}"
+        for kind, count in run.counts.items()
+    )
+
+
+_WHY = {UNCOMPARED: " (no source of racks is set: nothing to compare)"}
 
 
 def _ago(time_ms: int, now_ms: int) -> str:

@@ -16,7 +16,7 @@ from auditor.checks.reports import Reports
 from auditor.findings import Findings, read_findings
 from auditor.marking import Marker
 from ledgers.metadata import BookieId, LedgerState
-from ledgers.placement import DEFAULT_RACK, RackRule, Rule, RuledPlacement, ZoneRule
+from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlacement, ZoneRule
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.order_book import OrderBook
@@ -48,6 +48,7 @@ async def check(
     *,
     racks: Mapping[BookieId, str] = RACKS,
     rule: Rule | None = None,
+    has_rack_source: bool = True,
     marks: bool = False,
 ) -> Checked:
     views = ViewSource(
@@ -61,6 +62,7 @@ async def check(
             views=views,
             policy=RuledPlacement(rule or RackRule(), random.Random(0), locate=racks.get),
             rack_of=lambda bookie: racks.get(bookie, DEFAULT_RACK),
+            has_rack_source=has_rack_source,
             reports=made if marks else None,
         )
         run = CheckRun(started_ms=0)
@@ -158,6 +160,26 @@ async def test_by_zones_ledgers_are_strictly_right_or_just_so_or_wrong() -> None
     found = await check(cluster, racks=zones, rule=ZoneRule())
 
     assert found.counts == {"strict": 1, "soft": 1, "fail": 2}
+
+
+@pytest.mark.parametrize(
+    ("rule", "counts"),
+    [
+        pytest.param(RackRule(), {"uncompared": 2}, id="racks would decide"),
+        pytest.param(NoRule(), {"strict": 1, "open_strict": 1}, id="no rule asks for racks"),
+    ],
+)
+@in_virtual_time
+async def test_without_a_source_of_racks_there_is_nothing_to_compare(
+    rule: Rule, counts: dict[str, int]
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=1)
+    await cluster.write_ledger((B1, B2), ledger_id=2, state=LedgerState.OPEN)
+
+    found = await check(cluster, racks={}, rule=rule, has_rack_source=False, marks=True)
+
+    assert (found.counts, found.marked) == (counts, {})
 
 
 @pytest.mark.compat(

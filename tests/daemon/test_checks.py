@@ -10,7 +10,7 @@ from auditor.checks.records import CheckRecord, CheckRun, check_path, read_check
 from auditor.checks.schedule import FORCED_MS
 from auditor.election import Election
 from daemon.operating.check_command import _exit_code
-from daemon.operating.check_rows import Checks
+from daemon.operating.check_rows import Checks, counts_text
 from daemon.operating.checks import (
     BOOKIES,
     FORCIBLE,
@@ -269,6 +269,7 @@ async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_th
         pytest.param({"unknown": 1}, 3, id="nobody could tell of one"),
         pytest.param({"strict": 2, "open_soft": 1}, 0, id="all is well placed"),
         pytest.param({"strict": 2, "open_fail": 1}, 1, id="one is misplaced"),
+        pytest.param({"uncompared": 9}, 0, id="no source of racks: nothing to compare"),
         pytest.param({"open": 2}, 0, id="open ledgers, none of them idle"),
         pytest.param({"open": 2, "idle": 1}, 1, id="an idle one"),
         pytest.param({"unopened": 1}, 3, id="one could not be opened"),
@@ -277,6 +278,14 @@ async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_th
 )
 def test_the_exit_code_says_what_a_run_found(counts: dict[str, int], expected: int) -> None:
     assert _exit_code(replace(RUN, counts=counts)) == expected
+
+
+def test_why_nothing_was_compared_is_said_with_how_many() -> None:
+    run = replace(RUN, counts={"uncompared": 1_200, "open_fail": 1})
+
+    told = counts_text(run)
+
+    assert told == ("1,200 uncompared (no source of racks is set: nothing to compare), 1 open fail")
 
 
 def test_every_check_of_ledgers_can_be_asked_for_by_its_name() -> None:
