@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
@@ -133,7 +134,8 @@ def _audit(audit: AuditRecord, *, now_ms: int) -> str:
 
 def _fsck(summary: Summary, *, now_ms: int) -> str:
     age = duration_text(age_s(summary.finished_ms, now_ms))
-    return f"{age} ago, level {summary.level.value}: {counts_text(summary.counts)}"
+    blind = ", no copy was looked at" if summary.level is Level.METADATA else ""
+    return f"{age} ago, level {summary.level.value}{blind}: {counts_text(summary.counts)}"
 
 
 def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> str:

@@ -380,6 +380,22 @@ def test_results_that_cannot_be_read_do_not_look_worse(
     assert failing(monkeypatch, "diff", tmp_path) == 3
 
 
+def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path: Path) -> None:
+    levels = {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}
+    for run, level in levels.items():
+        leave_results(tmp_path, [LOST if level is Level.FULL else whole(1)], run=run, level=level)
+
+    said = call("diff", tmp_path)
+
+    assert isinstance(said.exception, SettingsError)
+    assert str(said.exception) == (
+        "run 3 (level ends) looked less closely than run 2 (level full), so that it cannot tell what became "
+        f"better: compare it with {tmp_path}@1 (level ends)"
+    )
+    assert call("diff", f"{tmp_path}@1", f"{tmp_path}@3").exit_code == 0
+    assert call("diff", f"{tmp_path}@1", f"{tmp_path}@2").exit_code == 1
+
+
 def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
     for name, cluster in (("a", CLUSTER), ("b", OTHER)):
         leave_results(tmp_path / name, [whole(1)])

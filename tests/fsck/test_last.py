@@ -71,6 +71,16 @@ async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found()
 
 
 @in_virtual_time
+async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
+    cluster = await Cluster.start()
+    await write_last(cluster.store, UR, summary(whole(0), level=Level.METADATA))
+
+    told = render(await gather_status(visiting(cluster)), now_ms=62_000)
+
+    assert "level metadata, no copy was looked at: 1 ledger: 1 whole" in told
+
+
+@in_virtual_time
 async def test_status_without_any_run_says_nothing_of_fsck() -> None:
     status = await gather_status(visiting(await Cluster.start()))
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import advice_for, headline
 from auditor.fsck.results.figures import WORST_MAX
 from auditor.fsck.results.report import EVIDENCE_MAX, write_report
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
-from tests.fsck.results import counted, damaged, leave_results, seen, whole
+from tests.fsck.results import damaged, leave_results, seen, whole
 
 A, B = BookieId("a:3181"), BookieId("b:3181")
 EVIL = BookieId("<script>alert('1')</script>&\"")
@@ -163,5 +164,13 @@ def test_there_is_advice_for_each_finding_but_what_is_legal_or_unknown(
         ([whole(1)], "All is there"),
     ],
 )
-def test_one_sentence_says_what_it_is_about(verdicts: list[LedgerVerdict], said: str) -> None:
-    assert said in headline(counted(verdicts))
+def test_one_sentence_says_what_it_is_about(
+    tmp_path: Path, verdicts: list[LedgerVerdict], said: str
+) -> None:
+    assert said in headline(leave_results(tmp_path, verdicts).summary)
+
+
+def test_where_no_copy_was_looked_at_nothing_is_said_to_be_there(tmp_path: Path) -> None:
+    summary = leave_results(tmp_path, [whole(1)], level=Level.METADATA).summary
+
+    assert headline(summary) == "No copy was looked at; nothing in the metadata is wrong."

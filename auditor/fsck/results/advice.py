@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Finding, Grade
 
@@ -115,8 +116,9 @@ def _told(counts: Mapping[str, int], name: str) -> str:
     return f"{counts[name]:,} {name.replace('_', ' ')}" if counts.get(name) else ""
 
 
-def headline(counts: Counts) -> str:
+def headline(summary: Summary) -> str:
     """One sentence on all of it."""
+    counts = summary.counts
     verdicts: Mapping[str, int] = counts.verdicts
     if verdicts.get(Grade.LOST.value):
         return "Data is lost, as far as fsck can see."
@@ -126,4 +128,6 @@ def headline(counts: Counts) -> str:
         return "Nothing is lost; some copies are not as they should be."
     if verdicts.get(Grade.UNKNOWN.value):
         return "Nothing is known to be wrong, but of some ledgers nobody knows."
+    if summary.level is Level.METADATA:
+        return "No copy was looked at; nothing in the metadata is wrong."
     return "All is there, as far as this level looks."

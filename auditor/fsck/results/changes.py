@@ -8,7 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from auditor.fsck.results.reading import Results
+from auditor.fsck.results.summary import summary_runs
 from auditor.fsck.verdicts import Grade
+from ledgers.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,12 @@ class Changes:
 
 
 def compare(before: Results, after: Results) -> Changes:
-    """Verdicts of the one run against those of the other."""
+    """Verdicts of the one run against those of the other.
+
+    Raises SettingsError where the later one looked less closely: what it did not see would look mended.
+    """
+    if after.summary.level.depth < before.summary.level.depth:
+        raise SettingsError(_less_close(before, after))
     rows = _rows(before).join(
         _rows(after), "ledger_id", join_type="full outer", left_suffix="_0", right_suffix="_1"
     )
@@ -80,6 +87,25 @@ def compare(before: Results, after: Results) -> Changes:
         absent=_changes(rows.filter(pc.and_(is_absent, pc.invert(was_fine)))),
         absent_fine_count=_count(pc.and_(is_absent, was_fine)),
         is_absence_told=after.summary.skipped == 0 and after.summary.left == 0,
+    )
+
+
+def _less_close(before: Results, after: Results) -> str:
+    level, run = after.summary.level, before.summary.run
+    earlier = (
+        Results.open(before.folder, name)
+        for name in reversed(summary_runs(before.folder))
+        if name < run
+    )
+    other = next((each for each in earlier if each.summary.level.depth <= level.depth), None)
+    advice = (
+        f"run fsck again at level {before.summary.level.value}"
+        if other is None
+        else f"compare it with {other.folder}@{other.summary.run} (level {other.summary.level.value})"
+    )
+    return (
+        f"run {after.summary.run} (level {level.value}) looked less closely than run {run} "
+        f"(level {before.summary.level.value}), so that it cannot tell what became better: {advice}"
     )
 
 

@@ -83,7 +83,7 @@ def _head(summary: Summary) -> str:
         if count:
             facts.append(f"{count:,} ledgers {what}")
     return (
-        f'<header>\n<h1 id="headline">{escape(headline(summary.counts))}</h1>\n'
+        f'<header>\n<h1 id="headline">{escape(headline(summary))}</h1>\n'
         f'<p class="soft">fsck, run <span id="run">{escape(summary.run)}</span>: '
         f"{escape('; '.join(facts))}.</p>\n</header>"
     )
