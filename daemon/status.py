@@ -31,6 +31,7 @@ from replication.queue.listing import (
     read_locks,
     read_marks,
 )
+from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 WAITING_SHOWN_MAX = 1_000
@@ -179,8 +180,11 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 
 
 def help_text(note: WaitingNote) -> str:
-    """Of a ledger that time alone will not help, for people."""
-    return printable(f"ledger {note.ledger_id} waits for help: {note.reason.value}: {note.detail}")
+    """Of a ledger that time alone will not help, or that a hold keeps waiting, for people."""
+    what = "the hold to end" if note.reason is Reason.HOLD else "help"
+    return printable(
+        f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"
+    )
 
 
 def lock_record(lock: LockedLedger) -> dict[str, Any]:

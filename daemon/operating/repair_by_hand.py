@@ -18,6 +18,7 @@ from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.visit import Visit
 from daemon.worker_half import open_worker
+from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
@@ -28,6 +29,7 @@ from replication.journal import MetadataJournal
 from replication.queue.batching import Batcher
 from replication.queue.given_ledgers import GivenLedgers
 from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes, WaitingNotesWriter
 
 POLL_S = 0.5
@@ -36,7 +38,8 @@ POLLED_LEDGERS_PER_S = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedByHand:
-    """``waiting``: those that are left, each of which waits for help; empty when all is done.
+    """``waiting``: those that are left, each of which waits for help, or for a safety hold to end; empty when
+    all is done.
 
     ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
     others, by id: no such ledger, or metadata that cannot be read.
@@ -91,7 +94,9 @@ async def repair_by_hand(
         await mark_for_repair(session, opened.batcher, ledgers)
         async with asyncio.TaskGroup() as tasks:
             worker = tasks.create_task(opened.worker.run())
-            waiting = await _wait_done(session, ledger_ids, show)
+            waiting = await wait_done(
+                session.store, session.ur, ledger_ids, show=show, clock=session.clock
+            )
             worker.cancel()
     return RepairedByHand(ledger_count=len(ledgers), waiting=waiting)
 
@@ -131,18 +136,21 @@ async def _named(manager: LedgerManager, ledger_id: int) -> Endangered:
     return Endangered(ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length)
 
 
-async def _wait_done(
-    session: Session, ledger_ids: Collection[int], show: Show
+async def wait_done(
+    store: MetadataStore, ur: str, ledger_ids: Collection[int], *, show: Show, clock: Clock
 ) -> tuple[WaitingNote, ...]:
-    """Until none is marked (empty), or all that are wait for more than time to pass (their notes)."""
+    """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
+
+    A hold may last for hours, and an operator ends it: it is told and not waited out.
+    """
     left = sorted(ledger_ids)
-    while left := await _still_marked(session.store, session.ur, left):
-        notes = await _notes(session, left)
-        needy = tuple(note for note in notes if note.reason.needs_help)
+    while left := await _still_marked(store, ur, left):
+        notes = await _notes(store, ur, left)
+        needy = tuple(n for n in notes if n.reason.needs_help or n.reason is Reason.HOLD)
         if len(needy) == len(left):
             return needy
         show(len(left), beside=f"{len(notes):,} of them wait" if notes else "")
-        await session.clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
+        await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
     return ()
 
 
@@ -152,7 +160,7 @@ async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[in
     return [marked.ledger_id for marked in marks]
 
 
-async def _notes(session: Session, ledger_ids: Collection[int]) -> list[WaitingNote]:
-    notes = WaitingNotes(session.store, session.ur)
+async def _notes(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[WaitingNote]:
+    notes = WaitingNotes(store, ur)
     noted = (await notes.ledger_ids()).intersection(ledger_ids)
     return await notes.read_all(sorted(noted))

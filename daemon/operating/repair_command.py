@@ -53,8 +53,9 @@ def repair(
     under the locks that all use; nodes that run take their part. It needs no daemon, and goes on while
     auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
 
-    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help, are
-    not there or cannot be read, which keeps none of the others from being repaired; 3 when it could not tell.
+    Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help, or for a
+    safety hold to end, are not there or cannot be read, which keeps none of the others from being repaired; 3
+    when it could not tell.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")

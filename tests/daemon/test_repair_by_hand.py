@@ -1,16 +1,23 @@
 """``bookmender repair``: which ledgers it finds, and what it says of those that it can do nothing for."""
 
+import asyncio
 import json
 
 import pytest
 from click.testing import CliRunner
 
 from daemon.operating import repair_command
-from daemon.operating.repair_by_hand import RepairedByHand, find_ledgers
+from daemon.operating.repair_by_hand import RepairedByHand, find_ledgers, wait_done
+from daemon.status import help_text
+from replication.cluster.own_state import own_path, waiting_path
+from replication.queue import payloads
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
 from tests.auditor.scenes import with_ledgers
-from tests.daemon.visits import visiting
-from tests.replication.cluster import in_virtual_time
+from tests.daemon.visits import Heard, visiting
+from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR
 
 
 @in_virtual_time
@@ -27,6 +34,51 @@ async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> No
     assert "cannot be read" in found.failed[1]
     assert {each.ledger_id for each in also_named.ledgers} == {0, 2}
     assert also_named.failed.keys() == {99}
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        pytest.param(Reason.NO_TARGET, id="a bookie must come"),
+        pytest.param(Reason.HOLD, id="somebody must end the hold"),
+    ],
+)
+@in_virtual_time
+async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Reason) -> None:
+    cluster = await with_ledgers((B1, B2))
+    await mark_and_note(cluster, reason)
+
+    async with asyncio.timeout(600):
+        [note] = await waited_for(cluster, Heard())
+
+    assert note.reason is reason
+    assert help_text(note).startswith("ledger 0 waits for ")
+    assert help_text(note).endswith(f"{reason.value}: so it is")
+
+
+@in_virtual_time
+async def test_what_time_will_help_is_waited_for() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await mark_and_note(cluster, Reason.OPEN_LEDGER_GRACE)
+    heard = Heard()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(600):
+            await waited_for(cluster, heard)
+
+    assert heard.beside[-1] == "1 of them wait"
+
+
+async def mark_and_note(cluster: Cluster, reason: Reason) -> None:
+    """Ledger 0 in our own queue, with what a worker left to be read of it."""
+    note = WaitingNote(ledger_id=0, reason=reason, detail="so it is", node="host-a", since_ms=0)
+    mark = payloads.mark_path(own_path(UR), 0)
+    await cluster.store.create(mark, payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
+    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+
+
+async def waited_for(cluster: Cluster, heard: Heard) -> tuple[WaitingNote, ...]:
+    return await wait_done(cluster.store, UR, [0], show=heard.show, clock=cluster.clock)
 
 
 @pytest.mark.parametrize("ledger_count", [0, 1])
