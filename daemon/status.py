@@ -44,6 +44,7 @@ VERDICTS = {
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
     "disabled": "ledgers are marked, and auto-recovery is switched off",
+    "unattended": "ledgers are marked, and nobody is there to repair them: no node, no leader, no lock",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "bookies-lost": "nothing is marked, but a bookie is lost, or will be after the recovery delay",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
@@ -98,6 +99,8 @@ class Status:
         if self.marked_count:
             if self.is_disabled:
                 return "disabled"
+            if self._is_unattended:
+                return "unattended"
             return "stuck" if self._is_stuck else "repairing"
         if self.audit is not None and self.audit.unreadable_count:
             return "unreadable"
@@ -106,6 +109,11 @@ class Status:
         if self.own_marked_count and self._is_stuck:
             return "drain-stuck"
         return "orders-unreadable" if self.unreadable_orders else "whole"
+
+    @property
+    def _is_unattended(self) -> bool:
+        """Java's workers are seen by nothing but their locks, and mostly one of their auditors leads."""
+        return not self.nodes and self.leader is None and not self.under_repair
 
     @property
     def _is_stuck(self) -> bool:

@@ -67,8 +67,7 @@ def render(found: Status, *, now_ms: int) -> str:
     auditing = found.auditing
     lines = [] if found.hold is None else [f"HOLD      {_hold(found, found.hold, now_ms=now_ms)}"]
     lines += [
-        f"verdict   {found.verdict}"
-        + (" (auto-recovery is disabled)" if found.is_disabled else ""),
+        f"verdict   {_verdict(found)}",
         f"leader    {_leader(found)}",
         *([f"index     {index_text(auditing.index)}"] if auditing.index else []),
         f"nodes     {_nodes(found)}",
@@ -101,6 +100,15 @@ def render(found: Status, *, now_ms: int) -> str:
         lines.append(f"waiting   ({first}bookmender queue list tells of each)")
         lines += [_waiting(reason, found.waiting, now_ms=now_ms) for reason in Reason]
     return "\n".join(line for line in lines if line)
+
+
+def _verdict(found: Status) -> str:
+    """With what to do about it where that is one command."""
+    if found.is_disabled:
+        return f"{found.verdict} (auto-recovery is disabled)"
+    if found.verdict == "unattended":
+        return "unattended (nobody repairs what is marked: start a node with bookmender daemon)"
+    return found.verdict
 
 
 def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:

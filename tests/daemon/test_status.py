@@ -59,6 +59,8 @@ def node(host: str, pid: int, half: Half) -> NodeInfo:
 
 # --- The verdict ----------------------------------------------------------------------------------
 
+ATTENDED = {"nodes": (node("host-a", 11, Half.WORKER),)}
+
 
 @pytest.mark.parametrize(
     ("changes", "verdict"),
@@ -66,11 +68,21 @@ def node(host: str, pid: int, half: Half) -> NodeInfo:
         pytest.param({}, "whole", id="nothing marked, nobody lost"),
         pytest.param({"is_disabled": True}, "whole", id="whole, though it is disabled"),
         pytest.param({"lost": (B1,)}, "bookies-lost", id="a bookie is lost, nothing marked yet"),
-        pytest.param({"marked_count": 2}, "repairing", id="marked"),
-        pytest.param({"marked_count": 2, "lost": (B1,)}, "repairing", id="marked, for a reason"),
+        pytest.param({"marked_count": 2, **ATTENDED}, "repairing", id="marked"),
+        pytest.param(
+            {"marked_count": 2, "lost": (B1,), **ATTENDED}, "repairing", id="marked, for a reason"
+        ),
+        pytest.param({"marked_count": 2}, "unattended", id="marked, and there is no node"),
+        pytest.param(
+            {"marked_count": 1, "waiting": (note(1, Reason.NO_COPY),)},
+            "unattended",
+            id="there is no node that help would help",
+        ),
+        pytest.param({"marked_count": 2, "leader": "java-1"}, "repairing", id="Java's leads"),
+        pytest.param({"marked_count": 2, "under_repair": 1}, "repairing", id="somebody's lock"),
         pytest.param({"marked_count": 2, "is_disabled": True}, "disabled", id="nobody repairs"),
         pytest.param(
-            {"marked_count": 1, "waiting": (note(1, Reason.OPEN_LEDGER_GRACE),)},
+            {"marked_count": 1, "waiting": (note(1, Reason.OPEN_LEDGER_GRACE),), **ATTENDED},
             "repairing",
             id="time will help",
         ),
@@ -78,12 +90,13 @@ def node(host: str, pid: int, half: Half) -> NodeInfo:
             {
                 "marked_count": 2,
                 "waiting": (note(1, Reason.NO_ANSWER), note(2, Reason.NO_COPY)),
+                **ATTENDED,
             },
             "repairing",
             id="one of them needs help, the other time",
         ),
         pytest.param(
-            {"marked_count": 1, "waiting": (note(2, Reason.NO_COPY),)},
+            {"marked_count": 1, "waiting": (note(2, Reason.NO_COPY),), **ATTENDED},
             "stuck",
             id="all of them need help",
         ),
@@ -148,6 +161,13 @@ def test_a_whole_cluster_is_told_in_five_lines() -> None:
         "bookies   3 writable, 0 read-only, 0 lost",
         "queue     0 ledgers marked, 0 locked for repair, 0 waiting",
     ]
+
+
+def test_that_nobody_is_there_to_repair_is_said_with_what_to_do() -> None:
+    first = render(replace(WHOLE, marked_count=2), now_ms=0).splitlines()[0]
+
+    assert first.startswith("verdict   unattended (")
+    assert "start a node with bookmender daemon" in first
 
 
 def test_a_hold_is_told_before_anything_else() -> None:
