@@ -1,5 +1,6 @@
 """A Spark session for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its own."""
 
+import re
 import sys
 from collections.abc import Mapping
 
@@ -11,6 +12,7 @@ from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
 """Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs locally."""
+LOOPBACK = "127.0.0.1"
 
 _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
@@ -27,7 +29,7 @@ def open_spark(
     project and what it needs. Raises UnavailableError.
     """
     builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
-    for key, value in {**_DEFAULTS, **(settings or {})}.items():
+    for key, value in {**_DEFAULTS, **addresses(master), **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
         spark: SparkSession = builder.getOrCreate()
@@ -46,6 +48,13 @@ def submitted_spark() -> SparkSession:
     """The one that spark-submit has set up. To be stopped."""
     spark: SparkSession = SparkSession.builder.getOrCreate()
     return spark
+
+
+def addresses(master: str) -> Mapping[str, str]:
+    """Where all executors are on this machine, nobody else's is to reach the driver's ports."""
+    if not re.fullmatch(r"local(\[.*\])?", master):
+        return {}
+    return {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
 
 
 def with_attempts(master: str) -> str:
