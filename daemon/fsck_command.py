@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ from daemon.fsck_running import (
 )
 from daemon.operating.limits_command import Limit
 from daemon.operating.maintenance_command import Duration
-from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
+from daemon.operating.progress import ProgressLine, tell
 from daemon.settings import Settings
 from daemon.visit import log_errors_only
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help nee
     from auditor.fsck.results.reading import Results
 
 GOES_ON = "what was looked at is kept: the same command goes on from there"
+BEGINS_AGAIN = "no part of it was finished: the same command begins at the first"
 
 
 @click.group()
@@ -165,28 +166,43 @@ def run_command(
     )
     check_spark()
     with holding_output(output):
-        with failing_as_unknown(GOES_ON), saying_when_interrupted(GOES_ON):
+        with failing_as_unknown(lambda: what_stays(output)):
             summary = _run(settings, wanted)
-        is_over = f"the run is over: bookmender fsck report {output} tells of it"
-        with failing_as_unknown(is_over), saying_when_interrupted(is_over):
+        with failing_as_unknown(
+            lambda: f"the run is over: bookmender fsck report {output} tells of it"
+        ):
             record, lines = _left(settings, output, summary, is_marking=mark)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
 
 
 @contextmanager
-def failing_as_unknown(advice: str) -> Iterator[None]:
-    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they would exit 1."""
+def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
+    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they would exit 1.
+
+    ``advice``: on what stands then; whoever presses Ctrl-C is told it, too.
+    """
     try:
         yield
+    except KeyboardInterrupt:
+        tell([f"interrupted; {advice()}"])
+        raise
     except (SettingsError, UnavailableError, OSError, click.ClickException, click.exceptions.Exit):
         raise
     except BookmenderError as error:
         raise UnavailableError(f"could not tell: {error}") from error
     except Exception as error:
         traceback.print_exc()
-        tell([f"could not tell; {advice}"])
+        tell([f"could not tell; {advice()}"])
         raise click.exceptions.Exit(EXIT_UNKNOWN) from error
+
+
+def what_stays(output: Path) -> str:
+    """Of a run that did not come to its end."""
+    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+
+    is_kept = any(RunFolder(output, run).has_results for run in unfinished_runs(output))
+    return GOES_ON if is_kept else BEGINS_AGAIN
 
 
 def _run(settings: Settings, wanted: Wanted) -> Summary:
@@ -283,7 +299,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
     from auditor.fsck.results.reading import Results
     from daemon.fsck_texts import changes_lines, changes_record
 
-    with failing_as_unknown("are these the results of two runs, whole?"):
+    with failing_as_unknown(lambda: "are these the results of two runs, whole?"):
         if after is None:
             pair = Results.last_two(Path(before))
         else:

@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.publishing import Fault, Published, Show
 from auditor.fsck.results.cluster import Cluster, keep_cluster
+from auditor.fsck.results.rows import SCHEMA
+from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
@@ -256,18 +259,32 @@ def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_starts(
     assert runs.wanted is None
 
 
+@pytest.mark.parametrize(
+    ("has_results", "told"),
+    [(False, "no part of it was finished"), (True, "the same command goes on from there")],
+    ids=["at once", "after a part"],
+)
 def test_who_interrupts_it_is_told_how_it_goes_on(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    *,
+    has_results: bool,
+    told: str,
 ) -> None:
+    folder = RunFolder(tmp_path, RUN)
+    options = FsckOptions(metadata_service_uri=URI)
+    folder.begin(pa.table({"ledger_id": [1]}), options, part_size=1, started_ms=0)
+    if has_results:
+        none = SCHEMA.empty_table()
+        folder.write_first_look(0, none, none, skipped=0, gone=1)
     runs.raises = KeyboardInterrupt()
 
     code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
 
     assert code == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

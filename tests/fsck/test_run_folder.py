@@ -1,6 +1,7 @@
 """A run's files: whatever stands there survives the process that wrote it."""
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -40,7 +41,7 @@ def test_a_killed_run_is_found_with_all_that_it_had_done(tmp_path: Path, folder:
 
     assert list(unfinished_runs(tmp_path)) == [RUN]
     again = RunFolder(tmp_path, RUN)
-    assert again.is_of(OPTIONS)
+    assert again.differences(OPTIONS) == []
     assert (again.started_ms, again.plan.part_count) == (12, 2)
     (done,) = again.first_looks().items()
     assert done[0] == 1
@@ -113,8 +114,20 @@ def test_a_run_that_was_half_given_up_stands_in_no_results(
     assert list(unfinished_runs(tmp_path)) == []
 
 
-def test_a_run_at_another_level_is_another_run(folder: RunFolder) -> None:
-    uri = OPTIONS.metadata_service_uri
+def test_a_run_with_other_options_is_another_run_and_they_are_named(folder: RunFolder) -> None:
+    other = replace(OPTIONS, level=Level.SAMPLE, sample_share=0.5, entry_lists=True)
 
-    assert not folder.is_of(FsckOptions(metadata_service_uri=uri, level=Level.ENDS))
-    assert not folder.is_of(FsckOptions(metadata_service_uri=uri, level=Level.FULL, seed=1))
+    assert folder.differences(other) == [
+        "level full, not sample",
+        "sample share 0.01, not 0.5",
+        "entry lists False, not True",
+    ]
+    assert folder.differences(replace(OPTIONS, seed=1)) == ["seed 0, not 1"]
+
+
+def test_it_has_results_as_soon_as_a_part_is_done(folder: RunFolder) -> None:
+    assert not folder.has_results
+
+    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+
+    assert folder.has_results

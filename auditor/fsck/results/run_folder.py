@@ -84,10 +84,19 @@ class RunFolder:
         started_ms: int = json.loads(self._order.read_bytes())["started_ms"]
         return started_ms
 
-    def is_of(self, options: FsckOptions) -> bool:
-        """Whether it was begun with these."""
+    def differences(self, options: FsckOptions) -> list[str]:
+        """What it was begun with where these are others, for people: ``level full, not ends``."""
         order = json.loads(self._order.read_bytes())
-        return all(order.get(key) == value for key, value in _order_of(options).items())
+        return [
+            f"{key.replace('_', ' ')} {order.get(key)}, not {value}"
+            for key, value in _order_of(options).items()
+            if order.get(key) != value
+        ]
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a part is done."""
+        return any(self._ledgers.glob("part-*.parquet"))
 
     @property
     def plan(self) -> Plan:

@@ -48,10 +48,10 @@ def run_fsck(
     dispatch = Dispatch(spark, f"fsck {job.run}")
     if not folder.is_begun:
         _begin(folder, options, job, dispatch, on_progress)
-    elif not folder.is_of(options):
+    elif differences := folder.differences(options):
         raise SettingsError(
-            "a run that was killed had other options: give those, or give it up (--anew)",
-            run=job.run,
+            f"the run {job.run}, which was killed, had other options: {'; '.join(differences)}. "
+            "Give those, or give it up (--anew)"
         )
     run = _Run(folder, options, job, dispatch, on_progress)
     run.look()
