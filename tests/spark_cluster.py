@@ -104,12 +104,12 @@ class StandaloneSpark:
         self._children.append(Child(f"Spark's {name}", command, log=log, environment=environment))
 
     def _workers(self) -> int | None:
-        """How many have come; None while the master does not answer."""
+        """How many have come; None while the master does not answer, or with an empty page."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/", timeout=2) as page:
                 alive: int = json.load(page)["aliveworkers"]
                 return alive
-        except OSError:
+        except (OSError, json.JSONDecodeError):
             return None
 
 
