@@ -1,14 +1,15 @@
 """What came of a plan: the metadata that may be written for it, and what is in the way of the rest."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
 
 from msgspec import Struct
 
+from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId, LedgerMetadata
 from replication.copying.copy_index import CopyOutcome
-from replication.planning.check import Verdict
+from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
 from replication.planning.rewrite import LOST_PLACES_MAX, Change, lost_places, rewritten
@@ -52,23 +53,40 @@ class Results(
     @cached_property
     def in_the_way(self) -> list[Blocked]:
         """Nothing where a target failed: another round takes another."""
-        without_copy: dict[BookieId, set[int]] = defaultdict(set)
-        left_counts: Counter[BookieId] = Counter()
-        unknown: set[int] = set()
-        for repair, outcome in self._pairs:
-            without_copy[repair.replaced].update(outcome.without_copy)
-            unknown.update(outcome.unknown)
-            if not self.is_split:  # else these are seen to in the next round
-                left_counts[repair.replaced] += _left_count(repair, outcome)
+        unknown = {entry_id for _, outcome in self._pairs for entry_id in outcome.unknown}
         return [
             *self.plan.blocked,
-            *(
-                _no_copy(lost, bookie, left_count=left_counts[bookie])
-                for bookie, lost in without_copy.items()
-                if lost
-            ),
+            *(_no_copy(lost, away) for away, lost in self._lost_by_away().items()),
+            *self._left(),
             *([_no_answer(unknown)] if unknown else []),
         ]
+
+    def _lost_by_away(self) -> dict[tuple[BookieId, ...], set[int]]:
+        """Entries without a good copy, by the bookies that are away and should have one."""
+        if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
+            return {}
+        away: dict[Fragment, list[Finding]] = defaultdict(list)
+        for finding in self.survey.findings:
+            if finding.verdict in (Verdict.LOST, Verdict.AWAY):
+                away[finding.fragment].append(finding)
+        lost: dict[tuple[BookieId, ...], set[int]] = defaultdict(set)
+        for repair, outcome in self._pairs:
+            for entry_id in outcome.without_copy:
+                holders = (f.bookie for f in away[repair.fragment] if entry_id in f.entries)
+                lost[tuple(holders)].add(entry_id)
+        return lost
+
+    def _left(self) -> list[Blocked]:
+        """What shares the fate of entries without a copy (``_left_count``), if anything."""
+        if self.is_split:  # seen to in the next round
+            return []
+        count = sum(_left_count(repair, outcome) for repair, outcome in self._pairs)
+        if not count:
+            return []
+        copies = (
+            "1 copy of another entry is" if count == 1 else f"{count} copies of other entries are"
+        )
+        return [Blocked(reason=Reason.NO_COPY, detail=f"{copies} not made on their account")]
 
     @property
     def _pairs(self) -> list[tuple[Repair, CopyOutcome]]:
@@ -134,15 +152,17 @@ def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
     return len(repair.entry_ids) - len(outcome.without_copy) - len(outcome.unknown)
 
 
-def _no_copy(lost: Collection[int], bookie: BookieId, *, left_count: int) -> Blocked:
-    """``left_count``: entries that share their fate (``_left_count``)."""
-    left = {0: "", 1: "; 1 entry more has a copy less"}.get(
-        left_count, f"; {left_count} entries more have a copy less"
-    )
-    return Blocked(
-        reason=Reason.NO_COPY,
-        detail=f"no good copy of {_listed(sorted(lost))} besides the one on {bookie}{left}",
-    )
+def _no_copy(lost: Collection[int], away: Sequence[BookieId]) -> Blocked:
+    """``away``: as in ``Results._lost_by_away``; whether their copies are good nobody knows."""
+    entries = _listed(sorted(lost))
+    if not away:
+        detail = f"no good copy of {entries} is found, and no bookie that should have one is away"
+    else:
+        detail = (
+            f"{entries} may have good copies on {' and '.join(away)} only, "
+            f"which {'is' if len(away) == 1 else 'are'} away"
+        )
+    return Blocked(reason=Reason.NO_COPY, detail=detail)
 
 
 def _no_answer(unknown: Collection[int]) -> Blocked:

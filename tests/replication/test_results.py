@@ -95,15 +95,31 @@ def test_rule_s7_without_one_good_entry_of_the_ledger_nothing_is_split() -> None
     assert results([(repair(1, B4), nothing)]).is_split, "else it would be"
 
 
-def test_what_is_lost_is_told_once_for_each_bookie_that_had_it() -> None:
+def lacking(*findings: Finding) -> list[str]:
+    """What is said where B2 was to be copied without entries 4 and 7, and B3 without 4 and 5."""
     found = results(
         [
             (repair(1, B4), CopyOutcome(entry_count=5, without_copy=(4, 7))),
-            (repair(2, B5), CopyOutcome(entry_count=5, without_copy=(4,))),
-        ]
+            (repair(2, B5), CopyOutcome(entry_count=5, without_copy=(4, 5))),
+        ],
+        findings=findings,
     )
+    assert {blocked.reason for blocked in found.in_the_way} == {Reason.NO_COPY}
+    return [blocked.detail for blocked in found.in_the_way]
 
-    assert [(b.reason, b.detail) for b in found.in_the_way] == [
-        (Reason.NO_COPY, f"no good copy of 2 entries (4, 7) besides the one on {B2}"),
-        (Reason.NO_COPY, f"no good copy of entry 4 besides the one on {B3}"),
+
+def test_what_is_lost_is_told_once_with_all_that_are_away_and_should_have_it() -> None:
+    both = lacking(finding(0, Verdict.GOOD), finding(1, Verdict.LOST), finding(2, Verdict.AWAY))
+    one = lacking(finding(0, Verdict.GOOD), finding(1, Verdict.LOST), finding(2, Verdict.MISSING))
+    none = lacking(finding(0, Verdict.GOOD))
+
+    assert both == [
+        f"2 entries (4, 7) may have good copies on {B2} and {B3} only, which are away",
+        f"entry 5 may have good copies on {B3} only, which is away",
+        "9 copies of other entries are not made on their account",
     ]
+    assert one[:2] == [
+        f"2 entries (4, 7) may have good copies on {B2} only, which is away",
+        "no good copy of entry 5 is found, and no bookie that should have one is away",
+    ]
+    assert "3 entries (4, 5, 7)" in none[0]
