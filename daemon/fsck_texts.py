@@ -114,7 +114,7 @@ class _Lines:
 
 def summary_lines(summary: Summary) -> list[str]:
     lines = [
-        headline(summary),
+        printable(headline(summary)),
         f"run {summary.run}, level {summary.level.value}: {counts_text(summary.counts)}",
     ]
     for count, what in (

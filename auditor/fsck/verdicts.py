@@ -125,6 +125,26 @@ class LedgerVerdict:
         return self.grade is Grade.DEGRADED and bool(DAMAGE.intersection(self.findings))
 
     @property
+    def kept_away(self) -> frozenset[BookieId]:
+        """Bookies that are gone, and with them all good copies of some entries: they are to be started.
+
+        None where the loss is known, and where some other bookie may have copies: it did not answer, or is a
+        former member.
+        """
+        if self.grade is Grade.LOST or _MAY_HAVE_COPIES.intersection(self.findings):
+            return frozenset()
+        return frozenset(
+            each.bookie
+            for fragment in self.fragments
+            for each in self.evidence
+            if fragment.copies_least == 0
+            and each.finding is Finding.BOOKIE_GONE
+            and each.bookie in fragment.ensemble
+            and each.first_entry_id <= fragment.last_entry_id
+            and each.last_entry_id >= fragment.first_entry_id
+        )
+
+    @property
     def seems_wrong(self) -> bool:
         """Whether it is worth a second look, before anything is said of it."""
         return self.grade is not Grade.WHOLE or bool(_DOUBTFUL.intersection(self.findings))
@@ -132,5 +152,6 @@ class LedgerVerdict:
 
 DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
 """What makes a ledger degraded that it should not be."""
+_MAY_HAVE_COPIES = frozenset({Finding.NOT_ANSWERED, Finding.STRAY})
 _DOUBTFUL = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
 """What a second look may make go away, whatever the grade."""

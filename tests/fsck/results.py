@@ -52,6 +52,8 @@ def counted(verdicts: Iterable[LedgerVerdict]) -> Counts:
         resting_on_unknown=sum(verdict.rests_on_unknown for verdict in verdicts),
         entries_read=sum(verdict.entries_read for verdict in verdicts),
         bytes_read=sum(verdict.bytes_read for verdict in verdicts),
+        out_of_reach=sum(bool(verdict.kept_away) for verdict in verdicts),
+        away=dict(Counter(bookie for verdict in verdicts for bookie in verdict.kept_away)),
     )
 
 

@@ -1,6 +1,7 @@
 """The report: its counts are the summary's, it stands alone, and what comes from a cluster cannot break it."""
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -168,6 +169,20 @@ def test_one_sentence_says_what_it_is_about(
     tmp_path: Path, verdicts: list[LedgerVerdict], said: str
 ) -> None:
     assert said in headline(leave_results(tmp_path, verdicts).summary)
+
+
+def test_bookies_that_would_bring_entries_back_are_named_first(tmp_path: Path) -> None:
+    away = [
+        replace(
+            damaged(n, Grade.AT_RISK, *(seen(Finding.BOOKIE_GONE, bookie) for bookie in bookies)),
+            fragments=(replace(whole(n).fragments[0], ensemble=(A, B), copies_least=0),),
+        )
+        for n, bookies in ((1, [A, B]), (2, [B]))
+    ]
+
+    assert headline(leave_results(tmp_path, away).summary) == (
+        f"2 ledgers have entries that no running bookie has: start {B}, {A}; nothing is known to be lost."
+    )
 
 
 def test_where_no_copy_was_looked_at_nothing_is_said_to_be_there(tmp_path: Path) -> None:

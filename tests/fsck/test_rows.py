@@ -1,6 +1,9 @@
 """Verdicts as rows, and back."""
 
+from dataclasses import replace
+
 import pyarrow as pa
+import pytest
 
 from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
@@ -63,6 +66,48 @@ def test_rows_are_counted_as_verdicts_are() -> None:
 
     assert counts_of(table) == counted(VERDICTS)
     assert counts_of(SCHEMA.empty_table()) == counted([])
+
+
+FRAGMENT = FragmentVerdict(
+    first_entry_id=0, last_entry_id=9, ensemble=(A, B), grade=Grade.UNKNOWN, copies_least=0
+)
+
+
+def gone(
+    *bookies: BookieId, beside: Finding | None = None, grade: Grade = Grade.UNKNOWN, copies: int = 0
+) -> LedgerVerdict:
+    evidence = [
+        Evidence(finding=Finding.BOOKIE_GONE, bookie=b, first_entry_id=0, last_entry_id=9)
+        for b in bookies
+    ]
+    return LedgerVerdict(
+        ledger_id=5,
+        grade=grade,
+        findings=(Finding.BOOKIE_GONE, *([beside] if beside else [])),
+        evidence=tuple(evidence),
+        fragments=(replace(FRAGMENT, copies_least=copies),),
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "bookies"),
+    [
+        (gone(A, B), {A, B}),
+        (gone(B, beside=Finding.MISSING, grade=Grade.AT_RISK), {B}),
+        (gone(A, copies=1), set()),
+        (gone(A, grade=Grade.LOST), set()),
+        (gone(A, beside=Finding.NOT_ANSWERED), set()),
+        (gone(A, beside=Finding.STRAY, grade=Grade.AT_RISK), set()),
+    ],
+    ids=["all gone", "gone or missing", "a copy at hand", "lost", "silent", "a former member's"],
+)
+def test_bookies_that_alone_have_entries_are_to_be_started(
+    verdict: LedgerVerdict, bookies: set[BookieId]
+) -> None:
+    counts = counts_of(pa.Table.from_batches([to_batch([verdict, *VERDICTS])]))
+
+    assert counts.away == dict.fromkeys(bookies, 1)
+    assert counts.out_of_reach == bool(bookies)
 
 
 def test_the_columns_keep_their_names() -> None:

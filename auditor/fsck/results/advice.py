@@ -7,6 +7,9 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Finding, Grade
 
+AWAY_SHOWN_MAX = 5
+"""Bookies in the sentence on all of it, those first that most ledgers need."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -116,16 +119,27 @@ def _told(counts: Mapping[str, int], name: str) -> str:
     return f"{counts[name]:,} {name.replace('_', ' ')}" if counts.get(name) else ""
 
 
+def _out_of_reach(counts: Counts) -> str:
+    """``2 ledgers have entries that no running bookie has: start a:3181, b:3181``."""
+    bookies = sorted(counts.away, key=lambda bookie: (-counts.away[bookie], bookie))
+    more = len(bookies) - AWAY_SHOWN_MAX
+    shown = ", ".join(bookies[:AWAY_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+    have = "ledger has" if counts.out_of_reach == 1 else "ledgers have"
+    return f"{counts.out_of_reach:,} {have} entries that no running bookie has: start {shown}"
+
+
 def headline(summary: Summary) -> str:
     """One sentence on all of it."""
     counts = summary.counts
     verdicts: Mapping[str, int] = counts.verdicts
     if verdicts.get(Grade.LOST.value):
         return "Data is lost, as far as fsck can see."
+    if counts.out_of_reach:
+        return f"{_out_of_reach(counts)}; nothing is known to be lost."
     if verdicts.get(Grade.AT_RISK.value):
-        return "Nothing is lost, but some of it hangs on one copy."
+        return "Nothing is known to be lost, but some of it hangs on one copy."
     if counts.wrong:
-        return "Nothing is lost; some copies are not as they should be."
+        return "Nothing is known to be lost; some copies are not as they should be."
     if verdicts.get(Grade.UNKNOWN.value):
         return "Nothing is known to be wrong, but of some ledgers nobody knows."
     if summary.level is Level.METADATA:

@@ -3,6 +3,7 @@
 The schema is stable: a column or a field that is added keeps ``VERSION``, one with another meaning raises it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import accumulate, chain
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
+from ledgers.metadata import BookieId
 
 VERSION = 1
 
@@ -89,6 +91,7 @@ def counts_of(table: pa.Table) -> Counts:
     """Each grade and each finding is named, with 0 where there is none."""
     verdicts = _value_counts(table["verdict"])
     reasons = _value_counts(pc.list_flatten(table["reasons"]))
+    away = _away(table)
     return Counts(
         ledgers=table.num_rows,
         verdicts={grade.value: verdicts.get(grade.value, 0) for grade in Grade},
@@ -97,7 +100,17 @@ def counts_of(table: pa.Table) -> Counts:
         resting_on_unknown=_sum(table["rests_on_unknown"]),
         entries_read=_sum(table["entries_read"]),
         bytes_read=_sum(table["bytes_read"]),
+        out_of_reach=len(away),
+        away=dict(Counter(bookie for bookies in away for bookie in bookies)),
     )
+
+
+def _away(table: pa.Table) -> list[frozenset[BookieId]]:
+    """Of each ledger with entries that no running bookie has, those that have them. Few have no copy at hand."""
+    fragments = table.select(["fragments"]).combine_chunks()["fragments"]
+    lacking = pc.equal(pc.struct_field(pc.list_flatten(fragments), "copies_least"), 0)
+    rows = table.take(pc.unique(pc.list_parent_indices(fragments).filter(lacking)))
+    return [verdict.kept_away for verdict in from_table(rows) if verdict.kept_away]
 
 
 def _from_row(row: dict[str, Any]) -> LedgerVerdict:

@@ -34,6 +34,10 @@ class Counts:
     resting_on_unknown: int = 0
     entries_read: int = 0
     bytes_read: int = 0
+    out_of_reach: int = 0
+    """With entries that no running bookie has, although they are not known to be lost."""
+    away: Mapping[str, int] = field(default_factory=dict)
+    """Of these, by bookie that would bring entries back."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
@@ -44,6 +48,8 @@ class Counts:
             resting_on_unknown=self.resting_on_unknown + other.resting_on_unknown,
             entries_read=self.entries_read + other.entries_read,
             bytes_read=self.bytes_read + other.bytes_read,
+            out_of_reach=self.out_of_reach + other.out_of_reach,
+            away=_added(self.away, other.away),
         )
 
 
@@ -113,6 +119,9 @@ class Summary:
                 resting_on_unknown=whole(record, "resting_on_unknown"),
                 entries_read=whole(record, "entries_read"),
                 bytes_read=whole(record, "bytes_read"),
+                # added later: those of an earlier release lack them
+                out_of_reach=whole(record, "out_of_reach") if "out_of_reach" in record else 0,
+                away=_counts(record, "away") if "away" in record else {},
             ),
             skipped=whole(record, "skipped"),
             left=whole(record, "left"),
