@@ -56,6 +56,7 @@ class LeaderState:
 
 
 def _index_record(note: IndexNote) -> dict[str, Any]:
+    """``ledgers``, ``unreadable``: as of ``written_ms``, when it was built, or so far; not told anew later."""
     return {
         "is_complete": note.is_complete,
         "ledgers": note.ledger_count,

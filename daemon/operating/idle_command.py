@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from daemon.cli import EXIT_FAILED, LedgerId, config_option, json_option, output_option
+from daemon.cli import (
+    EXIT_FAILED,
+    EXIT_UNKNOWN,
+    LedgerId,
+    config_option,
+    json_option,
+    output_option,
+)
 from daemon.operating.close_ledger import Closing, close_by_hand, look_before_closing
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from daemon.operating.maintenance_command import Duration
@@ -38,7 +45,8 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     As the leader's periodic check idle-open last saw them: their bookies' last entry has not changed since,
     nor was their metadata written. Nothing closes them but bookmender ledger close, or a client.
 
-    Exits 0 when there are none, 1 when there are some, 3 when it could not tell.
+    Exits 0 when there are none, 1 when there are some, 3 when it could not tell: also before that check has
+    run (as JSON checked_ms is null then).
     """
 
     async def look(cluster: Visit) -> IdleLedgers:
@@ -47,7 +55,13 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
 
     found = run_visit(config, look)
     click.echo(json.dumps(_record(found), indent=2) if output == "json" else _text(found))
-    sys.exit(EXIT_FAILED if found.ledgers else 0)
+    sys.exit(exit_code(found))
+
+
+def exit_code(found: IdleLedgers) -> int:
+    if found.ledgers:
+        return EXIT_FAILED
+    return EXIT_UNKNOWN if found.checked_ms is None else 0
 
 
 def _record(found: IdleLedgers) -> dict[str, Any]:

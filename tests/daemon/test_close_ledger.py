@@ -8,7 +8,8 @@ import pytest
 
 from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
 from daemon.operating.close_ledger import Closer, CloseRefusedError, Closing, doubts_about
-from daemon.operating.idle_ledgers import find_idle
+from daemon.operating.idle_command import exit_code
+from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from ledgers.errors import NoSuchLedgerError, UnavailableError
 from ledgers.metadata import LedgerState
 from ledgers.placement import RandomPlacement
@@ -219,6 +220,10 @@ async def test_a_look_changes_nothing() -> None:
 
 # --- Which are idle ----------------------------------------------------------------------------------
 
+IDLE = IdleLedger(
+    ledger_id=1, state=LedgerState.OPEN, idle_s=DAY_S, last_entry_id=9, bookies=(B1, B2)
+)
+
 
 @in_virtual_time
 async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idle_first() -> None:
@@ -245,3 +250,18 @@ async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idl
     assert found.checked_ms is None
     assert found.ledgers[0].idle_s == 3
     assert found.ledgers[0].bookies == (B1, B2)
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "checked_ms", "code"),
+    [
+        pytest.param((), 5_000, 0, id="none"),
+        pytest.param((IDLE,), 5_000, 1, id="one"),
+        pytest.param((), None, 3, id="no check has looked yet"),
+        pytest.param((IDLE,), None, 1, id="the first check is still looking"),
+    ],
+)
+def test_that_nobody_has_looked_for_idle_ledgers_is_not_that_there_are_none(
+    ledgers: tuple[IdleLedger, ...], checked_ms: int | None, code: int
+) -> None:
+    assert exit_code(IdleLedgers(ledgers=ledgers, checked_ms=checked_ms)) == code

@@ -109,7 +109,13 @@ def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
         checks=(CheckRow(name=CHECK, about="", interval_s=1.0, running=RUN),),
     )
     status = replace(
-        WHOLE, lost=(B1, B2), marked_count=3, by_missing=((1, 3),), auditing=state, writable=(B3,)
+        WHOLE,
+        lost=(B1, B2),
+        marked_count=3,
+        by_missing=((1, 3),),
+        auditing=state,
+        writable=(B3,),
+        under_repair=1,
     )
 
     assert render(status, now_ms=30_000).splitlines() == [
@@ -120,7 +126,7 @@ def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
         "bookies   1 writable, 0 read-only, 1 lost, 1 away",
         f"          lost: {B1}",
         f"          away: {B2} lost in 1 min",
-        "queue     3 ledgers marked, 0 locked for repair, 0 waiting",
+        "queue     3 ledgers marked, 1 locked for repair, 0 waiting",
         "          3 missing 1 bookie",
         "          because: 1 all-ledgers, 2 lost",
         f"checking  {CHECK}: 10 ledgers looked at, about 30 left, 15 s to go at 2 a second",
