@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.election import current_leader
-from auditor.fsck.results.last import read_last
+from auditor.fsck.results.last import read_closer, read_last
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord, last_audit
 from daemon.leader_status import LeaderState, gather_leader
@@ -90,6 +90,8 @@ class Status:
     most ``LOCKS_READ_MAX``."""
     fsck: Summary | None = None
     """Of its last run."""
+    fsck_closer: Summary | None = None
+    """Of an earlier one that looked more closely and found something wrong, if none as close came after."""
 
     @property
     def verdict(self) -> str:
@@ -136,6 +138,7 @@ class Status:
             "is_disabled": self.is_disabled,
             "last_audit": audit_record(self.audit) if self.audit else None,
             "last_fsck": self.fsck.to_record() if self.fsck else None,
+            "closer_fsck": self.fsck_closer.to_record() if self.fsck_closer else None,
             "auditing": self.auditing.to_json(),
             "queue": {
                 "marked": self.marked_count,
@@ -250,6 +253,7 @@ async def gather_status(cluster: Visit) -> Status:
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
         fsck=await read_last(store, ur),
+        fsck_closer=await read_closer(store, ur),
     )
 
 

@@ -8,7 +8,13 @@ from prometheus_client import REGISTRY
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.advice import counts_text
-from auditor.fsck.results.last import last_path, meter_last, read_last, write_last
+from auditor.fsck.results.last import (
+    last_path,
+    meter_last,
+    read_closer,
+    read_last,
+    write_last,
+)
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.status import gather_status
@@ -81,6 +87,36 @@ async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
 
 
 @in_virtual_time
+async def test_a_run_that_looked_less_closely_hides_nothing_that_was_wrong() -> None:
+    cluster = await Cluster.start()
+    full, ends = summary(LOST), summary(SUSPECT, level=Level.ENDS)
+    shallow = summary(whole(0), level=Level.METADATA, finished_ms=9_000)
+
+    for each, closer in ((full, None), (ends, full), (shallow, full), (summary(whole(0)), None)):
+        await write_last(cluster.store, UR, each)
+        assert await read_last(cluster.store, UR) == each
+        assert await read_closer(cluster.store, UR) == closer
+
+
+@in_virtual_time
+async def test_status_and_metrics_tell_of_both() -> None:
+    cluster = await Cluster.start()
+    await write_last(cluster.store, UR, summary(LOST))
+    metering = asyncio.create_task(meter_last(cluster.store, UR))
+    await write_last(cluster.store, UR, summary(whole(0), level=Level.ENDS))
+    await asyncio.sleep(1)
+    metering.cancel()
+
+    status = await gather_status(visiting(cluster))
+
+    assert status.to_json()["closer_fsck"]["verdicts"]["lost"] == 1
+    lines = render(status, now_ms=62_000).splitlines()
+    assert "fsck      1 min ago, level ends: 1 ledger: 1 whole" in lines
+    assert "          1 min ago, level full: 1 ledger: 1 lost; none as close came after" in lines
+    assert metric("wrong_ledgers") == 1
+
+
+@in_virtual_time
 async def test_status_without_any_run_says_nothing_of_fsck() -> None:
     status = await gather_status(visiting(await Cluster.start()))
 
@@ -101,6 +137,7 @@ async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
     await asyncio.sleep(1)
 
     assert (metric("ledgers", verdict="lost"), metric("ledgers", verdict="whole")) == (0, 1)
+    assert metric("wrong_ledgers") == 1, "nobody looked as closely since"
     assert metric("finished_timestamp_seconds", level="ends") == 9
     assert metric("finished_timestamp_seconds", level="full") is None
     metering.cancel()

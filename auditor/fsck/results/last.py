@@ -1,12 +1,17 @@
-"""What the last run of all found: ``<ur>/bookmender/fsck/last``, its summary, for the daemon's status and metrics."""
+"""What the last run of all found: ``<ur>/bookmender/fsck/last``, its summary, for the daemon's status and metrics.
+
+Beside it, in ``closer``, that of an earlier one that looked more closely and found something wrong: until a run as
+close comes, nobody knows that it was mended.
+"""
 
 import json
+from collections.abc import Sequence
 from contextlib import aclosing, suppress
 
 from prometheus_client import Gauge
 
 from auditor.fsck.results.summary import Summary
-from ledgers.errors import CorruptionError, NodeExistsError
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.store import ANY_VERSION, MetadataStore
 from replication.cluster.own_state import own_path, read_json
 
@@ -20,7 +25,10 @@ FINDINGS = Gauge(
     "Ledgers that the last run of fsck found something of, by finding.",
     ["finding"],
 )
-WRONG = Gauge("bookmender_fsck_wrong_ledgers", "Ledgers that the last run of fsck exits 1 for.")
+WRONG = Gauge(
+    "bookmender_fsck_wrong_ledgers",
+    "Ledgers that the last run of fsck exits 1 for, or a closer one that none as close came after.",
+)
 FINISHED = Gauge(
     "bookmender_fsck_finished_timestamp_seconds", "When the last run of fsck ended.", ["level"]
 )
@@ -30,18 +38,48 @@ def last_path(ur: str) -> str:
     return f"{own_path(ur)}/fsck/last"
 
 
+def closer_path(ur: str) -> str:
+    return f"{own_path(ur)}/fsck/closer"
+
+
 async def write_last(store: MetadataStore, ur: str, summary: Summary) -> None:
     """In place of the run before. Nobody acts on it, so that it needs no proof of a session."""
+    before = (await read_closer(store, ur), await read_last(store, ur))
+    closer = _outstanding([each for each in before if each is not None], summary)
+    if closer is not None:
+        await _write(store, closer_path(ur), closer)
+    else:
+        with suppress(NoNodeError):
+            await store.delete(closer_path(ur))
+    await _write(store, last_path(ur), summary)
+
+
+def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
+    """The closest that found something wrong and looked more closely than the last one; of several the latest."""
+    found = [each for each in before if each.counts.wrong and each.level.depth > last.level.depth]
+    return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
+
+
+async def _write(store: MetadataStore, path: str, summary: Summary) -> None:
     data = json.dumps(summary.to_record()).encode()
     try:
-        await store.create(last_path(ur), data, with_parents=True)
+        await store.create(path, data, with_parents=True)
     except NodeExistsError:
-        await store.set(last_path(ur), data, version=ANY_VERSION)
+        await store.set(path, data, version=ANY_VERSION)
 
 
 async def read_last(store: MetadataStore, ur: str) -> Summary | None:
     """None where there is none that can be read."""
-    record = await read_json(store, last_path(ur))
+    return await _read(store, last_path(ur))
+
+
+async def read_closer(store: MetadataStore, ur: str) -> Summary | None:
+    """Of the closer run that found something wrong; None where there is none, or none that can be read."""
+    return await _read(store, closer_path(ur))
+
+
+async def _read(store: MetadataStore, path: str) -> Summary | None:
+    record = await read_json(store, path)
     with suppress(CorruptionError):
         return None if record is None else Summary.from_record(record)
     return None
@@ -52,14 +90,14 @@ async def meter_last(store: MetadataStore, ur: str) -> None:
     async with aclosing(store.watch(last_path(ur))) as events:
         async for _ in events:
             if (summary := await read_last(store, ur)) is not None:
-                _meter(summary)
+                _meter(summary, await read_closer(store, ur))
 
 
-def _meter(summary: Summary) -> None:
+def _meter(summary: Summary, closer: Summary | None) -> None:
     for verdict, count in summary.counts.verdicts.items():
         LEDGERS.labels(verdict=verdict).set(count)
     for finding, count in summary.counts.findings.items():
         FINDINGS.labels(finding=finding).set(count)
-    WRONG.set(summary.counts.wrong)
+    WRONG.set(max(summary.counts.wrong, 0 if closer is None else closer.counts.wrong))
     FINISHED.clear()  # that of a run at another level is not the last one any more
     FINISHED.labels(level=summary.level.value).set(summary.finished_ms / 1000)
