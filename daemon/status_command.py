@@ -55,7 +55,8 @@ status.help = "\n".join(
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s,",
         "pending_losses (lost_ms: when each will be lost), running_checks (ledgers_left, remaining_s, counts);",
-        "hold, last_audit, last_fsck (the summary of its last run), ordered_bookies, waiting.",
+        "hold, last_audit, last_fsck (the summary of its last run), closer_fsck (of an earlier one that looked",
+        "more closely and found something wrong, if none as close came after), ordered_bookies, waiting.",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does, or bookmender fsck. Exits 0 when whole, 1 when not, 3 when it could not tell.",
@@ -94,6 +95,9 @@ def render(found: Status, *, now_ms: int) -> str:
         lines.append(f"audit     {_audit(found.audit, now_ms=now_ms)}")
     if found.fsck is not None:
         lines.append(f"fsck      {_fsck(found.fsck, now_ms=now_ms)}")
+    if found.fsck_closer is not None:
+        closer = _fsck(found.fsck_closer, now_ms=now_ms)
+        lines.append(f"          {closer}; none as close came after")
     lines += [f"checking  {text}" for text in check_texts(auditing.checks)]
     if found.waiting:
         shown, total = len(found.waiting), found.waiting_count
