@@ -1,8 +1,8 @@
 """The auditor's soak: ``python -m tests.soak.audit``.
 
 Three of our nodes stand for election on a real ZooKeeper; bookies and ledgers are znodes, that come, change
-and go all the time, and ZooKeeper is killed and started again. During the first third leaders are killed as
-well; then they are left alone and weighed. In the end the set of marks must be the one computed from scratch,
+and go all the time, and ZooKeeper is killed and started again. During the first sixth leaders are killed as
+well; then they are left alone, and in the last two thirds weighed. In the end the set of marks must be the one computed from scratch,
 and the leader must not have grown.
 """
 
@@ -116,7 +116,8 @@ class Soak:
         for name in NODES:
             self.leaders.start(name)
         began_s = time.monotonic()
-        calm_s, end_s = began_s + self.duration_s / 3, began_s + self.duration_s
+        end_s = began_s + self.duration_s
+        calm_s, warm_s = began_s + self.duration_s / 6, began_s + self.duration_s / 3
         async with asyncio.TaskGroup() as tasks:
             for each in (
                 self._repeat(self._move_a_bookie, BOOKIES_PAUSE_S, end_s),
@@ -124,7 +125,7 @@ class Soak:
                 self._repeat(self._work_off, WORKER_PAUSE_S, end_s - UNWORKED_S),
                 self._repeat(self._kill_leader, KILLS_EVERY_S, calm_s),
                 self._repeat(self._restart_zookeeper, RESTARTS_EVERY_S, end_s),
-                self._weigh(began_s, calm_s, end_s),
+                self._weigh(began_s, warm_s, end_s),
             ):
                 tasks.create_task(each)
         verdict = await self._settled()
@@ -160,9 +161,9 @@ class Soak:
         await asyncio.to_thread(self.server.start)
         self.restart_count += 1
 
-    async def _weigh(self, began_s: float, calm_s: float, end_s: float) -> None:
+    async def _weigh(self, began_s: float, warm_s: float, end_s: float) -> None:
         while (now_s := time.monotonic()) < end_s:
-            if now_s >= calm_s:
+            if now_s >= warm_s:
                 self.leaders.weigh(now_s=now_s)
             with suppress(*MISSED):
                 await self._say(now_s - began_s)
