@@ -1,29 +1,17 @@
-"""Drains and maintenance windows as operators order them, and what is shown of each bookie."""
+"""Which bookies are meant, maintenance windows as operators order them, and what is shown of each bookie."""
 
 import asyncio
 import json
-from dataclasses import replace
 
 import click
 import pytest
-from click.testing import CliRunner
 
-from auditor.records import DrainProgress
-from daemon.operating import drain_command
 from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies, require_known
 from daemon.operating.bookies import (
     BookieRow,
     BookieState,
     gather_bookies,
     maintenance_text,
-)
-from daemon.operating.drains import (
-    Drains,
-    cancel_drains,
-    concerns,
-    order_drains,
-    read_drains,
-    wait_drained,
 )
 from daemon.operating.maintenance_command import (
     Duration,
@@ -34,23 +22,14 @@ from daemon.operating.maintenance_command import (
 )
 from daemon.operating.maintenance_command import concerns as window_concerns
 from ledgers.bookies import Room
-from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
-from replication.cluster.orders import DrainOrder, MaintenanceWindow, Orders
-from replication.queue import payloads
-from tests.auditor.auditing import draining, leading
+from replication.cluster.orders import DrainOrder, MaintenanceWindow
 from tests.auditor.scenes import with_ledgers
-from tests.daemon.visits import Heard, visiting
+from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import ROOT, UR, node_info
-
-
-async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | None = None) -> None:
-    await order_drains(visiting(cluster), bookies, may_fence=may_fence, clock=cluster.clock)
-
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES
+from tests.replication.nodes import ROOT, UR
 
 # --- Which bookie is meant -------------------------------------------------------------------------
 
@@ -81,254 +60,6 @@ def test_a_near_miss_is_answered_with_what_may_have_been_meant() -> None:
 def test_what_cannot_be_an_id_is_no_argument() -> None:
     with pytest.raises(click.BadParameter):
         BookieArgument().convert("no spaces please", None, None)
-
-
-# --- Drains ----------------------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_a_drain_that_is_ordered_again_goes_on_under_the_new_terms() -> None:
-    cluster = await Cluster.start()
-    await order_drain(cluster, B1)
-    first = (await OrderBook(cluster.store, UR).read()).draining[B1]
-    await asyncio.sleep(10)
-
-    await order_drain(cluster, B1, B2, may_fence=True)
-
-    draining_now = (await OrderBook(cluster.store, UR).read()).draining
-    assert draining_now[B1] == DrainOrder(since_ms=first.since_ms, may_fence=True)
-    assert draining_now[B2].since_ms > first.since_ms
-
-    await order_drain(cluster, B1, may_fence=None)
-    assert (await OrderBook(cluster.store, UR).read()).draining[B1].may_fence, "as it stands"
-    await order_drain(cluster, B1, may_fence=False)
-    assert not (await OrderBook(cluster.store, UR).read()).draining[B1].may_fence
-
-
-@in_virtual_time
-async def test_a_later_releases_drain_is_taken_back_but_not_overwritten() -> None:
-    cluster = await Cluster.start()
-    await cluster.store.create(drain_place(UR, B1).path, b"{}", with_parents=True)
-
-    with pytest.raises(CorruptionError, match="--cancel"):
-        await order_drain(cluster, B1)
-
-    assert await cancel_drains(visiting(cluster), [B1, B2]) == [B1]
-    assert await cluster.store.exists(drain_place(UR, B1).path) is None
-
-
-@in_virtual_time
-async def test_waiting_for_a_drain_ends_when_no_ledger_names_the_bookie() -> None:
-    cluster = await with_ledgers((B1, B2), (B1, B3))
-    await order_drain(cluster, B1, B4)
-    heard = Heard()
-    async with draining(cluster):
-        waiting = asyncio.create_task(
-            wait_drained(visiting(cluster), [B1], show=heard.show, clock=cluster.clock)
-        )
-        await asyncio.sleep(30)
-        assert not waiting.done()
-        for ledger_id in (0, 1):
-            await cluster.store.delete(cluster.manager.path(ledger_id))
-            await _unmark(cluster, ledger_id)
-        drains = await asyncio.wait_for(waiting, 100)
-
-    assert drains.are_drained([B1])
-    assert drains.orders.draining.keys() == {B1}, "of the other nobody asked"
-    assert heard.left[0] == 2
-
-
-@in_virtual_time
-async def test_waiting_for_a_drain_ends_when_its_order_is_taken_back() -> None:
-    cluster = await with_ledgers((B1, B2))
-    await order_drain(cluster, B1)
-    waiting = asyncio.create_task(
-        wait_drained(visiting(cluster), [B1], show=Heard().show, clock=cluster.clock)
-    )
-    await asyncio.sleep(10)
-    assert not waiting.done(), "nobody has looked for its ledgers yet"
-
-    await cancel_drains(visiting(cluster), [B1])
-    drains = await asyncio.wait_for(waiting, 10)
-
-    assert not drains.are_drained([B1])
-
-
-@in_virtual_time
-async def test_progress_of_an_earlier_order_is_not_that_of_this_one() -> None:
-    cluster = await with_ledgers((B2, B3))
-    await order_drain(cluster, B1)
-    async with draining(cluster):
-        await asyncio.sleep(1)
-        assert (await read_drains(visiting(cluster))).are_drained([B1])
-    await cancel_drains(visiting(cluster), [B1])
-    await asyncio.sleep(1)
-
-    await order_drain(cluster, B1)
-
-    drains = await read_drains(visiting(cluster))
-    assert not drains.are_drained([B1])
-    assert drains.ledgers_left is None
-
-
-@pytest.mark.parametrize(
-    ("progress", "text"),
-    [
-        pytest.param({}, "draining (not looked for yet)", id="no leader has looked"),
-        pytest.param({B1: (5, 1_000, False)}, "draining (5 of 1,000 ledgers left)", id="under way"),
-        pytest.param(
-            {B1: (0, 9, False)}, "draining (0 of 9 ledgers left)", id="not proven to be empty yet"
-        ),
-        pytest.param({B1: (0, 9, True)}, "drained", id="empty"),
-    ],
-)
-def test_a_drain_says_how_far_it_is(
-    progress: dict[BookieId, tuple[int, int, bool]], text: str
-) -> None:
-    told = {
-        b: DrainProgress(since_ms=1, ledgers_left=left, ledgers_most=most, is_drained=is_drained)
-        for b, (left, most, is_drained) in progress.items()
-    }
-
-    row = BookieRow(
-        bookie=B1,
-        state=BookieState.READ_ONLY,
-        has_cookie=True,
-        drain=DrainOrder(since_ms=1),
-        progress=told.get(B1),
-    )
-
-    assert row.to_text(now_ms=0) == f"{B1}: read-only, {text}"
-
-
-IN_DOUBT = DrainProgress(
-    since_ms=1,
-    ledgers_left=0,
-    ledgers_most=9,
-    is_drained=False,
-    is_in_doubt=True,
-    unreadable_count=23,
-    unreadable=(4, 7),
-)
-
-
-def drains_of(**progress: DrainProgress) -> Drains:
-    orders = Orders(draining={BookieId(b): DrainOrder(since_ms=1) for b in progress})
-    return Drains(orders=orders, progress={BookieId(b): told for b, told in progress.items()})
-
-
-def test_a_drain_in_doubt_says_which_ledgers_cannot_be_read_for_people_and_for_programs() -> None:
-    drains = drains_of(b1=IN_DOUBT)
-
-    assert drains.to_text() == (
-        "b1: in doubt: 23 ledgers that cannot be read may name it: 4, 7 and more; "
-        "bookmender ledger show ID says what is wrong"
-    )
-    record = drains.to_json()["bookies"]["b1"]
-    assert (record["is_drained"], record["is_in_doubt"]) == (False, True)
-    assert (record["unreadable_count"], record["unreadable"]) == (23, [4, 7])
-
-
-def test_ledgers_that_cannot_be_read_are_named_while_others_move() -> None:
-    under_way = replace(
-        IN_DOUBT, ledgers_left=5, is_in_doubt=False, unreadable_count=2, unreadable=(4, 7)
-    )
-
-    assert drains_of(b1=under_way).to_text() == (
-        "b1: draining (5 of 9 ledgers left); 2 ledgers that cannot be read may name it: 4, 7; "
-        "bookmender ledger show ID says what is wrong"
-    )
-
-
-DRAINED = DrainProgress(since_ms=1, ledgers_left=0, ledgers_most=9, is_drained=True)
-UNDER_WAY = replace(DRAINED, ledgers_left=3, is_drained=False)
-
-
-@pytest.mark.parametrize(
-    ("progress", "exit_code"),
-    [
-        pytest.param({}, 0, id="nothing to drain"),
-        pytest.param({"b1": DRAINED, "b2": DRAINED}, 0, id="all drained"),
-        pytest.param({"b1": DRAINED, "b2": UNDER_WAY}, 1, id="one under way"),
-        pytest.param({"b1": IN_DOUBT, "b2": UNDER_WAY}, 1, id="one in doubt, one under way"),
-        pytest.param({"b1": IN_DOUBT, "b2": DRAINED}, 3, id="nothing is left but doubt"),
-    ],
-)
-def test_the_exit_code_says_whether_all_is_drained(
-    progress: dict[str, DrainProgress], exit_code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(drain_command, "run_visit", lambda config, act: drains_of(**progress))
-
-    result = CliRunner().invoke(drain_command.drain, [])
-
-    assert result.exit_code == exit_code, result.output
-
-
-@in_virtual_time
-async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
-    await cluster.store.set(cluster.manager.path(1), b"?" + B1.encode(), version=-1)
-    await order_drain(cluster, B1)
-    async with draining(cluster):
-        waiting = asyncio.create_task(
-            wait_drained(visiting(cluster), [B1], show=Heard().show, clock=cluster.clock)
-        )
-        await asyncio.sleep(30)
-        assert not waiting.done(), "a ledger moves still"
-        await cluster.store.delete(cluster.manager.path(0))
-        await _unmark(cluster, 0)
-        drains = await asyncio.wait_for(waiting, 100)
-
-    assert not drains.are_drained([B1])
-    assert drains.progress[B1].unreadable == (1,)
-
-
-@in_virtual_time
-async def test_no_drain_at_all_is_said_too() -> None:
-    cluster = await Cluster.start()
-
-    drains = await read_drains(visiting(cluster))
-
-    assert drains.to_text() == "no bookie is being drained"
-    assert drains.to_json() == {"bookies": {}, "unreadable_orders": []}
-
-
-@in_virtual_time
-async def test_what_keeps_a_drain_from_its_end_is_said_with_what_to_do() -> None:
-    cluster = await Cluster.start(B1, B2)
-    here = visiting(cluster)
-
-    writable, no_leader = await concerns(here, [B1])
-    assert f"{B1} still takes writes" in writable
-    assert "readonly" in writable
-    assert "no auditor is running" in no_leader
-
-    *_, alone, _ = await concerns(here, [B1, B2])
-    assert "no other writable bookie is left" in alone
-
-    await cluster.unregister(B1)
-    await cluster.register(B1, is_read_only=True)
-    async with leading(cluster):
-        assert await concerns(here, [B1]) == []
-        await cluster.store.create(payloads.disable_path(UR))
-        assert await concerns(here, [B1]) == [
-            "auto-recovery is disabled, so nothing moves: bookmender enable"
-        ]
-
-
-@in_virtual_time
-async def test_a_leader_that_knows_no_drains_is_named() -> None:
-    cluster = await Cluster.start(B1, B2)
-    await Membership.join(cluster.store, UR, node_info("node-1", Half.WORKER))
-    java = visiting(cluster).store
-    await java.create(
-        f"{payloads.election_path(UR)}/V_",
-        payloads.vote_to_bytes("java-1:3181"),
-        is_ephemeral=True,
-        is_sequential=True,
-    )
-
-    assert "Java's AutoRecovery (java-1:3181)" in (await concerns(visiting(cluster), [B1]))[-1]
 
 
 # --- Maintenance -----------------------------------------------------------------------------------
@@ -479,9 +210,3 @@ def test_free_room_is_shown_where_the_bookie_told_it() -> None:
     text = row.to_text(now_ms=0)
 
     assert text == f"{B1}: writable, under maintenance for another 1 min, 25% of 4.0 GiB free"
-
-
-async def _unmark(cluster: Cluster, ledger_id: int) -> None:
-    path = payloads.mark_path(f"{UR}/bookmender", ledger_id)
-    await cluster.store.delete(path)
-    await cluster.store.delete(path.rpartition("/")[0])

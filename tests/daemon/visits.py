@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from daemon.operating.drains import order_drains
 from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
+from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT
@@ -37,3 +39,7 @@ class Heard:
     def show(self, left: int, *, beside: str = "") -> None:
         self.left.append(left)
         self.beside.append(beside)
+
+
+async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | None = None) -> None:
+    await order_drains(visiting(cluster), bookies, may_fence=may_fence, clock=cluster.clock)
