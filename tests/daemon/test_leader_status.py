@@ -17,7 +17,7 @@ from ledgers.metadata import BookieId
 from replication.queue.listing import read_marks
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
-from tests.daemon.test_status import WHOLE
+from tests.daemon.status_values import WHOLE
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3

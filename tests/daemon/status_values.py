@@ -1,0 +1,33 @@
+"""What tests of `status` have in common."""
+
+from daemon.status import Status
+from replication.cluster.membership import Half, NodeInfo
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
+from tests.replication.ledger_values import B1, B2, B3
+
+WHOLE = Status(
+    leader=None,
+    leader_node=None,
+    nodes=(),
+    writable=(B1, B2, B3),
+    read_only=(),
+    lost=(),
+    is_disabled=False,
+    marked_count=0,
+    by_missing=(),
+    by_bookie=(),
+    under_repair=0,
+    waiting=(),
+    waiting_count=0,
+)
+
+
+def note(ledger_id: int, reason: Reason, detail: str = "because") -> WaitingNote:
+    return WaitingNote(
+        ledger_id=ledger_id, reason=reason, detail=detail, node="host-a", since_ms=1_000
+    )
+
+
+def node(host: str, pid: int, half: Half) -> NodeInfo:
+    return NodeInfo(half=half, host=host, pid=pid, bookie_id=None, started_ms=0)

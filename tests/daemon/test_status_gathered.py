@@ -1,0 +1,267 @@
+"""What ``bookmender status`` gathers of a cluster."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from auditor.records import AuditRecord
+from daemon.operating.drains import order_drains
+from daemon.operating.maintenance_command import open_window
+from daemon.queue_command import line_of, queue_rows
+from daemon.settings import Settings
+from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status
+from daemon.status_command import render
+from daemon.visit import Visit
+from ledgers.clock import SystemClock
+from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from replication.cluster.membership import Half
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.queue.listing import read_marks
+from replication.reasons import Reason
+from tests.auditor.auditing import leading
+from tests.daemon.status_values import WHOLE, note
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES
+from tests.replication.nodes import ROOT, UR
+
+
+async def gathered(cluster: Cluster) -> Status:
+    return await gather_status(
+        Visit(
+            settings=Settings(metadata_service_uri=f"zk://127.0.0.1{ROOT}"),
+            store=cluster.store,
+            manager=cluster.manager,
+            registration=Registration(cluster.store, ROOT),
+        )
+    )
+
+
+@in_virtual_time
+async def test_a_cluster_in_which_nothing_ever_happened_is_whole() -> None:
+    status = await gathered(await Cluster.start())
+
+    assert status == replace(WHOLE, writable=BOOKIES)
+
+
+@in_virtual_time
+async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None:
+    cluster = await Cluster.start()
+    await cluster.kill(B1)
+    await cluster.unregister(B2)
+    await cluster.register(B2, is_read_only=True)
+    await cluster.mark(B1, ledger_id=1)
+    await cluster.mark(B1, B3, ledger_id=2)
+    await cluster.mark(B1, ledger_id=3)
+    await cluster.store.create(payloads.mark_path(UR, 4), b"\xff", with_parents=True)
+    await cluster.store.create(payloads.disable_path(UR))
+
+    async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
+        await worker.take(2)
+        await worker.notes.write(note(1, Reason.NO_TARGET))
+        await worker.notes.write(note(99, Reason.NO_TARGET))  # without a mark: means nothing
+
+        status = await gathered(cluster)
+
+        assert status.leader == "host-a"
+        assert status.leader_node is not None
+        assert status.leader_node.half is Half.AUDITOR
+        assert leader.store.session_id
+    assert [(n.host, n.half) for n in status.nodes] == [
+        ("host-a", Half.AUDITOR),
+        ("host-b", Half.WORKER),
+    ]
+    assert status.lost == (B1,)
+    assert status.read_only == (B2,)
+    assert set(status.writable) == {*BOOKIES} - {B1, B2}
+    assert status.is_disabled
+    assert status.marked_count == 4
+    assert status.by_missing == ((2, 1), (1, 2))
+    assert status.by_bookie == ((B1, 3), (B3, 1))
+    assert status.under_repair == 1
+    assert status.waiting == (note(1, Reason.NO_TARGET),)
+    assert status.waiting_count == 1
+    assert status.verdict == "disabled"
+
+
+@in_virtual_time
+async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
+    cluster = await Cluster.start()
+    vote = payloads.vote_to_bytes("java:3181")
+    await cluster.store.create(f"{payloads.election_path(UR)}/V_0000000003", vote)
+
+    status = await gathered(cluster)
+
+    assert (status.leader, status.leader_node) == ("java:3181", None)
+
+
+@in_virtual_time
+async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(f"{payloads.election_path(UR)}/V_0000000003", b"\xff")
+
+    status = await gathered(cluster)
+
+    assert status.leader == UNREADABLE_VOTE
+    assert status.verdict == "whole"
+
+
+@in_virtual_time
+async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_first() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in (1, 2, 3):
+        await cluster.mark(B1, ledger_id=ledger_id)
+
+    async with cluster.node("host-b") as worker:
+        await worker.take(2)
+        java = payloads.lock_to_bytes("java-host")
+        await cluster.store.create(payloads.lock_path(UR, 3), java, is_ephemeral=True)
+        await asyncio.sleep(10)
+        await cluster.store.create(payloads.lock_path(UR, 1), b"\xff")
+        status = await gathered(cluster)
+        rows = await rows_of(cluster, 1, 2, 3)
+
+    assert status.under_repair == 3
+    assert [(lock.ledger_id, lock.holder) for lock in status.foreign_locks] == [
+        (3, "java-host"),
+        (1, None),
+    ]
+    assert [line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows] == [
+        f"ledger 1: misses {B1} (locked by nobody known, no node of ours, for 0 s)",
+        f"ledger 2: misses {B1} (locked by host-b for 10 s)",
+        f"ledger 3: misses {B1} (locked by java-host, no node of ours, for 10 s)",
+    ]
+
+
+@in_virtual_time
+async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    due_ms = cluster.clock.wall_ms() + 4_500
+
+    async with cluster.node("host-b") as worker:
+        waiting = replace(note(1, Reason.NO_TARGET, "no room"), tries=3, next_try_ms=due_ms)
+        await worker.notes.write(waiting)
+        (row,) = await rows_of(cluster, 1)
+
+    line = f"ledger 1: misses {B1} — no-target: no room"
+    assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
+    assert line_of(row, now_ms=due_ms) == line
+
+
+async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
+    marked = await read_marks(cluster.store, UR, ledger_ids)
+    return await queue_rows(visiting(cluster), marked, own=())
+
+
+@in_virtual_time
+async def test_of_very_many_that_wait_the_first_are_shown_and_all_are_counted() -> None:
+    cluster = await Cluster.start()
+    count = WAITING_SHOWN_MAX + 5
+    async with cluster.node() as worker:
+        for ledger_id in range(count):
+            await cluster.mark(ledger_id=ledger_id)
+            await worker.notes.write(note(ledger_id, Reason.NO_ANSWER))
+
+        status = await gathered(cluster)
+
+    assert [n.ledger_id for n in status.waiting] == list(range(WAITING_SHOWN_MAX))
+    assert status.waiting_count == count
+    assert f"the first {WAITING_SHOWN_MAX} of {count}" in render(status, now_ms=0)
+
+
+@in_virtual_time
+async def test_the_json_has_what_the_text_has() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
+        await worker.notes.write(note(1, Reason.NO_COPY, "gone"))
+        record = (await gathered(cluster)).to_json()
+
+    assert record["leader"] == "host-a"
+    assert record["leader_node"]["host"] == "host-a"
+    assert [n["half"] for n in record["nodes"]] == ["auditor", "worker"]
+    assert record["bookies"]["writable"] == sorted(BOOKIES)
+    assert record["queue"] == {
+        "marked": 1,
+        "under_repair": 0,
+        "by_missing_bookies": {"1": 1},
+        "by_lost_bookie": {BookieId(B1): 1},
+        "by_cause": {"unknown": 1},
+        "own_marked": 0,
+        "foreign_locks": [],
+    }
+    assert record["auditing"] == {
+        "index": None,
+        "recovery_delay_s": 0,
+        "pending_losses": [],
+        "running_checks": [],
+    }
+    assert record["waiting"]["ledgers"] == [
+        {
+            "ledger_id": 1,
+            "reason": "no-copy",
+            "detail": "gone",
+            "node": "host-a",
+            "since_ms": 1_000,
+            "tries": 1,
+            "next_try_ms": 0,
+        }
+    ]
+
+
+# --- What is ordered -------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    here = visiting(cluster)
+    await open_window(here, B1, duration_s=3_600, reason="disk", clock=SystemClock())
+    await order_drains(here, [B2], may_fence=False, clock=SystemClock())
+    await cluster.kill(B1)
+    await cluster.store.create(payloads.mark_path(own_path(UR), 5), with_parents=True)
+
+    status = await gather_status(here)
+
+    assert status.lost == ()
+    assert status.verdict == "whole"
+    assert [row["bookie_id"] for row in status.to_json()["ordered_bookies"]] == [B1, B2]
+    assert status.to_json()["queue"]["own_marked"] == 1
+    lines = render(status, now_ms=SystemClock().wall_ms()).splitlines()
+    assert lines[-3] == "          1 more to be drained or repaired by hand"
+    assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
+    assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
+
+
+@in_virtual_time
+async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in (1, 2, 3):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id)
+    good, _ = await cluster.store.get(cluster.manager.path(1))
+    for ledger_id in (1, 2, 3):
+        await cluster.store.set(cluster.manager.path(ledger_id), b"", version=-1)
+    async with leading(cluster) as leader:
+        await leader.records.write_audit(
+            AuditRecord(
+                finished_ms=1,
+                ledger_count=3,
+                mark_count=0,
+                unreadable_count=3,
+                unreadable=(1, 2, 3),
+            )
+        )
+    assert (await gathered(cluster)).verdict == "unreadable"
+
+    await cluster.store.set(cluster.manager.path(1), good, version=-1)
+    await cluster.store.delete(cluster.manager.path(2))
+
+    audit = (await gathered(cluster)).audit
+    assert audit is not None
+    assert (audit.unreadable, audit.unreadable_count) == ((3,), 1)
+
+    await cluster.store.delete(cluster.manager.path(3))
+    assert (await gathered(cluster)).verdict == "whole"
