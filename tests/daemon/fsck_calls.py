@@ -1,0 +1,90 @@
+"""Commands of ``bookmender fsck`` called without Spark: the run itself, and the cluster, are fakes."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from auditor.fsck.publishing import Fault, Published, Show
+from auditor.fsck.results.cluster import Cluster
+from auditor.fsck.results.summary import Summary
+from auditor.fsck.running import FsckProgress, OnProgress
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from daemon import fsck_command
+from daemon.cli import main
+from daemon.fsck_command import fsck
+from daemon.fsck_running import Places, Wanted, write_racks
+from daemon.settings import Settings
+from ledgers.metadata import BookieId
+from tests.fsck.results import damaged, leave_results, seen
+
+URI = "zk+hierarchical://zk:2181/ledgers"
+CLUSTER = Cluster(instance_id="id-1", metadata_service_uri=URI)
+A = BookieId("a:3181")
+LOST = damaged(1, Grade.LOST, seen(Finding.MISSING, A))
+UNKNOWN = damaged(2, Grade.UNKNOWN, seen(Finding.NOT_ANSWERED, A))
+Verdicts = Sequence[LedgerVerdict]
+
+
+@dataclass(slots=True)
+class FakeRuns:
+    """In place of Spark and the cluster."""
+
+    verdicts: Verdicts = ()
+    raises: BaseException | None = None
+    wanted: Wanted | None = None
+    told: list[Summary] = field(default_factory=list)
+    published: list[Fault] = field(default_factory=list)
+
+    async def look_up_places(self, settings: Settings) -> Places:
+        return Places(cluster=CLUSTER, rule=None, racks={A: "/rack-1"})
+
+    def run(self, wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
+        self.wanted = wanted
+        if self.raises is not None:
+            raise self.raises
+        on_progress(FsckProgress(phase="looking", ledgers_done=1, ledgers_expected=2))
+        write_racks(wanted.output, places.racks)
+        level = wanted.options.level
+        return leave_results(wanted.output, self.verdicts, level=level).summary
+
+    async def tell_daemon(self, settings: Settings, summary: Summary) -> None:
+        self.told.append(summary)
+
+    async def publish(
+        self, settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+    ) -> Published:
+        self.published += faults
+        return Published(new=len(faults), known=2, changed=3)
+
+
+def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
+    """Stands in for runs from now on, with no settings from outside."""
+    for name in os.environ:
+        if name.startswith("BOOKMENDER_"):
+            monkeypatch.delenv(name)
+    fake = FakeRuns()
+    for name in ("look_up_places", "run", "tell_daemon", "publish"):
+        monkeypatch.setattr(fsck_command, name, getattr(fake, name))
+    monkeypatch.setattr(fsck_command, "check_spark", lambda: None)
+    return fake
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(fsck, list(map(str, arguments)))
+
+
+def call_run(folder: Path, *arguments: str) -> Result:
+    return call("run", "--metadata-service-uri", URI, "--output", folder, *arguments)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    """As from a shell."""
+    monkeypatch.setattr("sys.argv", ["bookmender", "fsck", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert isinstance(exited.value.code, int)
+    return exited.value.code

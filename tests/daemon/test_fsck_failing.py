@@ -1,0 +1,118 @@
+"""What stands in the way of ``bookmender fsck run``: it is told, and does not look like damage."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from auditor.fsck.levels import FsckOptions
+from auditor.fsck.publishing import Fault, Published, Show
+from auditor.fsck.results.rows import SCHEMA
+from auditor.fsck.results.run_folder import RunFolder
+from daemon import fsck_command
+from daemon.fsck_running import holding_output
+from daemon.settings import Settings
+from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
+from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call_run, failing, fake_runs
+from tests.fsck.results import RUN
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
+    return fake_runs(monkeypatch)
+
+
+def test_two_runs_do_not_write_to_one_folder(
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
+
+    with holding_output(tmp_path):
+        assert failing(monkeypatch, *arguments) == 2
+    assert "another run of fsck writes there now" in capsys.readouterr().err
+    assert runs.wanted is None
+
+    assert failing(monkeypatch, *arguments) == 0, "the lock goes with the run"
+
+
+def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_starts(
+    runs: FakeRuns, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+
+    said = call_run(file / "results")
+
+    assert isinstance(said.exception, SettingsError)
+    assert "cannot be written to" in str(said.exception)
+    assert runs.wanted is None
+
+
+@pytest.mark.parametrize(
+    ("has_results", "told"),
+    [(False, "no part of it was finished"), (True, "the same command goes on from there")],
+    ids=["at once", "after a part"],
+)
+def test_who_interrupts_it_is_told_how_it_goes_on(
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *,
+    has_results: bool,
+    told: str,
+) -> None:
+    folder = RunFolder(tmp_path, RUN)
+    options = FsckOptions(metadata_service_uri=URI)
+    folder.begin(pa.table({"ledger_id": [1]}), options, part_size=1, started_ms=0)
+    if has_results:
+        none = SCHEMA.empty_table()
+        folder.write_first_look(0, none, none, skipped=0, gone=1)
+    runs.raises = KeyboardInterrupt()
+
+    code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
+
+    assert code == 130
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(RuntimeError("Spark's own"), id="a crash"),
+        pytest.param(UnavailableError("no answer"), id="ZooKeeper does not answer"),
+        pytest.param(OSError(28, "no space left"), id="the disk is full"),
+        pytest.param(CorruptionError("no layout"), id="what ZooKeeper holds cannot be read"),
+    ],
+)
+def test_what_fails_does_not_look_like_damage(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    runs.raises = error
+    monkeypatch.setattr("daemon.cli._drop_output", lambda: None)
+
+    arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
+
+    assert failing(monkeypatch, *arguments) == 3
+
+
+def test_marks_that_cannot_be_made_leave_what_was_found_told(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(
+        settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+    ) -> Published:
+        raise RejectedError("auto-recovery is switched off")
+
+    monkeypatch.setattr(fsck_command, "publish", refuse)
+    runs.verdicts = [LOST]
+
+    said = call_run(tmp_path, "--mark")
+
+    assert said.exit_code == 1
+    assert "not marked: auto-recovery is switched off" in said.stderr
+    assert "would mark ledger 1" in said.stdout

@@ -1,0 +1,144 @@
+"""``bookmender fsck mark``, ``report`` and ``diff``: what becomes of the results of runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.cluster import Cluster, keep_cluster
+from ledgers.errors import SettingsError
+from tests.daemon.fsck_calls import (
+    CLUSTER,
+    LOST,
+    UNKNOWN,
+    URI,
+    FakeRuns,
+    call,
+    call_run,
+    failing,
+    fake_runs,
+)
+from tests.fsck.results import LATER_RUN, RUN, leave_results, whole
+
+OTHER = Cluster(instance_id="id-2", metadata_service_uri=URI)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
+    return fake_runs(monkeypatch)
+
+
+def test_marks_are_made_only_when_they_are_asked_for(runs: FakeRuns, tmp_path: Path) -> None:
+    leave_results(tmp_path, [whole(0), LOST, UNKNOWN])
+
+    dry = call("mark", tmp_path, "--metadata-service-uri", URI)
+    assert dry.exit_code == 0
+    assert "would mark ledger 1" in dry.stdout
+    assert runs.published == []
+
+    said = call("mark", tmp_path, "--metadata-service-uri", URI, "--mark")
+    assert [fault.ledger_id for fault in runs.published] == [1]
+    assert "1 ledger marked for the daemon, 2 were marked already, 3 not" in said.stdout
+
+
+def test_a_run_marks_what_it_found(runs: FakeRuns, tmp_path: Path) -> None:
+    runs.verdicts = [LOST]
+
+    record = json.loads(call_run(tmp_path, "--mark", "--json").stdout)
+
+    assert [fault.ledger_id for fault in runs.published] == [1]
+    assert record["marks"] == {"marked": 1, "known": 2, "changed": 3}
+
+
+def test_where_nothing_is_wrong_nothing_is_marked(runs: FakeRuns, tmp_path: Path) -> None:
+    runs.verdicts = [whole(0), UNKNOWN]
+
+    assert "nothing to be marked" in call_run(tmp_path, "--mark").stdout
+    assert runs.published == []
+
+
+def test_the_report_of_any_run_is_made_anew(tmp_path: Path) -> None:
+    leave_results(tmp_path, [LOST])
+    leave_results(tmp_path, [whole(0)], run=LATER_RUN)
+
+    said = call("report", tmp_path)
+
+    assert said.stdout.strip() == str(tmp_path / "report.html")
+    assert LATER_RUN in (tmp_path / "report.html").read_text()
+    call("report", f"{tmp_path}@{RUN}")
+    assert LATER_RUN not in (tmp_path / "report.html").read_text()
+
+
+def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
+    leave_results(tmp_path, [whole(1), UNKNOWN])
+    leave_results(tmp_path, [LOST, whole(7)], run=LATER_RUN)
+
+    said = call("diff", tmp_path)
+
+    assert said.exit_code == 1
+    assert said.stdout.splitlines() == [
+        "changed: ledger 1: whole -> lost",
+        "gone: ledger 2: unknown -> none",
+        "1 ledger new, and whole",
+    ]
+    assert f"run {RUN}, then run {LATER_RUN}" in said.stderr
+
+
+@pytest.mark.parametrize(
+    "broken", [f"summaries/{RUN}.json", f"ledgers/run={RUN}/part-00000.parquet"]
+)
+def test_results_that_cannot_be_read_do_not_look_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    leave_results(tmp_path, [LOST])
+    leave_results(tmp_path, [LOST], run=LATER_RUN)
+    (tmp_path / broken).write_bytes(b"half")
+
+    assert failing(monkeypatch, "diff", tmp_path) == 3
+
+
+def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path: Path) -> None:
+    levels = {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}
+    for run, level in levels.items():
+        leave_results(tmp_path, [LOST if level is Level.FULL else whole(1)], run=run, level=level)
+
+    said = call("diff", tmp_path)
+
+    assert isinstance(said.exception, SettingsError)
+    assert str(said.exception) == (
+        "run 3 (level ends) looked less closely than run 2 (level full), so that it cannot tell what became "
+        f"better: compare it with {tmp_path}@1 (level ends)"
+    )
+    assert call("diff", f"{tmp_path}@1", f"{tmp_path}@3").exit_code == 0
+    assert call("diff", f"{tmp_path}@1", f"{tmp_path}@2").exit_code == 1
+
+
+def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
+    for name, cluster in (("a", CLUSTER), ("b", OTHER)):
+        leave_results(tmp_path / name, [whole(1)])
+        keep_cluster(tmp_path / name, cluster)
+
+    said = call("diff", tmp_path / "a", tmp_path / "b")
+
+    assert isinstance(said.exception, SettingsError)
+    assert "id-1" in str(said.exception)
+    assert "id-2" in str(said.exception)
+
+
+def test_what_became_better_is_no_failure(tmp_path: Path) -> None:
+    leave_results(tmp_path, [LOST])
+    leave_results(tmp_path, [whole(1)], run=LATER_RUN)
+
+    said = call("diff", f"{tmp_path}@{RUN}", tmp_path, "-o", "json")
+
+    assert said.exit_code == 0
+    assert json.loads(said.stdout)["changed"] == [
+        {"ledger_id": 1, "before": "lost", "after": "whole", "is_worse": False}
+    ]
+
+
+def test_without_results_it_says_so(tmp_path: Path) -> None:
+    for arguments in (["report"], ["diff"], ["mark", "--metadata-service-uri", URI]):
+        said = call(*arguments, tmp_path)
+        assert isinstance(said.exception, SettingsError), arguments
