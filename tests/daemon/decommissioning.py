@@ -1,0 +1,32 @@
+"""What the tests of decommissions have in common."""
+
+from daemon.operating.decommission import Decommissioned, decommission_bookie
+from ledgers.metadata import BookieId
+from tests.daemon.visits import Heard, visiting
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1
+from tests.replication.nodes import ROOT
+
+COOKIE = f"{ROOT}/cookies/{B1}"
+
+
+async def decommissioned(
+    cluster: Cluster,
+    bookie: BookieId = B1,
+    heard: Heard | None = None,
+    *,
+    ignores_unreadable: bool = False,
+) -> Decommissioned:
+    heard = heard or Heard()
+    return await decommission_bookie(
+        visiting(cluster),
+        bookie,
+        ignores_unreadable=ignores_unreadable,
+        tell=heard.tell,
+        show=heard.show,
+        clock=cluster.clock,
+    )
+
+
+async def has_cookie(cluster: Cluster) -> bool:
+    return await cluster.store.exists(COOKIE) is not None

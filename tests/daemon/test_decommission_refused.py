@@ -1,0 +1,161 @@
+"""When a bookie may not go: refused at once, or given up on once nothing moves any more."""
+
+import asyncio
+
+import pytest
+
+from daemon.operating import decommission
+from daemon.operating.drains import order_drains
+from daemon.operating.maintenance_command import open_window
+from ledgers.errors import RejectedError
+from ledgers.metadata import BookieId
+from replication.cluster.own_state import waiting_path
+from replication.queue import payloads
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import with_ledgers
+from tests.daemon.decommissioning import decommissioned, has_cookie
+from tests.daemon.visits import Heard, visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import UR, working
+
+
+async def turn_read_only(cluster: Cluster, bookie: BookieId) -> None:
+    await cluster.unregister(bookie)
+    await cluster.register(bookie, is_read_only=True)
+
+
+# --- What must be done first ----------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_running_bookie_is_refused() -> None:
+    cluster = await with_ledgers((B1, B2))
+
+    with pytest.raises(RejectedError, match="stop it for good"):
+        await decommissioned(cluster)
+
+    assert await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_a_read_only_bookie_that_nobody_drains_is_refused_too() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await turn_read_only(cluster, B1)
+
+    with pytest.raises(RejectedError, match="drain"):
+        await decommissioned(cluster)
+
+
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "not empty"])
+@in_virtual_time
+async def test_a_running_bookie_that_is_read_only_and_drained_goes_when_it_is_empty(
+    is_empty: bool,
+) -> None:
+    cluster = await with_ledgers((B3, B2) if is_empty else (B1, B2))
+    await turn_read_only(cluster, B1)
+    await order_drains(visiting(cluster), [B1], may_fence=False, clock=cluster.clock)
+
+    if is_empty:
+        assert (await decommissioned(cluster)).had_cookie
+    else:
+        with pytest.raises(RejectedError, match="named by 1 ledger:"):
+            await decommissioned(cluster)
+    assert await has_cookie(cluster) is not is_empty
+
+
+@in_virtual_time
+async def test_a_bookie_under_maintenance_is_refused_as_long_as_the_window_stands() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    await open_window(visiting(cluster), B1, duration_s=60, reason="", clock=cluster.clock)
+    with pytest.raises(RejectedError, match="maintenance"):
+        await decommissioned(cluster)
+
+    await asyncio.sleep(61)
+
+    assert (await decommissioned(cluster)).had_cookie
+
+
+@in_virtual_time
+async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    await cluster.store.create(payloads.disable_path(UR))
+
+    with pytest.raises(RejectedError, match="bookmender enable"):
+        await decommissioned(cluster)
+
+
+# --- What cannot move -----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_when_nothing_that_is_left_can_move_it_says_why_and_ends() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
+    heard = Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+        (told,) = heard.told
+        assert told.startswith("ledger 0 waits for help: no-copy: ")
+        assert await cluster.marked() == [0], "the nodes go on trying"
+        await cluster.assert_whole(1, 2)
+    assert await has_cookie(cluster)
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_marked", "ends"),
+    [
+        pytest.param(Reason.NO_TARGET, True, RejectedError, id="only help will help"),
+        pytest.param(Reason.NO_TARGET, False, TimeoutError, id="a note that was left behind"),
+        pytest.param(Reason.OPEN_LEDGER_GRACE, True, TimeoutError, id="time will help"),
+    ],
+)
+@in_virtual_time
+async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others(
+    reason: Reason, is_marked: bool, ends: type[Exception]
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
+    await cluster.kill(B1)
+    if is_marked:
+        await cluster.mark(B1, ledger_id=0)
+    note = WaitingNote(ledger_id=0, reason=reason, detail="", node="node-1", since_ms=1)
+    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+
+    with pytest.raises(ends):
+        await asyncio.wait_for(decommissioned(cluster), 2 * decommission.AUDIT_AGAIN_S)
+
+
+@in_virtual_time
+async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * (decommission.STUCK_TOLD_MAX + 3))
+    heard = Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        with pytest.raises(RejectedError):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    assert len(heard.told) == decommission.STUCK_TOLD_MAX + 1
+    assert heard.told[-1] == "and 3 more; bookmender queue list shows them all"
+
+
+@in_virtual_time
+async def test_what_waits_for_a_bookie_moves_when_one_comes_in_time() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1, B2)
+        await asyncio.sleep(30)
+        assert await cluster.marked() == [0]
+        waiting = asyncio.create_task(decommissioned(cluster))
+        await asyncio.sleep(decommission.STUCK_S / 2)
+        await cluster.revive(B2)
+
+        await asyncio.wait_for(waiting, 600)
+
+    assert not await has_cookie(cluster)
