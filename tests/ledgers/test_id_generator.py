@@ -1,4 +1,4 @@
-"""New ledger ids where the counters run out. The rest: ``tests/contract/test_ledger_manager.py``."""
+"""New ledger ids where the counters run out. The rest: ``tests/contract/test_ledger_ids.py``."""
 
 import asyncio
 
