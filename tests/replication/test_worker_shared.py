@@ -1,91 +1,36 @@
-"""Several workers on one queue: who takes what, who waits for whom, and what that costs."""
+"""Several workers on one queue: who takes what, what looking costs, and the switch."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from ledgers.bookies import Transfer
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import LedgerState
-from ledgers.store import Create, Operation
 from replication.cluster.own_state import own_path
-from replication.outcome import Outcome, waiting
-from replication.planning.open_ledger import WriterSighting
 from replication.queue import payloads
 from replication.queue.lookout import Lookout
 from replication.queue.payloads import Mark
-from replication.queue.queue import Take
 from replication.queue.urgent import urgent_to_bytes
-from replication.reasons import Blocked, Reason
+from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.summary import SUMMARY_INTERVAL_S
 from replication.waiting.notes import WaitingNote
 from replication.waiting.world import World
-from tests.replication.cluster import (
-    Cluster,
-    in_virtual_time,
-    queue_empty,
-    times_taken,
-    until,
-    with_lost_b2,
-)
-from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.ledger_values import B1, B2, B3, B5
+from tests.replication.nodes import UR, working
 from tests.replication.watched import settle
-
-THREE = (B1, B2, B3)
-PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
-
-
-def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
-    """By ledger, the sessions that ask for its lock, as it happens."""
-    asked: dict[int, list[MemoryStore]] = {}
-
-    def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
-        for each in operations:
-            if isinstance(each, Create) and each.path.startswith(payloads.locks_path(UR)):
-                ledger_id = payloads.ledger_id_of_lock(each.path.rpartition("/")[2])
-                assert ledger_id is not None
-                asked.setdefault(ledger_id, []).append(store)
-        return None
-
-    cluster.tree.faults = note
-    return asked
+from tests.replication.workers import lockers, start_nodes, without_target
 
 
 async def copy_for_a_second(transfer: Transfer) -> None:
     if transfer.target is not None:
         await asyncio.sleep(1)
-
-
-async def without_target(*ledger_ids: int) -> Cluster:
-    """Marked ledgers for whose lost bookie there is no other."""
-    cluster = await Cluster.start(*THREE)
-    for ledger_id in ledger_ids:
-        await cluster.write_ledger(THREE, ledger_id=ledger_id)
-        await cluster.mark(B2, ledger_id=ledger_id)
-    await cluster.kill(B2)
-    return cluster
-
-
-async def start(
-    stack: AsyncExitStack, cluster: Cluster, count: int, settings: ReplicationSettings
-) -> list[Node]:
-    """So many nodes, all of which know each other before they begin."""
-    nodes = [
-        await stack.enter_async_context(cluster.node(f"node-{i}", settings=settings))
-        for i in range(count)
-    ]
-    for node in nodes:
-        await stack.enter_async_context(working(node))
-    return nodes
 
 
 # --- Shares ---------------------------------------------------------------------------------------
@@ -98,7 +43,7 @@ async def test_a_short_queue_is_shared_by_all_and_nobody_reaches_for_the_same_le
     asked = lockers(cluster)
 
     async with AsyncExitStack() as stack:
-        await start(stack, cluster, 4, ReplicationSettings())
+        await start_nodes(stack, cluster, 4, ReplicationSettings())
         took_s = await until(cluster, lambda: queue_empty(cluster))
 
     assert took_s < 1.5
@@ -158,139 +103,7 @@ async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_on
     await cluster.assert_whole(*range(6))
 
 
-# --- Waiting together -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("node_count", [1, 3])
-@in_virtual_time
-async def test_many_nodes_do_not_try_more_often_than_one(node_count: int) -> None:
-    cluster = await without_target(LEDGER)
-    times_s = times_taken(cluster)
-
-    async with AsyncExitStack() as stack:
-        await start(stack, cluster, node_count, PATIENT)
-        await asyncio.sleep(200)
-
-    waits_s = [after - before for before, after in pairwise(times_s)]
-    assert len(waits_s) >= 5
-    for wait_s, nominal_s in zip(waits_s, [10, 20, 40, 40, 40], strict=False):
-        assert wait_s >= 0.8 * nominal_s
-
-
-@in_virtual_time
-async def test_the_tries_of_a_node_that_is_gone_count_on() -> None:
-    cluster = await without_target(LEDGER)
-    async with cluster.node(settings=PATIENT) as node, working(node):
-        await asyncio.sleep(35)
-    before = await node_note(cluster)
-
-    async with cluster.node("node-2", settings=PATIENT) as node, working(node):
-        await asyncio.sleep(45)
-
-    after = await node_note(cluster)
-    assert before.tries in (2, 3)
-    assert after.tries > before.tries
-    assert after.since_ms == before.since_ms
-
-
-async def node_note(cluster: Cluster) -> WaitingNote:
-    async with cluster.node("reader") as node:
-        note = await node.notes.read(LEDGER)
-    assert note is not None
-    return note
-
-
-@in_virtual_time
-async def test_a_bookie_that_comes_makes_it_worth_a_try_for_all_nodes_and_is_tried_once() -> None:
-    cluster = await without_target(*range(20))
-
-    async with AsyncExitStack() as stack:
-        await start(stack, cluster, 3, ReplicationSettings(retry_min_s=600, retry_max_s=600))
-        await asyncio.sleep(100)
-        asked = lockers(cluster)
-        await cluster.register(B4)
-        took_s = await until(cluster, lambda: queue_empty(cluster))
-
-    assert took_s < 1
-    assert {len(stores) for stores in asked.values()} == {1}
-
-
-@in_virtual_time
-async def test_a_bookie_that_goes_is_no_reason_to_try_again() -> None:
-    cluster = await without_target(LEDGER)
-
-    async with cluster.node(settings=PATIENT) as node, working(node):
-        await asyncio.sleep(2)
-        times_s = times_taken(cluster)
-        await cluster.unregister(B3)
-        await asyncio.sleep(3)
-
-    assert times_s == []
-
-
-@in_virtual_time
-async def test_what_one_node_leaves_to_others_another_does_at_once() -> None:
-    cluster = await with_lost_b2(4)
-    settings = ReplicationSettings(target="local", idle_wait_s=0.5)
-
-    async with (
-        cluster.node("member", local=B1, settings=settings) as one,
-        cluster.node("other", local=B4, settings=settings) as two,
-        working(one),
-        working(two),
-    ):
-        took_s = await until(cluster, lambda: queue_empty(cluster))
-        await asyncio.sleep(1)
-        assert await one.notes.ledger_ids() == set()
-
-    assert took_s < 5
-    await cluster.assert_whole(*range(4))
-
-
-@in_virtual_time
-async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
-    cluster = await with_lost_b2(1)
-    until_ms = cluster.clock.wall_ms() + 100_000
-
-    async with cluster.node(settings=PATIENT) as node:
-        repair, times_s = node.repairer.repair, []
-
-        async def wait_for_window(
-            take: Take, sighting: WriterSighting | None = None, **_: object
-        ) -> Outcome:
-            times_s.append(cluster.clock.wall_ms())
-            if cluster.clock.wall_ms() < until_ms:
-                return waiting(
-                    Blocked(reason=Reason.MAINTENANCE, detail="until then", until_ms=until_ms)
-                )
-            return await repair(take, sighting)
-
-        node.repairer.repair = wait_for_window  # type: ignore[method-assign]
-        async with working(node):
-            await asyncio.sleep(130)
-
-    assert len(times_s) == 2
-    assert until_ms <= times_s[1] <= until_ms + 11_000
-    await cluster.assert_whole(0)
-
-
-@in_virtual_time
-async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
-    cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2), write_quorum=2)
-    await cluster.mark(B1, B2)
-    await cluster.kill(B1, B2)
-
-    async with cluster.node() as node, working(node):
-        await asyncio.sleep(3)
-        note = await node.notes.read(LEDGER)
-
-    assert note is not None
-    assert note.reason is Reason.NO_COPY
-    assert f"away, and wanted back: {B1}, {B2}" in note.detail
-
-
-# --- What that costs ------------------------------------------------------------------------------
+# --- What looking costs ----------------------------------------------------------------------------
 
 
 @in_virtual_time

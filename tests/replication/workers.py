@@ -1,0 +1,53 @@
+"""Several workers on one queue: put to work, and seen to ask for locks."""
+
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.store import Create, Operation
+from replication.queue import payloads
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR, Node, working
+
+THREE = (B1, B2, B3)
+
+
+def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
+    """By ledger, the sessions that ask for its lock, as it happens."""
+    asked: dict[int, list[MemoryStore]] = {}
+
+    def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        for each in operations:
+            if isinstance(each, Create) and each.path.startswith(payloads.locks_path(UR)):
+                ledger_id = payloads.ledger_id_of_lock(each.path.rpartition("/")[2])
+                assert ledger_id is not None
+                asked.setdefault(ledger_id, []).append(store)
+        return None
+
+    cluster.tree.faults = note
+    return asked
+
+
+async def without_target(*ledger_ids: int) -> Cluster:
+    """Marked ledgers for whose lost bookie there is no other."""
+    cluster = await Cluster.start(*THREE)
+    for ledger_id in ledger_ids:
+        await cluster.write_ledger(THREE, ledger_id=ledger_id)
+        await cluster.mark(B2, ledger_id=ledger_id)
+    await cluster.kill(B2)
+    return cluster
+
+
+async def start_nodes(
+    stack: AsyncExitStack, cluster: Cluster, count: int, settings: ReplicationSettings
+) -> list[Node]:
+    """So many nodes, all of which know each other before they begin."""
+    nodes = [
+        await stack.enter_async_context(cluster.node(f"node-{i}", settings=settings))
+        for i in range(count)
+    ]
+    for node in nodes:
+        await stack.enter_async_context(working(node))
+    return nodes
