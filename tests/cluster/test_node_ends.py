@@ -1,0 +1,162 @@
+"""A daemon that is told to end does so at once, whatever it is doing, and holds nothing afterwards.
+
+Each test leaves the cluster whole and the queue empty.
+"""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.election import current_leader
+from daemon.demo.shapes import Ending
+from daemon.local.cluster import LocalCluster
+from ledgers.metadata import LedgerState
+from replication.cluster.membership import live_nodes
+from replication.queue.listing import locked_ledger_ids
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S
+from tests.cluster.faulty_daemon import Point
+from tests.cluster.steps import (
+    WORKER_ONLY,
+    Bench,
+    bench,
+    errors,
+    events,
+    is_frozen,
+    nodes,
+    shape,
+    wait_for,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+STOP_MAX_S = 5.0
+ON_THREE = (3, 3, 2)
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"session_timeout_s": SESSION_TIMEOUT_S}
+
+
+async def assert_nothing_is_held(on: Bench) -> None:
+    store, ur = on.seen.store, on.seen.ur
+    assert await locked_ledger_ids(store, ur) == set()
+    assert await current_leader(store, ur) is None
+    assert await live_nodes(store, ur) == []
+
+
+@pytest.mark.compat("BookieAutoRecoveryTest.testStopWhileReplicationInProgress", verdict="better")
+@pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
+def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
+    uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number) for number in range(10)))
+            node = start(
+                "node", command=("tests.cluster.faulty_daemon", Point.MID_COPY.value, "SIGSTOP")
+            )
+            await wait_for(lambda: events(node, "audit.finished"), "audit")
+            await on.lose(written)
+            await wait_for(lambda: is_frozen(node), "copy under way")
+            assert await locked_ledger_ids(on.seen.store, on.seen.ur)
+
+            os.kill(node.pid, signal.SIGTERM)  # seen when it is resumed, before anything else
+            node.resume()
+
+            assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+            assert node.exit_code == 0
+            await assert_nothing_is_held(on)
+            assert not errors(node)
+
+            start("next", settings=WORKER_ONLY)
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+@pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
+def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
+    uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(shape(0, quorums=ON_THREE, ending=Ending.ABANDONED))
+            await on.lose(written)
+            node = start("node")
+            await wait_for(lambda: events(node, "election.won"), "vote")
+            await wait_for(lambda: events(node, "ledger.put_aside"), "ledger in its grace")
+            assert await locked_ledger_ids(on.seen.store, on.seen.ur) == {written[0].ledger_id}
+
+            node.terminate()
+
+            assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+            assert node.exit_code == 0
+            await assert_nothing_is_held(on)
+            assert (await on.metadata(written[0])).state is LedgerState.OPEN
+            assert not errors(node)
+
+            start("next", settings={"REPLICATION_OPEN_LEDGER_GRACE_S": "0"})
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+@pytest.mark.compat("G22", verdict="better")
+def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(number, quorums=ON_THREE) for number in range(3)))
+            frozen = (await on.metadata(written[0])).last_segment.ensemble[1]
+            await on.lose(written)
+
+            module_cluster.pause(frozen)
+            try:
+                node = start("node", settings=WORKER_ONLY)
+                await wait_for(lambda: locked_ledger_ids(on.seen.store, on.seen.ur), "lock")
+                node.terminate()
+                assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+                await assert_nothing_is_held(on)
+            finally:
+                module_cluster.resume(frozen)
+            assert node.exit_code == 0
+            assert not errors(node)
+
+            start("next", settings=WORKER_ONLY)
+            await on.wait_idle()
+            await on.assert_whole(written)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("trouble", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "gone"])
+def test_it_ends_in_time_while_zookeeper_is_not_to_be_had(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path, trouble: signal.Signals
+) -> None:
+    async def run() -> None:
+        async with nodes(uri, tmp_path) as start:
+            node = start("node")
+            await wait_for(lambda: events(node, "election.won"), "vote")
+            assert module_cluster.zookeeper_pid is not None
+
+            os.kill(module_cluster.zookeeper_pid, trouble)
+            node.terminate()
+            assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
+
+            assert not errors(node)
+
+    try:
+        asyncio.run(run())
+    finally:
+        if module_cluster.zookeeper_pid is None:
+            module_cluster.restart_zookeeper()
+        else:
+            os.kill(module_cluster.zookeeper_pid, signal.SIGCONT)
