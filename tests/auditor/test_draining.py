@@ -1,8 +1,7 @@
 """What the leader does about bookies that are to be drained. The workers' part is done by hand."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,35 +9,22 @@ from structlog.testing import capture_logs
 
 from auditor.draining import LOOK_S, RELIST_S
 from auditor.index.keeper import IndexKeeper
-from auditor.records import DrainProgress, DrainRecord, last_drains
+from auditor.records import last_drains
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
-from replication.cluster.order_book import OrderBook, drain_place
-from replication.cluster.orders import DrainOrder
-from replication.cluster.own_state import own_path
+from replication.cluster.order_book import drain_place
 from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids
-from tests.auditor.auditing import Leader, draining
+from tests.auditor.auditing import draining
+from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import UR
 
-OWN = own_path(UR)
-
-
-async def order_drain(cluster: Cluster, bookie: BookieId, *, since_ms: int = 1) -> None:
-    order = DrainOrder(since_ms=since_ms)
-    await OrderBook(cluster.store, UR).give(drain_place(UR, bookie), order, over=None)
-
 
 async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
     await cluster.store.delete(drain_place(UR, bookie).path)
-
-
-async def own_marks(cluster: Cluster) -> list[int]:
-    return await marked_ledger_ids(cluster.store, OWN)
 
 
 async def unmark(cluster: Cluster, ledger_id: int) -> None:
@@ -65,22 +51,6 @@ async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
     record = await last_drains(cluster.store, UR)
     assert record is not None
     return {b: (p.ledgers_left, p.ledgers_most, p.is_drained) for b, p in record.bookies.items()}
-
-
-async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
-    record = await last_drains(cluster.store, UR)
-    assert record is not None
-    return record.bookies[bookie]
-
-
-@asynccontextmanager
-async def drained_soon(cluster: Cluster, *bookies: BookieId) -> AsyncIterator[Leader]:
-    """The orders are given, and the leader has had the time to see to them."""
-    for bookie in bookies:
-        await order_drain(cluster, bookie)
-    async with draining(cluster) as leader:
-        await asyncio.sleep(SOON_S)
-        yield leader
 
 
 # --- Finding and marking ---------------------------------------------------------------------------
@@ -250,76 +220,6 @@ async def test_a_drained_bookie_that_takes_writes_again_is_looked_for_at_once() 
         assert await progress(cluster) == {B1: (1, 1, False)}
 
 
-@in_virtual_time
-async def test_a_ledger_that_cannot_be_read_is_counted_and_stops_nothing() -> None:
-    cluster = await with_ledgers((B1, B2), (B1, B3))
-    await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
-    async with drained_soon(cluster, B1):
-        assert await own_marks(cluster) == [0]
-        record = await last_drains(cluster.store, UR)
-
-    assert record is not None
-    assert record.unreadable_count == 1
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(b"rubbish that names " + B1.encode(), id="with its id in it"),
-        pytest.param(b"rubbish that names " + B4.encode(), id="without its id"),
-        pytest.param(b"", id="empty"),
-    ],
-)
-@in_virtual_time
-async def test_rule_s8_a_bookie_is_not_drained_while_a_ledger_that_cannot_be_read_may_name_it(
-    data: bytes,
-) -> None:
-    cluster = await with_ledgers((B2, B3), (B1, B3))
-    await cluster.store.set(cluster.manager.path(1), data, version=-1)
-    async with drained_soon(cluster, B1):
-        told = await told_of(cluster, B1)
-
-    assert (told.is_drained, told.is_in_doubt) == (False, True)
-    assert told.unreadable == (1,)
-
-
-@in_virtual_time
-async def test_a_bookie_that_a_ledger_names_for_certain_is_in_no_doubt() -> None:
-    cluster = await with_ledgers((B1, B2), (B1, B3))
-    await cluster.store.set(cluster.manager.path(1), b"rubbish" + B1.encode(), version=-1)
-    async with drained_soon(cluster, B1):
-        told = await told_of(cluster, B1)
-
-    assert (told.ledgers_left, told.is_drained, told.is_in_doubt) == (1, False, False)
-    assert told.unreadable == (1,), "though it is said already"
-
-
-@in_virtual_time
-async def test_of_very_many_that_cannot_be_read_some_are_named_and_all_are_counted() -> None:
-    cluster = await with_ledgers(*[(B1, B2)] * 25)
-    for ledger_id in range(25):
-        await cluster.store.set(cluster.manager.path(ledger_id), b"?" + B1.encode(), version=-1)
-    async with drained_soon(cluster, B1):
-        told = await told_of(cluster, B1)
-
-    assert told.unreadable_count == 25
-    assert told.unreadable == tuple(range(20))
-
-
-@in_virtual_time
-async def test_a_doubt_is_over_soon_after_the_ledger_is_readable_again_or_gone() -> None:
-    cluster = await with_ledgers((B2, B3))
-    await cluster.store.set(cluster.manager.path(0), b"?" + B1.encode(), version=-1)
-    async with drained_soon(cluster, B1):
-        await asyncio.sleep(3600)
-        assert (await told_of(cluster, B1)).is_in_doubt
-
-        await cluster.store.delete(cluster.manager.path(0))
-        await asyncio.sleep(LOOK_S + SOON_S)
-
-        assert (await told_of(cluster, B1)).is_drained
-
-
 # --- Orders and leaders come and go ----------------------------------------------------------------
 
 
@@ -376,43 +276,3 @@ async def test_what_fails_is_tried_again() -> None:
         await asyncio.sleep(30)
 
         assert await own_marks(cluster) == [0]
-
-
-# --- The record ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(
-            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0}', id="without bookies"
-        ),
-        pytest.param(
-            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0, "bookies": []}', id="a list"
-        ),
-        pytest.param(
-            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0, "bookies": {"b": {}}}',
-            id="a bookie without figures",
-        ),
-    ],
-)
-@in_virtual_time
-async def test_a_record_that_this_release_cannot_read_is_none(data: bytes) -> None:
-    cluster = await Cluster.start()
-    await cluster.store.create(f"{OWN}/drains", data)
-
-    assert await last_drains(cluster.store, UR) is None
-
-
-@in_virtual_time
-async def test_the_record_says_when_that_was() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with drained_soon(cluster, B1):
-        record = await last_drains(cluster.store, UR)
-
-    assert record == DrainRecord(
-        scanned_ms=record.scanned_ms if record else 0,
-        bookies={B1: DrainProgress(since_ms=1, ledgers_left=1, ledgers_most=1, is_drained=False)},
-    )
-    assert 0 <= cluster.clock.wall_ms() - record.scanned_ms < 10_000

@@ -1,0 +1,36 @@
+"""What the tests of drains have in common."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ledgers.metadata import BookieId
+from replication.cluster.order_book import OrderBook, drain_place
+from replication.cluster.orders import DrainOrder
+from replication.cluster.own_state import own_path
+from replication.queue.listing import marked_ledger_ids
+from tests.auditor.auditing import Leader, draining
+from tests.auditor.scenes import SOON_S
+from tests.replication.cluster import Cluster
+from tests.replication.nodes import UR
+
+OWN = own_path(UR)
+
+
+async def order_drain(cluster: Cluster, bookie: BookieId, *, since_ms: int = 1) -> None:
+    order = DrainOrder(since_ms=since_ms)
+    await OrderBook(cluster.store, UR).give(drain_place(UR, bookie), order, over=None)
+
+
+async def own_marks(cluster: Cluster) -> list[int]:
+    return await marked_ledger_ids(cluster.store, OWN)
+
+
+@asynccontextmanager
+async def drained_soon(cluster: Cluster, *bookies: BookieId) -> AsyncIterator[Leader]:
+    """The orders are given, and the leader has had the time to see to them."""
+    for bookie in bookies:
+        await order_drain(cluster, bookie)
+    async with draining(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        yield leader
