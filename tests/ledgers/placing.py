@@ -1,0 +1,26 @@
+"""What the tests of placement by rules have in common."""
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from ledgers.metadata import BookieId
+from ledgers.placement import DEFAULT_RACK, RackRule, Rule, RuledPlacement
+
+SEEDS = range(60)
+ENFORCED = RackRule(is_enforced=True)
+
+
+def named(racks: Sequence[str]) -> dict[BookieId, str]:
+    """A bookie for each rack given: ``0``, ``1``, ..."""
+    return {BookieId(str(number)): rack for number, rack in enumerate(racks)}
+
+
+def policy_of(
+    rule: Rule, racks: Mapping[BookieId, str], *, seed: int = 0, local: str | None = None
+) -> RuledPlacement:
+    return RuledPlacement(
+        rule,
+        Random(seed),
+        locate=lambda bookie: racks.get(bookie, DEFAULT_RACK),
+        local=None if local is None else BookieId(local),
+    )
