@@ -144,24 +144,21 @@ class Holds:
         self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
     ) -> bool:
         """False when an operator was quicker."""
-        operation = self._operation(wanted, over=over)
-        if operation is None:  # what stands there is a later release's, and nothing is wanted of it
-            return True
         try:
-            await self._batcher.apply(operation)
+            await self._batcher.apply(self._operation(wanted, over=over))
         except (ConflictError, NodeExistsError, NoNodeError):
             return False
         return True
 
     def _operation(
         self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
-    ) -> Operation | None:
+    ) -> Operation:
         path = self._place.path
-        if wanted is None:
-            is_readable = over is not None and over.order is not None
-            return Delete(path=path, version=over.version) if over and is_readable else None
         if over is None:
+            assert wanted is not None, "nothing stands, and nothing is wanted"
             return Create(path=path, data=wanted.to_json())
+        if wanted is None:
+            return Delete(path=path, version=over.version)
         return SetData(path=path, data=wanted.to_json(), version=over.version)
 
     def _tell(self, before: HoldOrder | None, now: HoldOrder | None, muster: Muster) -> bool:

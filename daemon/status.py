@@ -84,7 +84,7 @@ class Status:
     auditing: LeaderState = field(default_factory=LeaderState)
     """Of the leader, where it is one of ours."""
     unreadable_orders: tuple[str, ...] = ()
-    """Paths of orders that nobody can read, and so nobody follows."""
+    """Paths of orders that nobody can read."""
     foreign_locks: tuple[LockedLedger, ...] = ()
     """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
     most ``LOCKS_READ_MAX``."""

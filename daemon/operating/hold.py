@@ -27,7 +27,7 @@ class HoldState:
     bookie_count: int
     """Of those that are there and those that are away."""
     unreadable: str = ""
-    """The path of an order that stands there and cannot be read; nobody keeps to it."""
+    """The path of an order that stands there and cannot be read: ``hold`` is what it is taken for."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -130,22 +130,17 @@ async def begin_hold(
 
 
 async def end_hold(cluster: Visit, away: Collection[BookieId], *, clock: Clock) -> bool:
-    """These bookies are lost: it binds for them. False when nothing was held. Raises ConflictError.
-
-    An order that cannot be read goes, too.
-    """
+    """These bookies are lost: it binds for them. False when nothing was held. Raises ConflictError."""
     book, place = OrderBook(cluster.store, cluster.ur), hold_place(cluster.ur)
     standing = await book.standing(place)
-    if standing is None:
+    if standing is None or standing.order is None:
         return False
-    if standing.order is None:
-        await book.withdraw(place, over=standing)
-        return True
-    if not Orders(hold=standing.order).at(clock.wall_ms()).is_held:
+    order = standing.order
+    if not Orders(hold=order).at(clock.wall_ms()).is_held:
         return False
     if away:
-        bookies = tuple(sorted({*standing.order.bookies, *away}))
-        released = replace(standing.order, bookies=bookies, is_released=True)
+        bookies = tuple(sorted({*order.bookies, *away}))
+        released = replace(order, bookies=bookies, is_released=True)
         await book.give(place, released, over=standing)
     else:
         await book.withdraw(place, over=standing)

@@ -48,10 +48,10 @@ def hold() -> None:
 @config_option
 @output_option
 def show(config: Path | None, output: str) -> None:
-    """Whether a hold stands, since when and why. Exits 1 if so, or if it cannot be read, 0 if not."""
+    """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read stands."""
     state = run_visit(config, lambda cluster: read_hold(cluster, clock=SystemClock()))
     _print(state, output)
-    sys.exit(0 if state.hold is None and not state.unreadable else EXIT_FAILED)
+    sys.exit(0 if state.hold is None else EXIT_FAILED)
 
 
 @hold.command()
@@ -91,9 +91,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
 
     async def act(cluster: Visit) -> tuple[HoldState, bool]:
         before = await read_hold(cluster, clock=SystemClock())
-        if before.hold is None and not before.unreadable:
-            return before, False
-        if before.hold is not None and before.away and not yes:
+        if before.hold is None or (before.away and not yes):
             return before, False
         has_ended = await end_hold(cluster, before.away, clock=SystemClock())
         return await read_hold(cluster, clock=SystemClock()), has_ended

@@ -1,6 +1,6 @@
 """Orders that stand in ZooKeeper and cannot be read: a slip of somebody's hand, or a later release's.
 
-Nobody follows them, and nobody would know but for what is said here.
+Nobody follows most of them, and nobody would know but for what is said here.
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def _what(path: str) -> str:
             )
         case "hold", _:
             return (
-                "the safety hold cannot be read, and nobody keeps to it: bookmender hold begin "
-                "replaces it, bookmender hold end takes it back"
+                "the safety hold cannot be read, and every node holds until bookmender hold begin "
+                "replaces it, or bookmender hold end ends it"
             )
     return "an order cannot be read, and nobody follows it: delete its znode"

@@ -14,7 +14,7 @@ import structlog
 
 from ledgers.errors import ConflictError, CorruptionError, NodeExistsError, NoNodeError
 from ledgers.metadata import BookieId
-from ledgers.store import Event, MetadataStore
+from ledgers.store import Event, MetadataStore, Stat
 from replication.cluster.orders import (
     ChecksOrder,
     DrainOrder,
@@ -37,10 +37,14 @@ T = TypeVar("T", bound=Order)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place(Generic[T]):
-    """The znode of one order, and how its bytes are read."""
+    """The znode of one order, and how its bytes are read.
+
+    ``in_doubt``: what is kept to where they cannot be; None: nothing is.
+    """
 
     path: str
     parse: Callable[[bytes], T]
+    in_doubt: Callable[[Stat], T] | None = None
 
 
 def drain_place(ur: str, bookie: BookieId) -> Place[DrainOrder]:
@@ -56,7 +60,11 @@ def limits_place(ur: str) -> Place[LimitsOrder]:
 
 
 def hold_place(ur: str) -> Place[HoldOrder]:
-    return Place(path=f"{orders_path(ur)}/hold", parse=HoldOrder.parse)
+    return Place(
+        path=f"{orders_path(ur)}/hold",
+        parse=HoldOrder.parse,
+        in_doubt=lambda stat: HoldOrder.unreadable(since_ms=stat.mtime_ms),
+    )
 
 
 def checks_place(ur: str) -> Place[ChecksOrder]:
@@ -73,10 +81,14 @@ def maintenance_path(ur: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingOrder(Generic[T]):
-    """An order as it stands; None where this release cannot read it. ``version``: its znode's."""
+    """An order as it stands. ``version``: its znode's.
+
+    ``order``: where this release cannot read it, what is kept to instead; None: nothing is.
+    """
 
     order: T | None
     version: int
+    is_readable: bool = True
 
 
 class OrderBook:
@@ -90,7 +102,7 @@ class OrderBook:
         """As they could last be read, or taken to be none."""
 
     async def read(self) -> Orders:
-        """All that can be read, ended windows included.
+        """All that is kept to, ended windows included.
 
         Limits that cannot be read are those that were in force before: a slip must not let every node
         run at full speed. A session that has seen none before keeps to its settings.
@@ -131,7 +143,8 @@ class OrderBook:
             return StandingOrder(order=place.parse(data), version=stat.version)
         except CorruptionError as error:
             self._report(place.path, stat.mzxid, error)
-            return StandingOrder(order=None, version=stat.version)
+            order = None if place.in_doubt is None else place.in_doubt(stat)
+            return StandingOrder(order=order, version=stat.version, is_readable=False)
 
     async def give(self, place: Place[T], order: T, *, over: StandingOrder[T] | None) -> None:
         """Write it in the place of ``over``, what stood there when the decision was made.
@@ -167,11 +180,11 @@ class OrderBook:
         return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
 
     async def _readable(self, place: Place[T], unreadable: list[str]) -> T | None:
-        """None where there is none, or it is added to ``unreadable``."""
+        """What is kept to, if anything. One that cannot be read is added to ``unreadable``."""
         standing = await self.standing(place)
         if standing is None:
             return None
-        if standing.order is None:
+        if not standing.is_readable:
             unreadable.append(place.path)
         return standing.order
 

@@ -3,7 +3,7 @@
 Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``, ``hold``
 and ``checks``, each versioned JSON. An operator gives them; the leader, too, orders a hold; ``order_book`` reads and writes them. Every session of ours sees them as part of its
 ``ClusterView``. An order that cannot be read (a later release's, a slip of somebody's hand) is reported
-and passed over; it never stops a node.
+and never stops a node: it is passed over, but for limits, which stay as they were, and for a hold, which holds.
 """
 
 import json
@@ -130,6 +130,13 @@ class HoldOrder:
             is_released=switch(record, "is_released"),
         )
 
+    @classmethod
+    def unreadable(cls, *, since_ms: int) -> Self:
+        """What one is taken for that cannot be read: whoever gave it may have meant to hold, and to hold for
+        nothing costs time, where to fence for nothing stops writers. ``since_ms``: when it was written."""
+        reason = "so it is taken, as the order cannot be read"
+        return cls(since_ms=since_ms, reason=reason, is_by_operator=True)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChecksOrder:
@@ -157,7 +164,7 @@ class Orders:
     """Also one that is released. ``is_held`` says whether it holds."""
     paused_checks: ChecksOrder | None = None
     unreadable: tuple[str, ...] = ()
-    """Paths of those that stand there and cannot be read: nobody follows them."""
+    """Paths of those that stand there and cannot be read."""
 
     @property
     def is_held(self) -> bool:

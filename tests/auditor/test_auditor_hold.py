@@ -286,6 +286,23 @@ async def test_an_operators_hold_stands_whatever_the_bookies_do() -> None:
 
 
 @in_virtual_time
+async def test_a_hold_that_nobody_can_read_is_kept_to_until_it_is_ended_by_command() -> None:
+    cluster = await scene()
+    async with auditing(cluster):
+        await cluster.store.create(hold_place(UR).path, b"hold it!", with_parents=True)
+        await asyncio.sleep(1)
+        with capture_logs() as logs:
+            await cluster.kill(B1)
+            await asyncio.sleep(2 * LASTS_S)
+            assert await cluster.marked() == []
+
+            await release(cluster, B1)
+            assert await marked_soon(cluster) == [0, 6]
+
+    assert [each["event"] for each in logs if each["event"].startswith("hold.")] == ["hold.ended"]
+
+
+@in_virtual_time
 async def test_an_operators_hold_that_ends_amid_a_mass_loss_is_followed_by_the_leaders() -> None:
     cluster = await scene()
     async with auditing(cluster):

@@ -104,14 +104,16 @@ async def test_an_operator_who_is_quicker_is_heard() -> None:
 
 
 @in_virtual_time
-async def test_a_later_releases_order_gives_way_only_to_a_hold_that_is_due() -> None:
+async def test_an_order_that_cannot_be_read_holds_and_is_left_as_it_is() -> None:
     cluster = await Cluster.start()
     await cluster.store.create(PLACE.path, b'{"version": 2}')
     async with keeping(cluster) as (leader, holds):
-        assert not await keep(leader, holds, B1)
-        assert (await cluster.store.get(PLACE.path))[0] == b'{"version": 2}'
+        for away in ([], WAVE):
+            assert await keep(
+                leader, holds, *away, seen=(await OrderBook(leader.store, UR).read()).hold
+            )
 
-        assert await keep(leader, holds, *WAVE)
+    assert (await cluster.store.get(PLACE.path))[0] == b'{"version": 2}'
 
 
 @in_virtual_time

@@ -23,7 +23,7 @@ from replication.cluster.order_book import (
     limits_place,
     maintenance_place,
 )
-from replication.cluster.orders import DrainOrder
+from replication.cluster.orders import DrainOrder, HoldOrder
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
@@ -80,7 +80,8 @@ def test_it_is_said_which_order_cannot_be_read_and_what_to_do(
     result, _ = run_in_memory(monkeypatch, module, command, *arguments, prepare=break_all)
 
     assert result.exit_code == 1
-    said = [line for line in result.output.splitlines() if "cannot be read" in line]
+    lines = result.output.splitlines()
+    said = [line for line in lines if "cannot be read" in line and "/orders/" in line]
     assert len(said) == len(paths)
     for path in paths:
         (line,) = (line for line in said if f"({path})" in line)
@@ -134,6 +135,40 @@ def test_what_it_says_to_do_does_it(
     assert result.exit_code == 0, result.output
     assert path not in left
     assert path not in result.output
+
+
+def test_a_hold_that_cannot_be_read_is_shown_as_one_that_stands(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, _ = run_in_memory(monkeypatch, hold_command, hold_command.hold, prepare=break_all)
+
+    assert result.stdout.startswith("held for")
+    assert "order cannot be read), until it is ended" in result.stdout
+
+
+def test_a_hold_that_cannot_be_read_is_ended_like_any_other_once_that_is_meant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def lose_one(cluster: Cluster) -> None:
+        await break_all(cluster)
+        await cluster.kill(B3)
+
+    async def holding(cluster: Cluster) -> HoldOrder | None:
+        return (await OrderBook(cluster.store, UR).read()).hold
+
+    for arguments, exit_code, is_ended in [(["end"], 1, False), (["end", "--yes"], 0, True)]:
+        result, hold = run_in_memory(
+            monkeypatch,
+            hold_command,
+            hold_command.hold,
+            *arguments,
+            prepare=lose_one,
+            look=holding,
+        )
+        assert result.exit_code == exit_code
+        assert hold is not None
+        assert hold.is_released is is_ended
+        assert hold.bookies == ((B3,) if is_ended else ())
 
 
 # --- What is left, and what was ended ----------------------------------------------------------------

@@ -67,6 +67,12 @@ async def read_orders(store: MemoryStore) -> Orders:
     return replace(await OrderBook(store, UR).read(), unreadable=())
 
 
+async def read_hold(store: MemoryStore) -> HoldOrder | None:
+    """But for the time, which of one that cannot be read is its znode's."""
+    hold = (await OrderBook(store, UR).read()).hold
+    return None if hold is None else replace(hold, since_ms=0)
+
+
 NOTE = WaitingNote(
     ledger_id=LEDGER,
     reason=Reason.NO_COPY,
@@ -129,8 +135,8 @@ READERS = {
     "a hold": Reader(
         path=hold_place(UR).path,
         good=HoldOrder(since_ms=1, until_ms=5, bookies=(B1,), reason="3 of 5 went").to_json(),
-        read=read_orders,
-        nothing=Orders(),
+        read=read_hold,
+        nothing=HoldOrder.unreadable(since_ms=0),
     ),
     "the racks": Reader(
         path=racks_path(UR),

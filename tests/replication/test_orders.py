@@ -10,6 +10,7 @@ from replication.cluster.order_book import (
     OrderBook,
     Place,
     drain_place,
+    hold_place,
     limits_place,
     maintenance_place,
 )
@@ -243,3 +244,21 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
 
     await cluster.store.delete(place.path)
     assert (await book.read()).limits == LimitsOrder(), "taken back"
+
+
+@in_virtual_time
+async def test_a_hold_that_cannot_be_read_holds_until_it_is_replaced_or_taken_back() -> None:
+    cluster = await Cluster.start()
+    book, place = OrderBook(cluster.store, UR), hold_place(UR)
+    await cluster.store.create(place.path, b"{", with_parents=True)
+    written_ms = cluster.clock.wall_ms()
+    await cluster.clock.sleep(3600)
+
+    found = await book.read()
+    assert (found.is_held, found.unreadable) == (True, (place.path,))
+    assert found.at(cluster.clock.wall_ms()).hold == HoldOrder.unreadable(since_ms=written_ms)
+
+    over = await book.standing(place)
+    await book.give(place, HoldOrder(since_ms=1, is_released=True), over=over)
+    found = await book.read()
+    assert (found.is_held, found.unreadable) == (False, ())
