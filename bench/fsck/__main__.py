@@ -12,7 +12,7 @@ import click
 from bench.audit.field import open_field
 from bench.fsck import loads, znodes
 from bench.fsck.java import check_all_ledgers
-from bench.fsck.on_spark import CORES
+from bench.fsck.on_spark import SLOTS
 from bench.fsck.reading import ground, look_at, look_at_all_on_spark
 from bench.fsck.records import Pass
 from bench.fsck.report import report
@@ -89,9 +89,9 @@ class Bench:
                 for load in wanted:
                     for level in loads.LEVELS[load]:
                         yield await look_at(cluster, load, level, repeat=repeat)
-                for core_count in CORES:
+                for slot_count in SLOTS:
                     yield await asyncio.to_thread(
-                        look_at_all_on_spark, cluster, wanted, core_count, repeat=repeat
+                        look_at_all_on_spark, cluster, wanted, slot_count, repeat=repeat
                     )
 
     async def java(self) -> AsyncIterator[Pass]:
@@ -108,9 +108,13 @@ class Bench:
                 await field.grow(size)
                 for repeat in self._repeats if size < ONCE_FROM else (1,):
                     yield await znodes.look_at_all(field, repeat=repeat)
-                    for core_count in CORES:
+                    for slot_count, core_count in ((1, 1), *((slots, None) for slots in SLOTS)):
                         yield await asyncio.to_thread(
-                            znodes.look_at_all_on_spark, field, core_count, repeat=repeat
+                            znodes.look_at_all_on_spark,
+                            field,
+                            slot_count,
+                            repeat=repeat,
+                            core_count=core_count,
                         )
 
     @property

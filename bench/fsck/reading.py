@@ -13,6 +13,7 @@ from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Grade
 from bench.fsck.loads import SAMPLE_SHARE
 from bench.fsck.on_spark import contender, run_on_spark
+from bench.fsck.processes import SparkCpu
 from bench.fsck.records import Pass
 from bench.inspect_bench import DIGEST, Load, cpu_s, create_ledgers
 from bench.loading import store_entries
@@ -84,27 +85,28 @@ async def look_at(cluster: LocalCluster, load: Load, level: Level, *, repeat: in
 
 
 def look_at_all_on_spark(
-    cluster: LocalCluster, loads: Sequence[Load], core_count: int, *, repeat: int
+    cluster: LocalCluster, loads: Sequence[Load], slot_count: int, *, repeat: int
 ) -> Pass:
     """All ledgers that there are, at level full."""
     options = FsckOptions(metadata_service_uri=cluster.metadata_service_uri, level=Level.FULL)
     servers = ServersCpu.now(cluster)
     spent = run_on_spark(
         options,
-        core_count,
+        slot_count,
         ledger_count=sum(load.ledger_count for load in loads),
         servers=[*map(cluster.pid, cluster.bookies), cluster.zookeeper_pid],
     )
     return _pass(
         cluster,
         "all of these",
-        contender(core_count),
+        contender(slot_count),
         Level.FULL,
         repeat,
         counts=spent.counts,
         elapsed_s=spent.elapsed_s,
-        spent_s=spent.cpu_s,
+        spent_s=spent.cpu.total_s,
         servers=servers,
+        spark_cpu=spent.cpu,
     )
 
 
@@ -119,6 +121,7 @@ def _pass(
     elapsed_s: float,
     spent_s: float,
     servers: ServersCpu,
+    spark_cpu: SparkCpu | None = None,
 ) -> Pass:
     """``servers``: before."""
     now = ServersCpu.now(cluster)
@@ -134,4 +137,5 @@ def _pass(
         cpu_s=spent_s,
         bookies_cpu_s=(now.bookies - servers.bookies).total_s,
         zookeeper_cpu_s=(now.zookeeper - servers.zookeeper).total_s,
+        spark_cpu=spark_cpu,
     )

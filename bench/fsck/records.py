@@ -4,6 +4,8 @@ from collections.abc import Hashable
 
 import msgspec
 
+from bench.fsck.processes import SparkCpu
+
 
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """All ledgers of a load looked at once. ``repeat`` counts from 1.
@@ -23,7 +25,14 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: float
     bookies_cpu_s: float
     zookeeper_cpu_s: float
+    spark_cpu: SparkCpu | None = None
+    """What makes up ``cpu_s``, of a run on Spark."""
 
     @property
     def key(self) -> Hashable:
         return self.load, self.contender, self.level, self.repeat
+
+    @property
+    def cores_busy(self) -> float:
+        """On average, with all of these processes together."""
+        return (self.cpu_s + self.bookies_cpu_s + self.zookeeper_cpu_s) / self.elapsed_s

@@ -5,6 +5,8 @@ from statistics import median
 
 from auditor.fsck.levels import Level
 from bench.fsck.java import JAVA
+from bench.fsck.on_spark import ON_ONE_CORE, contender
+from bench.fsck.processes import SparkCpu
 from bench.fsck.reading import OURS
 from bench.fsck.records import Pass
 from bench.report import CORES, table
@@ -16,6 +18,7 @@ One process of ours, our defaults (64 reads in flight per bookie), and three boo
 cores; every digest verified, at level full all copies compared. Java: its auditor's check of all ledgers at 100 %, 1,000 reads in
 flight, which verifies no digest. Median of up to {repeats} passes. See `bench/README.md`.
 """
+CPU_OF_RUNS = "Whole runs on Spark, and who used the CPU:\n"
 Value = Callable[[Pass], float]
 READING: Sequence[tuple[str, Value, int]] = (
     ("ledgers/s", lambda p: p.ledger_count / p.elapsed_s, 0),
@@ -31,6 +34,13 @@ METADATA: Sequence[tuple[str, Value, int]] = (
     ("ledgers/s", lambda p: p.ledger_count / p.elapsed_s, 0),
     ("checker, us/ledger", lambda p: p.cpu_s / p.ledger_count * 1e6, 0),
     ("ZooKeeper, us/ledger", lambda p: p.zookeeper_cpu_s / p.ledger_count * 1e6, 0),
+)
+PARTIES: Sequence[tuple[str, Value, int]] = (
+    ("workers, us/ledger", lambda p: _spark(p).workers_s / p.ledger_count * 1e6, 0),
+    ("JVM, us/ledger", lambda p: _spark(p).jvm_s / p.ledger_count * 1e6, 0),
+    ("driver, us/ledger", lambda p: _spark(p).driver_s / p.ledger_count * 1e6, 0),
+    ("ZooKeeper, us/ledger", lambda p: p.zookeeper_cpu_s / p.ledger_count * 1e6, 0),
+    ("cores busy", lambda p: p.cores_busy, 2),
 )
 SCALING_GOAL = 1.8
 """Of reading none: bookies share the cores."""
@@ -51,7 +61,13 @@ def report(passes: Sequence[Pass], failures: Iterable[str]) -> str:
             *_scaling(reading),
         ]
     if metadata:
-        parts += ["## Metadata alone\n", _figures(metadata, METADATA), *_scaling(metadata)]
+        on_spark = [p for p in metadata if p.spark_cpu is not None]
+        parts += [
+            "## Metadata alone\n",
+            _figures(metadata, METADATA),
+            *([CPU_OF_RUNS, _figures(on_spark, PARTIES)] if on_spark else []),
+            *_scaling(metadata),
+        ]
     parts += [f"Failed: {failure}\n" for failure in failures]
     return "\n".join(parts)
 
@@ -59,9 +75,9 @@ def report(passes: Sequence[Pass], failures: Iterable[str]) -> str:
 def _figures(passes: Sequence[Pass], columns: Sequence[tuple[str, Value, int]]) -> str:
     head = ["load", "level", "by", "passes", *(title for title, _, _ in columns)]
     rows = []
-    for (load, level, contender), same in _grouped(passes).items():
+    for (load, level, by), same in _grouped(passes).items():
         figures = [f"{median(map(value, same)):,.{digits}f}" for _, value, digits in columns]
-        rows.append([load, level, contender, str(len(same)), *figures])
+        rows.append([load, level, by, str(len(same)), *figures])
     return table(head, rows)
 
 
@@ -69,9 +85,9 @@ def _fastest(passes: Sequence[Pass]) -> list[str]:
     """Ours and Java's on the same ledgers."""
     lines = []
     groups = _grouped(passes)
-    for (load, level, contender), javas in groups.items():
+    for (load, level, by), javas in groups.items():
         ours = groups.get((load, level, OURS))
-        if contender != JAVA or ours is None:
+        if by != JAVA or ours is None:
             continue
         our_rate, java_rate = (
             median(p.copies / p.elapsed_s for p in each) for each in (ours, javas)
@@ -87,15 +103,33 @@ def _fastest(passes: Sequence[Pass]) -> list[str]:
 def _scaling(passes: Sequence[Pass]) -> list[str]:
     lines = []
     groups = _grouped(passes)
-    for (load, level, contender), two in groups.items():
-        one = groups.get((load, level, contender.replace("local[2]", "local[1]")))
-        if not contender.endswith("local[2]") or one is None:
+    for (load, level, by), two in groups.items():
+        if by != contender(2):
             continue
-        times = median(p.elapsed_s for p in one) / median(p.elapsed_s for p in two)
-        verdict = "met" if times >= SCALING_GOAL else "not met"
-        goal = f" {SCALING_GOAL}: {verdict}." if level == METADATA_LEVEL else ""
-        lines.append(f"{load}, level {level}: 2 cores are {times:.2f} times as fast as 1.{goal}\n")
+        is_goal = level == METADATA_LEVEL
+        if one_core := groups.get((load, level, ON_ONE_CORE)):
+            times = _times(two, one_core, is_goal=is_goal)
+            lines.append(f"{load}, level {level}: two cores are {times} one that all share.\n")
+        if one_slot := groups.get((load, level, contender(1))):
+            times = _times(two, one_slot, is_goal=is_goal)
+            busy = median(p.cores_busy for p in one_slot)
+            lines.append(
+                f"{load}, level {level}: local[2] is {times} local[1], with which {busy:.2f} cores were busy"
+                f" already: with all {CORES} it cannot be more than {CORES / busy:.2f} times, at as much CPU.\n"
+            )
     return lines
+
+
+def _times(two: Sequence[Pass], one: Sequence[Pass], *, is_goal: bool) -> str:
+    times = median(p.elapsed_s for p in one) / median(p.elapsed_s for p in two)
+    verdict = "met" if times >= SCALING_GOAL else "not met"
+    goal = f" ({SCALING_GOAL}: {verdict})" if is_goal else ""
+    return f"{times:.2f} times as fast{goal} as"
+
+
+def _spark(each: Pass) -> SparkCpu:
+    assert each.spark_cpu is not None, each
+    return each.spark_cpu
 
 
 def _grouped(passes: Sequence[Pass]) -> dict[tuple[str, str, str], list[Pass]]:

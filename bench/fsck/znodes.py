@@ -6,7 +6,8 @@ from contextlib import aclosing
 from auditor.fsck.inspecting import inspect
 from auditor.fsck.levels import FsckOptions, Level
 from bench.audit.field import Field
-from bench.fsck.on_spark import contender, run_on_spark
+from bench.fsck.on_spark import ON_ONE_CORE, contender, run_on_spark
+from bench.fsck.processes import SparkCpu
 from bench.fsck.reading import OURS
 from bench.fsck.records import Pass
 from bench.inspect_bench import cpu_s
@@ -27,13 +28,22 @@ async def look_at_all(field: Field, *, repeat: int) -> Pass:
     return _pass(field, OURS, repeat, elapsed_s, spent_s, zookeeper)
 
 
-def look_at_all_on_spark(field: Field, core_count: int, *, repeat: int) -> Pass:
+def look_at_all_on_spark(
+    field: Field, slot_count: int, *, repeat: int, core_count: int | None = None
+) -> Pass:
+    """``core_count``: for Spark, the driver and ZooKeeper together, if not the machine's."""
     zookeeper = cpu_of([field.zookeeper_pid])
     spent = run_on_spark(
-        _options(field), core_count, ledger_count=field.size, servers=[field.zookeeper_pid]
+        _options(field),
+        slot_count,
+        ledger_count=field.size,
+        servers=[field.zookeeper_pid],
+        core_count=core_count,
     )
-    by = contender(core_count)
-    return _pass(field, by, repeat, spent.elapsed_s, spent.cpu_s, zookeeper)
+    by = contender(slot_count) if core_count is None else ON_ONE_CORE
+    return _pass(
+        field, by, repeat, spent.elapsed_s, spent.cpu.total_s, zookeeper, spark_cpu=spent.cpu
+    )
 
 
 def _options(field: Field) -> FsckOptions:
@@ -41,7 +51,13 @@ def _options(field: Field) -> FsckOptions:
 
 
 def _pass(
-    field: Field, by: str, repeat: int, elapsed_s: float, spent_s: float, zookeeper: Cpu
+    field: Field,
+    by: str,
+    repeat: int,
+    elapsed_s: float,
+    spent_s: float,
+    zookeeper: Cpu,
+    spark_cpu: SparkCpu | None = None,
 ) -> Pass:
     return Pass(
         load=f"{field.size:,} znodes",
@@ -55,4 +71,5 @@ def _pass(
         cpu_s=spent_s,
         bookies_cpu_s=0.0,
         zookeeper_cpu_s=(cpu_of([field.zookeeper_pid]) - zookeeper).total_s,
+        spark_cpu=spark_cpu,
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from bench.fsck.processes import SparkCpu
 from bench.fsck.records import Pass
 from bench.fsck.report import report
 
@@ -47,23 +48,41 @@ def test_our_copies_a_second_stand_against_javas_on_the_same_load() -> None:
     assert "At least 100,000: met." in text
 
 
+def on_spark(contender: str, elapsed_s: float) -> Pass:
+    """Of 1,000,000 ledgers as znodes."""
+    return looked(
+        load="znodes",
+        level="metadata",
+        contender=f"ours on Spark, {contender}",
+        ledger_count=1_000_000,
+        copies=0,
+        elapsed_s=elapsed_s,
+        cpu_s=9.0,
+        spark_cpu=SparkCpu(driver_s=1.0, jvm_s=2.0, workers_s=6.0),
+        bookies_cpu_s=0.0,
+        zookeeper_cpu_s=2.25,
+    )
+
+
 def test_two_cores_stand_against_one_where_no_copy_is_read() -> None:
-    one, two = (
-        looked(
-            load="1,000 znodes",
-            level="metadata",
-            contender=f"ours on Spark, local[{cores}]",
-            copies=0,
-            elapsed_s=elapsed_s,
-        )
-        for cores, elapsed_s in ((1, 9.0), (2, 6.0))
+    one_core, one, two = (
+        on_spark("local[1], all on one core", 12.0),
+        on_spark("local[1]", 9.0),
+        on_spark("local[2]", 6.0),
     )
 
-    text = report([one, two], failures=[])
+    text = report([one_core, one, two], failures=[])
 
-    assert (
-        "1,000 znodes, level metadata: 2 cores are 1.50 times as fast as 1. 1.8: not met." in text
-    )
+    assert "two cores are 2.00 times as fast (1.8: met) as one that all share." in text
+    assert "local[2] is 1.50 times as fast (1.8: not met) as local[1], with which 1.25" in text
+
+
+def test_of_a_run_on_spark_each_partys_cpu_is_told() -> None:
+    text = report([on_spark("local[1]", 9.0)], failures=[])
+
+    parties = text.partition("who used the CPU")[2]
+    told = row(parties, "znodes", "metadata", "ours on Spark, local[1]")
+    assert told == ["1", "6", "2", "1", "2", "1.25"]
 
 
 def test_what_failed_is_told_whatever_else_there_is() -> None:

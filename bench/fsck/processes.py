@@ -1,0 +1,85 @@
+"""Who used the CPU while a run on Spark was under way, and how many cores there were for it."""
+
+import os
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.usage import cpu_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkCpu:
+    """CPU seconds, user and system, that Spark's parties have used so far."""
+
+    driver_s: float
+    """This process: it lists, plans, and writes the results."""
+    jvm_s: float
+    """Spark's driver and executor, which are one where it runs locally; compiling and collecting counted in."""
+    workers_s: float
+    """The executor's Python, where ledgers are looked at."""
+
+    @classmethod
+    def now(cls, servers: Collection[int | None]) -> "SparkCpu":
+        """``servers``: processes that are started from here as well, and are none of Spark's."""
+        children = _children()
+        jvm = [child for child in children[os.getpid()] if child not in servers]
+        return cls(
+            driver_s=cpu_of([os.getpid()]).total_s,
+            jvm_s=cpu_of(jvm).total_s,
+            workers_s=cpu_of(_below(jvm, children)).total_s,
+        )
+
+    @property
+    def total_s(self) -> float:
+        return self.driver_s + self.jvm_s + self.workers_s
+
+    def __sub__(self, earlier: "SparkCpu") -> "SparkCpu":
+        return SparkCpu(
+            driver_s=self.driver_s - earlier.driver_s,
+            jvm_s=self.jvm_s - earlier.jvm_s,
+            workers_s=self.workers_s - earlier.workers_s,
+        )
+
+
+@contextmanager
+def on_cores(core_count: int, servers: Collection[int | None]) -> Iterator[None]:
+    """This process, the servers, and what is started meanwhile, have so many cores between them."""
+    pids = [os.getpid(), *(server for server in servers if server is not None)]
+    all_cores = os.sched_getaffinity(0)
+    _confine(pids, sorted(all_cores)[:core_count])
+    try:
+        yield
+    finally:
+        _confine(pids, all_cores)
+
+
+def _confine(pids: Collection[int], cores: Collection[int]) -> None:
+    """Every thread of them: the kernel knows only threads."""
+    for pid in pids:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread.name), cores)
+
+
+def _children() -> dict[int, list[int]]:
+    """Of every process."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parent = stat.read_text().rpartition(")")[2].split()[1]
+            children[int(parent)].append(int(stat.parent.name))
+    return children
+
+
+def _below(pids: Sequence[int], children: dict[int, list[int]]) -> list[int]:
+    """All that descend from them, they themselves not."""
+    found: list[int] = []
+    left = list(pids)
+    while left:
+        born = children[left.pop()]
+        found += born
+        left += born
+    return found
