@@ -69,6 +69,11 @@ def verdicts_of(output: Path, run: str) -> dict[int, str]:
     return found
 
 
+def written_parts(folder: Path) -> dict[str, int]:
+    """When each part's rows below it were written, in nanoseconds, by file name."""
+    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")}
+
+
 async def _write(client: OurClient) -> int:
     options = LedgerOptions(ensemble_size=2, write_quorum=2, ack_quorum=2)
     async with client.create(options) as writer:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pytest
 
 from auditor.fsck.levels import FsckOptions, Level
@@ -68,7 +69,8 @@ def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
 
 
 def test_what_is_half_written_is_not_there(tmp_path: Path, folder: RunFolder) -> None:
-    (tmp_path / "ledgers" / f"run={RUN}" / ".part-00000.parquet.new").write_bytes(b"PAR1 half")
+    half = tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00000.parquet.new"
+    half.write_bytes(b"PAR1 half")
 
     assert folder.first_looks() == {}
     assert folder.verdicts(["ledger_id"]).num_rows == 0
@@ -80,13 +82,31 @@ def test_a_run_that_was_killed_while_it_planned_was_never_begun(tmp_path: Path) 
     assert list(unfinished_runs(tmp_path)) == []
 
 
-def test_a_run_that_ended_leaves_its_results(tmp_path: Path, folder: RunFolder) -> None:
+def test_readers_see_the_rows_of_a_run_once_it_is_over(tmp_path: Path, folder: RunFolder) -> None:
     folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    assert list(tmp_path.glob("ledgers/run=*")) == [], "nothing of a run under way, or killed"
 
-    folder.end()
+    folder.publish()
 
-    assert list(unfinished_runs(tmp_path)) == []
+    assert ds.dataset(tmp_path / "ledgers", partitioning="hive").count_rows() == 2
     assert folder.verdicts(["ledger_id"]).num_rows == 2
+
+
+def test_a_run_that_was_killed_at_its_end_ends_when_it_goes_on(
+    tmp_path: Path, folder: RunFolder
+) -> None:
+    folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.publish()
+
+    again = RunFolder(tmp_path, RUN)
+    done = again.first_looks()
+    again.publish()
+    again.end()
+
+    assert list(done) == [0]
+    assert again.verdicts(["ledger_id"]).num_rows == 2
+    assert list(unfinished_runs(tmp_path)) == []
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 def test_of_a_run_that_is_given_up_nothing_stays(tmp_path: Path, folder: RunFolder) -> None:
@@ -102,6 +122,7 @@ def test_a_run_that_was_half_given_up_stands_in_no_results(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write_first_look(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.publish()
 
     def killed(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt

@@ -2,8 +2,9 @@
 
 - ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``order.json``, what was asked for
 - ``state/run=…/doubtful-NNNNN.parquet``: of a part, what the first look told that is worth a second one
-- ``ledgers/run=…/part-NNNNN.parquet``: of a part, what is certain at once; as soon as it is there the part is done
-- ``ledgers/run=…/again-NNNNN.parquet``: of a part, what the second look told
+- ``state/run=…/ledgers/part-NNNNN.parquet``: of a part, what is certain at once; as soon as it is there the part is done
+- ``state/run=…/ledgers/again-NNNNN.parquet``: of a part, what the second look told
+- ``ledgers/run=…``: that folder, moved there when the run is over, so that readers never see half a run
 
 What is there is never written again, so that a killed run goes on where it was. At the end the run's state goes.
 """
@@ -61,7 +62,8 @@ class RunFolder:
     def __init__(self, output: Path, run: str) -> None:
         self.state = output / STATE
         self._state = self.state / f"{_PREFIX}{run}"
-        self._ledgers = output / LEDGERS / f"{_PREFIX}{run}"
+        self._growing = self._state / LEDGERS
+        self._published = output / LEDGERS / f"{_PREFIX}{run}"
         self._order = self._state / "order.json"
 
     @property
@@ -72,8 +74,7 @@ class RunFolder:
         self, rows: pa.Table, options: FsckOptions, *, part_size: int, started_ms: int
     ) -> None:
         """``rows``: as ``plan_rows``. The order comes last: without it, nothing was begun."""
-        self._state.mkdir(parents=True, exist_ok=True)
-        self._ledgers.mkdir(parents=True, exist_ok=True)
+        self._growing.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, rows, part_size=part_size)
         order = {"started_ms": started_ms, **_order_of(options)}
         replace_file(self._order, json.dumps(order, indent=2) + "\n")
@@ -142,17 +143,27 @@ class RunFolder:
         tables = [pq.ParquetFile(path).read(columns) for path in paths]
         return pa.concat_tables([SCHEMA.empty_table().select(columns), *tables])
 
+    def publish(self) -> None:
+        """The rows are complete: readers see them from now on, all at once."""
+        self._published.parent.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # killed after this, and gone on with
+            self._growing.rename(self._published)
+
     def end(self) -> None:
-        """The results are complete: what only a run under way needs is deleted."""
+        """The results are published: what only a run under way needs is deleted."""
         self._order.unlink(missing_ok=True)
         shutil.rmtree(self._state, ignore_errors=True)
 
     def give_up(self) -> None:
         """Of a run that was not ended: nothing of it stays, nor, if this is killed, half of it in the results."""
-        self._order.unlink(missing_ok=True)
         with suppress(FileNotFoundError):
-            self._ledgers.rename(self._state / LEDGERS)
+            self._published.rename(self._growing)
         self.end()
+
+    @property
+    def _ledgers(self) -> Path:
+        """Where the rows stand now."""
+        return self._published if self._published.exists() else self._growing
 
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
         note = {_NOTE: counts.to_json(), _VERSION_NOTE: str(VERSION)}

@@ -180,6 +180,7 @@ class _Run:
             left=self._plan.ledger_count - sum(map(self._plan.size_of, self._first)),
             gone=sum(look.gone for look in chain(self._first.values(), self._second.values())),
         )
+        self._folder.publish()
         write_summary(self._job.output, summary)
         self._folder.end()
         return summary
