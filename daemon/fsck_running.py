@@ -176,9 +176,10 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
 
 
 def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:
-    """The run that was killed, if there is one and it is not given up; else a new one."""
-    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+    """The run that was killed, if there is one and it is not given up; else a new one. The output is held."""
+    from auditor.fsck.results.run_folder import RunFolder, sweep, unfinished_runs
 
+    sweep(wanted.output)
     killed = list(unfinished_runs(wanted.output))
     if wanted.is_anew:
         for name in killed:

@@ -116,6 +116,14 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
 
 
+def test_a_run_that_died_while_it_began_leaves_nothing_behind(tmp_path: Path) -> None:
+    half = tmp_path / "state" / "run=20250101T000000Z"
+    half.mkdir(parents=True)
+
+    assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20251121T193500Z"
+    assert not half.exists()
+
+
 def test_a_run_that_was_killed_can_be_given_up(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 

@@ -12,7 +12,7 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
-from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+from auditor.fsck.results.run_folder import RunFolder, sweep, unfinished_runs
 from auditor.fsck.running import FsckJob
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from tests.fsck.results import counted
@@ -80,6 +80,28 @@ def test_a_run_that_was_killed_while_it_planned_was_never_begun(tmp_path: Path) 
     (tmp_path / "state" / f"run={RUN}").mkdir(parents=True)
 
     assert list(unfinished_runs(tmp_path)) == []
+
+
+def test_what_runs_leave_that_died_while_they_began_or_ended_is_swept_up(
+    tmp_path: Path, folder: RunFolder
+) -> None:
+    for name in ("run=20250101T000000Z", "run=20250102T000000Z"):
+        (tmp_path / "state" / name / "ledgers").mkdir(parents=True)
+        (tmp_path / "state" / name / "plan.parquet").touch()
+    (tmp_path / "state" / "checked.parquet").touch()
+
+    sweep(tmp_path)
+
+    left = [path.name for path in sorted((tmp_path / "state").iterdir())]
+    assert left == ["checked.parquet", f"run={RUN}"], "a run that can be gone on with stays"
+
+
+def test_what_is_half_written_is_not_published(tmp_path: Path, folder: RunFolder) -> None:
+    (tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00001.parquet.new").touch()
+
+    folder.publish()
+
+    assert list((tmp_path / "ledgers" / f"run={RUN}").iterdir()) == []
 
 
 def test_readers_see_the_rows_of_a_run_once_it_is_over(tmp_path: Path, folder: RunFolder) -> None:

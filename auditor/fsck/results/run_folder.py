@@ -145,6 +145,8 @@ class RunFolder:
 
     def publish(self) -> None:
         """The rows are complete: readers see them from now on, all at once."""
+        for half_written in self._growing.glob(".*"):
+            half_written.unlink()
         self._published.parent.mkdir(exist_ok=True)
         with suppress(FileNotFoundError):  # killed after this, and gone on with
             self._growing.rename(self._published)
@@ -189,6 +191,16 @@ def unfinished_runs(output: Path) -> Iterator[str]:
         run = folder.name.removeprefix(_PREFIX)
         if RunFolder(output, run).is_begun:
             yield run
+
+
+def sweep(output: Path) -> None:
+    """Delete what is left of runs that died while they were planned, ended or given up: nobody goes on with it.
+
+    While no run writes below ``output``.
+    """
+    for folder in (output / STATE).glob(f"{_PREFIX}*"):
+        if not RunFolder(output, folder.name.removeprefix(_PREFIX)).is_begun:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _order_of(options: FsckOptions) -> dict[str, object]:
