@@ -3,8 +3,6 @@
 ``limits_in_force`` says what holds; three loops, one for each thing that is limited, carry it out.
 """
 
-import asyncio
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -88,6 +86,4 @@ async def keep_to_our_share(
             min(count_max, limits.reads_in_flight_per_bookie),
             reader_count=await membership.reader_count(),
         )
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SHARES_INTERVAL_S):
-                await views.wait_change(seen)
+        await views.wait_change(seen, timeout_s=SHARES_INTERVAL_S)

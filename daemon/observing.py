@@ -5,7 +5,6 @@ ZooKeeper, not even to say that we are here, and no fencing. It shows what would
 leader's own decisions, and what would be repaired, by the very code of ``bookmender plan``.
 """
 
-import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -101,14 +100,8 @@ class Observing:
                 log.warning("observe.failed", error=str(error))
             await self._clock.sleep(LOOK_INTERVAL_MIN_S)
             if was_complete:
-                await self._wait_change(seen)
-
-    async def _wait_change(self, seen: int) -> None:
-        try:
-            async with asyncio.timeout(min(LOOK_INTERVAL_S, self._observer.wait_s)):
-                await self._views.wait_change(seen)
-        except TimeoutError:
-            pass
+                wait_s = min(LOOK_INTERVAL_S, self._observer.wait_s)
+                await self._views.wait_change(seen, timeout_s=wait_s)
 
 
 def ledgers_to_repair(seen: Observation) -> list[int]:

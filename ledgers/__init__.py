@@ -4,7 +4,8 @@ A small asyncio client library for Apache BookKeeper that knows nothing of queue
 Values and decisions first: ``metadata``, ``entry``, ``striping``, ``fragments``, ``placement``,
 ``errors``. Then the three interfaces that part what decides from what talks: ``store``, ``bookies``,
 ``clock``; and on the first of them ``manager`` (ledgers' metadata) ``registration`` (who is there) and
-``instance_id`` (which cluster this is); ``read_only`` keeps whoever looks on from writing.
+``instance_id`` (which cluster this is); ``read_only`` keeps whoever looks on from writing, and ``changing``
+is what others wait for.
 ``operations`` reads, writes and recovers ledgers; ``bookie``, ``zookeeper`` and ``memory`` implement the
 interfaces; ``formats`` knows the bytes.
 """

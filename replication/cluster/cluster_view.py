@@ -13,6 +13,7 @@ from functools import cached_property
 import structlog
 from prometheus_client import Gauge
 
+from ledgers.changing import Changing
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError, UnsupportedError
 from ledgers.formats.bookie_info import Address
@@ -84,13 +85,14 @@ class ClusterView:
         return max((stat.czxid for stat in self.cookies.values()), default=0)
 
 
-class ViewSource:
-    """The current view. ``run`` keeps it fresh; ``changed`` counts the changes, for those who wait."""
+class ViewSource(Changing):
+    """The current view. ``run`` keeps it fresh, and it changes when the view differs from the one before."""
 
     def __init__(
         self, registration: Registration, clock: Clock, orders: OrderBook | None = None
     ) -> None:
         """``orders``: None for who follows nobody's."""
+        super().__init__()
         self._registration = registration
         self._clock = clock
         self._order_book = orders
@@ -98,11 +100,9 @@ class ViewSource:
         """As they stand, windows that are over included."""
         self._current: ClusterView | None = None
         self._reading = asyncio.Lock()  # guards the two above: an older reading must not come last
-        self._condition = asyncio.Condition()
         self._addresses: dict[BookieId, Address] = {}
         self._is_blind = False
         """The last try to read was in vain."""
-        self.change_count = 0
 
     def resolve(self, bookie: BookieId) -> Address | None:
         """Where the bookie is, or was when last seen: an absent one is asked too (rule S13)."""
@@ -125,20 +125,7 @@ class ViewSource:
             bookies = await self._registration.read()
             cookies = await self._registration.cookies()
             await self._read_orders()
-            return await self._show(bookies, cookies)
-
-    async def wait_change(self, since: int) -> None:
-        """Until ``change_count`` differs from ``since``."""
-        async with self._condition:
-            await self._condition.wait_for(lambda: self.change_count != since)
-
-    async def changes(self) -> AsyncGenerator[None, None]:
-        """It differs from what it was. What happens while nobody asks for the next one makes one together."""
-        seen = self.change_count
-        while True:
-            await self.wait_change(seen)
-            seen = self.change_count
-            yield
+            return self._show(bookies, cookies)
 
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
@@ -167,17 +154,17 @@ class ViewSource:
         """Them alone: a change of theirs is no reason for every node to read all bookies."""
         async with self._reading:
             await self._read_orders()
-            await self._show_orders()
+            self._show_orders()
 
     async def _read_orders(self) -> None:
         if self._order_book is not None:
             self._orders = await self._order_book.read()
 
-    async def _show_orders(self) -> None:
+    def _show_orders(self) -> None:
         if self._current is not None:
-            await self._show(self._current.bookies, self._current.cookies)
+            self._show(self._current.bookies, self._current.cookies)
 
-    async def _show(self, bookies: BookieView, cookies: Mapping[BookieId, Stat]) -> ClusterView:
+    def _show(self, bookies: BookieView, cookies: Mapping[BookieId, Stat]) -> ClusterView:
         """Make this the current view, and tell of it if it differs."""
         orders = self._orders.at(self._clock.wall_ms())
         view = ClusterView(bookies=bookies, cookies=cookies, orders=orders)
@@ -186,10 +173,8 @@ class ViewSource:
             if registered.address is not None:
                 self._addresses[bookie] = registered.address
         if view != self._current:
-            async with self._condition:
-                self._current = view
-                self.change_count += 1
-                self._condition.notify_all()
+            self._current = view
+            self._tell_change()
         return view
 
     async def _end_windows(self) -> None:
@@ -198,12 +183,12 @@ class ViewSource:
             seen = self.change_count
             end_ms = None if self._current is None else self._current.orders.next_end_ms
             wait_s = None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
-            try:
-                async with asyncio.timeout(None if wait_s is None else min(wait_s, WINDOW_LOOK_S)):
-                    await self.wait_change(seen)
-            except TimeoutError:
+            await self.wait_change(
+                seen, timeout_s=None if wait_s is None else min(wait_s, WINDOW_LOOK_S)
+            )
+            if self.change_count == seen:
                 async with self._reading:
-                    await self._show_orders()
+                    self._show_orders()
 
     async def _follow(
         self, changes: AsyncGenerator[object, None], read: Callable[[], Awaitable[object]]

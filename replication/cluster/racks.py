@@ -11,6 +11,7 @@ from typing import Protocol
 
 import structlog
 
+from ledgers.changing import Changing
 from ledgers.clock import Clock
 from ledgers.errors import BookmenderError, NoNodeError, SessionLostError, UnavailableError
 from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH, parse_pulsar_racks
@@ -82,7 +83,7 @@ async def has_unused_racks(store: MetadataStore) -> bool:
     return await store.exists(PULSAR_RACKS_PATH) is not None
 
 
-class RackKeeper:
+class RackKeeper(Changing):
     """Reads the source when it, or the list of bookies, has changed, and tells ``racks``."""
 
     def __init__(
@@ -94,12 +95,10 @@ class RackKeeper:
         clock: Clock,
         resolve_host: ResolveHost,
     ) -> None:
+        super().__init__()
         self._source, self._racks, self._views = source, racks, views
         self._clock, self._resolve_host = clock, resolve_host
         self._is_broken = False
-        self._changed = asyncio.Condition()
-        self.change_count = 0
-        """Grows with every change of the racks."""
         self._reading = asyncio.Lock()  # an older reading must not come last
 
     async def start(self) -> None:
@@ -114,11 +113,6 @@ class RackKeeper:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_source())
             tasks.create_task(self._follow_bookies())
-
-    async def wait_change(self, seen: int) -> None:
-        """Return when ``change_count`` is beyond ``seen``."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.change_count > seen)
 
     async def refresh(self) -> bool:
         """Read the source now; False when that was in vain."""
@@ -159,9 +153,7 @@ class RackKeeper:
                 bookie_count=len(found),
                 nowhere_count=len(self._views.current.available - found.keys()),
             )
-            async with self._changed:
-                self.change_count += 1
-                self._changed.notify_all()
+            self._tell_change()
 
     async def _names(self) -> Mapping[BookieId, tuple[str, ...]]:
         """Of every bookie, those that are away included."""

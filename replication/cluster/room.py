@@ -90,9 +90,9 @@ class RoomSource:
     async def run(self) -> None:
         """Ask whoever is due, until cancelled."""
         while True:
-            change_count = self._views.change_count
+            seen = self._views.change_count
             await self.ask_due()
-            await self._wait(change_count)
+            await self._views.wait_change(seen, timeout_s=self._wait_s())
 
     async def ask_due(self) -> None:
         """Ask those that may receive and whose time has come; forget those that are gone."""
@@ -142,10 +142,7 @@ class RoomSource:
             log.info("bookie.has_room_again", bookie=bookie)
         self._short = short
 
-    async def _wait(self, change_count: int) -> None:
-        """Until somebody is due, or the bookies have changed since."""
+    def _wait_s(self) -> float:
+        """Until somebody is due."""
         now_s = self._clock.now_s()
-        wait_s = min(self._due_at_s.values(), default=now_s + INTERVAL_S) - now_s
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._views.wait_change(change_count)
+        return min(self._due_at_s.values(), default=now_s + INTERVAL_S) - now_s
