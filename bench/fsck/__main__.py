@@ -108,13 +108,13 @@ class Bench:
                 await field.grow(size)
                 for repeat in self._repeats if size < ONCE_FROM else (1,):
                     yield await znodes.look_at_all(field, repeat=repeat)
-                    for slot_count, core_count in ((1, 1), *((slots, None) for slots in SLOTS)):
+                    for slot_count, is_on_one_core in ((1, True), *((n, False) for n in SLOTS)):
                         yield await asyncio.to_thread(
                             znodes.look_at_all_on_spark,
                             field,
                             slot_count,
                             repeat=repeat,
-                            core_count=core_count,
+                            is_on_one_core=is_on_one_core,
                         )
 
     @property

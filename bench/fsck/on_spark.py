@@ -1,8 +1,10 @@
 """A whole run on Spark, on this machine: listed, looked at, and its results written; its own start not counted."""
 
+import multiprocessing
 import os
 import time
 from collections.abc import Collection
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,24 +45,32 @@ def run_on_spark(
     slot_count: int,
     *,
     ledger_count: int,
-    servers: Collection[int | None],
-    core_count: int | None = None,
+    sharing: Collection[int] = (),
 ) -> Spent:
-    """``servers``: processes that are ours, too, but count by themselves. ``core_count``: for all of these
-    together, if not the machine's. Raises UnavailableError when not as many ledgers were looked at, or one is
-    not whole."""
+    """In a process of its own, with a JVM that has compiled nothing yet, as whoever calls the command has it.
+
+    ``sharing``: servers that are to share one core with all of it. Raises UnavailableError when not as many
+    ledgers were looked at, or one is not whole.
+    """
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawning) as process:
+        spent = process.submit(_run, options, slot_count, sharing).result()
+    if spent.counts.verdicts.get("whole") != ledger_count:
+        raise UnavailableError(f"of {ledger_count} ledgers: {spent.counts}")
+    return spent
+
+
+def _run(options: FsckOptions, slot_count: int, sharing: Collection[int]) -> Spent:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     with ExitStack() as stack:
         output = stack.enter_context(TemporaryDirectory(prefix="bench-fsck-run-"))
-        if core_count is not None:
-            stack.enter_context(on_cores(core_count, servers))
+        if sharing:
+            stack.enter_context(on_cores(1, sharing))
         spark = open_spark(f"local[{slot_count}]", SETTINGS)
         stack.callback(spark.stop)
         spark.range(1).count()
         job = FsckJob(run="20260101T000000Z", output=Path(output))
-        began_cpu, began_s = SparkCpu.now(servers), time.monotonic()
+        began_cpu, began_s = SparkCpu.now(), time.monotonic()
         summary = run_fsck(spark, options, job, lambda progress: None)
-        elapsed_s, spent = time.monotonic() - began_s, SparkCpu.now(servers) - began_cpu
-    if summary.counts.verdicts.get("whole") != ledger_count:
-        raise UnavailableError(f"of {ledger_count} ledgers: {summary.counts}")
+        elapsed_s, spent = time.monotonic() - began_s, SparkCpu.now() - began_cpu
     return Spent(counts=summary.counts, elapsed_s=elapsed_s, cpu=spent)

@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,14 +22,14 @@ class SparkCpu:
     """The executor's Python, where ledgers are looked at."""
 
     @classmethod
-    def now(cls, servers: Collection[int | None]) -> "SparkCpu":
-        """``servers``: processes that are started from here as well, and are none of Spark's."""
+    def now(cls) -> "SparkCpu":
+        """This process's children being JVMs of Spark's, and theirs Python."""
         children = _children()
-        jvm = [child for child in children[os.getpid()] if child not in servers]
+        jvms = children.get(os.getpid(), [])
         return cls(
             driver_s=cpu_of([os.getpid()]).total_s,
-            jvm_s=cpu_of(jvm).total_s,
-            workers_s=cpu_of(_below(jvm, children)).total_s,
+            jvm_s=cpu_of(jvms).total_s,
+            workers_s=cpu_of(_below(jvms, children)).total_s,
         )
 
     @property
@@ -45,9 +45,12 @@ class SparkCpu:
 
 
 @contextmanager
-def on_cores(core_count: int, servers: Collection[int | None]) -> Iterator[None]:
-    """This process, the servers, and what is started meanwhile, have so many cores between them."""
-    pids = [os.getpid(), *(server for server in servers if server is not None)]
+def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
+    """This process, the servers, and what is started here meanwhile, have so many cores between them.
+
+    What is started here keeps to them for good, the others only so long.
+    """
+    pids = [os.getpid(), *servers]
     all_cores = os.sched_getaffinity(0)
     _confine(pids, sorted(all_cores)[:core_count])
     try:
@@ -57,14 +60,14 @@ def on_cores(core_count: int, servers: Collection[int | None]) -> Iterator[None]
 
 
 def _confine(pids: Collection[int], cores: Collection[int]) -> None:
-    """Every thread of them: the kernel knows only threads."""
+    """Every thread of them: each has cores of its own."""
     for pid in pids:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(ProcessLookupError):  # it has ended
                 os.sched_setaffinity(int(thread.name), cores)
 
 
-def _children() -> dict[int, list[int]]:
+def _children() -> Mapping[int, list[int]]:
     """Of every process."""
     children: dict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -74,12 +77,12 @@ def _children() -> dict[int, list[int]]:
     return children
 
 
-def _below(pids: Sequence[int], children: dict[int, list[int]]) -> list[int]:
+def _below(pids: Sequence[int], children: Mapping[int, list[int]]) -> list[int]:
     """All that descend from them, they themselves not."""
     found: list[int] = []
     left = list(pids)
     while left:
-        born = children[left.pop()]
+        born = children.get(left.pop(), [])
         found += born
         left += born
     return found

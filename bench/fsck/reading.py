@@ -94,7 +94,6 @@ def look_at_all_on_spark(
         options,
         slot_count,
         ledger_count=sum(load.ledger_count for load in loads),
-        servers=[*map(cluster.pid, cluster.bookies), cluster.zookeeper_pid],
     )
     return _pass(
         cluster,

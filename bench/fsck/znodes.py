@@ -29,18 +29,16 @@ async def look_at_all(field: Field, *, repeat: int) -> Pass:
 
 
 def look_at_all_on_spark(
-    field: Field, slot_count: int, *, repeat: int, core_count: int | None = None
+    field: Field, slot_count: int, *, repeat: int, is_on_one_core: bool = False
 ) -> Pass:
-    """``core_count``: for Spark, the driver and ZooKeeper together, if not the machine's."""
     zookeeper = cpu_of([field.zookeeper_pid])
     spent = run_on_spark(
         _options(field),
         slot_count,
         ledger_count=field.size,
-        servers=[field.zookeeper_pid],
-        core_count=core_count,
+        sharing=[field.zookeeper_pid] if is_on_one_core else (),
     )
-    by = contender(slot_count) if core_count is None else ON_ONE_CORE
+    by = ON_ONE_CORE if is_on_one_core else contender(slot_count)
     return _pass(
         field, by, repeat, spent.elapsed_s, spent.cpu.total_s, zookeeper, spark_cpu=spent.cpu
     )

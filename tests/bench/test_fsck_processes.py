@@ -30,16 +30,10 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_what_a_childs_children_use_is_the_workers(child: subprocess.Popen[bytes]) -> None:
-    spent = SparkCpu.now(servers=[])
+    spent = SparkCpu.now()
 
     assert spent.workers_s > 0
     assert spent.total_s == spent.driver_s + spent.jvm_s + spent.workers_s
-
-
-def test_a_server_and_what_it_started_are_none_of_sparks(child: subprocess.Popen[bytes]) -> None:
-    spent = SparkCpu.now(servers=[child.pid])
-
-    assert (spent.jvm_s, spent.workers_s) == (0.0, 0.0)
 
 
 def test_all_that_is_there_and_comes_later_shares_the_cores(
@@ -47,7 +41,7 @@ def test_all_that_is_there_and_comes_later_shares_the_cores(
 ) -> None:
     before = os.sched_getaffinity(0)
 
-    with on_cores(1, servers=[child.pid, None]):
+    with on_cores(1, servers=[child.pid]):
         assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid) == {min(before)}
         later = [sys.executable, "-c", "import os; print(len(os.sched_getaffinity(0)))"]
         assert subprocess.check_output(later) == b"1\n"
