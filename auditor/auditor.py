@@ -100,6 +100,7 @@ class Auditor:
             tasks.create_task(self._wake_on_delay())
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
+            tasks.create_task(self._absences.keep_noted(self._records))
             while True:
                 wait_s = await self._try_run_once()
                 await self._wait(wait_s)
@@ -142,7 +143,6 @@ class Auditor:
             self._marks.keep_only(missing.bookies)
             await self._note_causes(missing)
         await self._mark(missing)
-        await self._absences.note(self._records)
         return self._wait_s()
 
     # --- Who is missing ------------------------------------------------------------------------------
@@ -275,7 +275,6 @@ class Auditor:
             min(
                 math.inf if loss_s is None else loss_s,
                 math.inf if is_disabled else self._done.check_due_s - self._clock.now_s(),
-                self._absences.wait_s,
                 self._holds.wait_s,
             ),
         )

@@ -4,8 +4,12 @@ Decisions are ``absence``'s and ``causes``'; here they are kept up to date, and 
 merely looks on (``observer``) keeps them likewise and notes nothing.
 """
 
+import asyncio
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
+
+import structlog
 
 from auditor.absence import NO_OUTAGE, StoredAbsences, lost_bookies, next_loss_s, still_absent
 from auditor.causes import Cause, Why, read_causes, updated_causes
@@ -13,12 +17,17 @@ from auditor.endangered import Missing
 from auditor.outages import Outage, Outages
 from auditor.records import Records, read_absences
 from ledgers.clock import Clock
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView
 
+log = structlog.get_logger()
+
 WRITE_S = 60.0
 """How often it is noted that absent bookies are still absent: the next leader goes on from there."""
+RETRY_S = 5.0
+"""After a note that could not be written."""
 
 
 class Absences:
@@ -37,6 +46,7 @@ class Absences:
         self._written: frozenset[BookieId] = frozenset()
         """Those that the record names."""
         self._write_due_s = math.inf
+        self._was_seen = asyncio.Event()
 
     async def resume(self) -> None:
         """Go on where the leader before was."""
@@ -56,6 +66,7 @@ class Absences:
             excused=view.orders.maintenance.keys(),
             now_s=self._clock.now_s(),
         )
+        self._was_seen.set()
 
     def overrule(self) -> None:
         """Somebody asks not to wait any longer for those that are away."""
@@ -82,8 +93,29 @@ class Absences:
     def _outage(self) -> Outage:
         return NO_OUTAGE if self._outages is None else self._outages.last
 
-    async def note(self, records: Records) -> None:
-        """When they change, and now and then that they go on."""
+    async def keep_noted(self, records: Records) -> None:
+        """When they change, and now and then that they go on: however long an audit takes meanwhile.
+
+        Until cancelled. Raises SessionLostError or LeadershipLostError.
+        """
+        while True:
+            await self._wait_for_news()
+            try:
+                await self._note(records)
+            except SessionLostError:
+                raise
+            except UnavailableError as error:
+                self._write_due_s = self._clock.now_s() + RETRY_S
+                log.warning("absences.unnoted", error=str(error), retry_s=RETRY_S)
+
+    async def _wait_for_news(self) -> None:
+        wait_s = self._write_due_s - self._clock.now_s()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
+                await self._was_seen.wait()
+        self._was_seen.clear()
+
+    async def _note(self, records: Records) -> None:
         now_s, away = self._clock.now_s(), frozenset(self.since_s)
         if away == self._written and now_s < self._write_due_s:
             return
@@ -92,11 +124,6 @@ class Absences:
         )
         self._written = away
         self._write_due_s = now_s + WRITE_S if away else math.inf
-
-    @property
-    def wait_s(self) -> float:
-        """Until there is something to be noted though nothing changes."""
-        return self._write_due_s - self._clock.now_s()
 
 
 class CauseNotes:

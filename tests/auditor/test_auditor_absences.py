@@ -6,13 +6,23 @@ import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
-from auditor.noting import WRITE_S
+from auditor.marking import MarkSource
+from auditor.noting import RETRY_S, WRITE_S
 from auditor.records import read_absences
 from ledgers.errors import UnavailableError
+from ledgers.memory.store import Fault
 from ledgers.store import Delete
 from replication.cluster.own_state import own_path
 from tests.auditor.auditing import auditing
-from tests.auditor.scenes import DELAY, SOON_S, delayed, marked_soon, set_delay, with_ledgers
+from tests.auditor.scenes import (
+    DELAY,
+    SOON_S,
+    count_audits,
+    delayed,
+    marked_soon,
+    set_delay,
+    with_ledgers,
+)
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import ROOT, UR
@@ -113,6 +123,44 @@ async def test_the_record_goes_on_being_written_by_a_leader_that_found_one() -> 
     async with auditing(cluster, "node-4", delayed(2000)):
         await asyncio.sleep(2000 - 3 * (UNSEEN_MAX_MS / 1000 - 10) + 1)
         assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_an_audit_that_takes_long_does_not_let_the_record_grow_old() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(30)) as leader:
+        await asyncio.sleep(SOON_S)
+        mark_stream = leader.marker.mark_stream
+
+        async def mark_slowly(source: MarkSource) -> int:
+            await asyncio.sleep(3600)
+            return await mark_stream(source)
+
+        leader.marker.mark_stream = mark_slowly  # type: ignore[method-assign]
+        await cluster.kill(B1)
+        await asyncio.sleep(30 + 2 * UNSEEN_MAX_MS / 1000)
+
+        age_ms = cluster.clock.wall_ms() - (await stored(cluster)).seen_ms
+        assert age_ms < 1000 * (WRITE_S + 1)
+
+
+@in_virtual_time
+async def test_a_record_that_could_not_be_written_is_written_later_without_a_new_audit() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)) as leader:
+        await asyncio.sleep(SOON_S)
+        audits = count_audits(leader)
+        cluster.tree.faults = lambda store, operations: (
+            Fault.LOST_REQUEST if any(each.path == ABSENCES for each in operations) else None
+        )
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        assert (await stored(cluster)).since_ms == {}
+
+        cluster.tree.faults = None
+        await asyncio.sleep(RETRY_S)
+        assert (await stored(cluster)).since_ms.keys() == {B1}
+        assert audits == []
 
 
 @in_virtual_time
