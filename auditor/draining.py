@@ -9,10 +9,8 @@ Which ledgers name one the index knows, those too that are put on a bookie that 
 is drained when the index is complete and no ledger names it, nor may. How far it is stands in a record for people.
 """
 
-import asyncio
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
@@ -99,9 +97,7 @@ class Drainer:
         while True:
             seen = self._views.change_count
             wait_s = await self._try_run_once()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._views.wait_change(seen)
+            await self._views.wait_change(seen, timeout_s=wait_s)
 
     async def _try_run_once(self) -> float | None:
         try:

@@ -21,6 +21,7 @@ from auditor.index.ledger_index import LedgerIndex
 from auditor.index.progress import ScanProgress
 from auditor.index.reader import READS_AT_ONCE, IndexReader
 from auditor.index.tree_scan import TreeScan
+from ledgers.changing import Changing
 from ledgers.clock import Clock
 from ledgers.errors import (
     SessionLostError,
@@ -50,8 +51,11 @@ NAMED_MAX = 20
 T = TypeVar("T")
 
 
-class IndexKeeper:
-    """``index`` is what it keeps. ``run`` ends by cancellation or with the session."""
+class IndexKeeper(Changing):
+    """``index`` is what it keeps; it changes with it, and with every completed scan.
+
+    ``run`` ends by cancellation or with the session.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class IndexKeeper:
         rescan_interval_s: float,
     ) -> None:
         """``rescan_interval_s``: between two scans where the server does not tell what changed."""
+        super().__init__()
         self._store = store
         self._manager = manager
         self._clock = clock
@@ -70,8 +75,6 @@ class IndexKeeper:
         self.completed_count = 0
         """Grows when all of the index is to be looked at: scans are completed, or more was touched
         than is remembered. 0 means that the index is still being built."""
-        self.change_count = 0
-        """Grows with every change of the index, and every completed scan."""
         self.progress: ScanProgress | None = None
         """Of the scan that is under way."""
         self._reader = IndexReader(store, manager, self.index)
@@ -87,7 +90,6 @@ class IndexKeeper:
         self._stale: set[int] = set()
         """Ledgers to be read again."""
         self._touched: set[int] = set()
-        self._changed = asyncio.Condition()
         self._has_due, self._has_stale = asyncio.Event(), asyncio.Event()
 
     @property
@@ -106,11 +108,6 @@ class IndexKeeper:
         """All metadata is to be read again. Returns at once; ``completed_count`` tells."""
         self._due |= self._trees - self._unwatched
         self._has_due.set()
-
-    async def wait_change(self, seen: int) -> None:
-        """Return when ``change_count`` is beyond ``seen``."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.change_count > seen)
 
     def take_touched(self) -> Collection[int]:
         """The ledgers put or removed since this was called last: the caller's to look at, once.
@@ -214,7 +211,7 @@ class IndexKeeper:
         self._has_due.clear()  # set also by what became due meanwhile, and has been scanned
         self._report(progress, strays)
         self.completed_count += 1
-        await self._tell([])
+        self._tell([])
 
     async def _scan_tree(self, tree: str, progress: ScanProgress, strays: list[str]) -> None:
         scan = TreeScan(
@@ -226,7 +223,7 @@ class IndexKeeper:
             on_stray=strays.append,
         )
         async for read_count, changed in scan.run():
-            await self._tell(changed)
+            self._tell(changed)
             if progress.add(read_count, now_s=self._clock.now_s()):
                 log.info("index.progress", **progress.fields(self._clock.now_s()))
 
@@ -259,7 +256,7 @@ class IndexKeeper:
         """One part. What happens to them meanwhile makes them stale again."""
         part = [self._stale.pop() for _ in range(min(READS_AT_ONCE, len(self._stale)))]
         try:
-            await self._tell(await self._reader.read(part))
+            self._tell(await self._reader.read(part))
         except BaseException:
             self._stale.update(part)
             raise
@@ -279,7 +276,7 @@ class IndexKeeper:
             await self._clock.sleep(retry_s)
             retry_s = min(2 * retry_s, RETRY_MAX_S)
 
-    async def _tell(self, changed: Collection[int]) -> None:
+    def _tell(self, changed: Collection[int]) -> None:
         """Of changes, and of completed scans."""
         if self.completed_count:
             self._touched.update(changed)
@@ -288,6 +285,4 @@ class IndexKeeper:
             self.completed_count += 1
         LEDGERS.set(len(self.index))
         UNREADABLE.set(self.index.unreadable_count)
-        self.change_count += 1
-        async with self._changed:
-            self._changed.notify_all()
+        self._tell_change()
