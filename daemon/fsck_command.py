@@ -48,6 +48,7 @@ if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help nee
 
 GOES_ON = "what was looked at is kept: the same command goes on from there"
 BEGINS_AGAIN = "no part of it was finished: the same command begins at the first"
+NO_RESULTS = "are these the results of a run, whole?"
 
 
 @click.group()
@@ -241,7 +242,8 @@ def _mark(
     from auditor.fsck.publishing import faults_of
     from daemon.fsck_texts import faults_lines, faults_record
 
-    faults = faults_of(results.wrong())
+    with failing_as_unknown(lambda: NO_RESULTS):
+        faults = faults_of(results.wrong())
     published = None
     if is_marking and faults:
         line = ProgressLine("ledger")
@@ -279,7 +281,8 @@ def report_command(results: str) -> None:
     found = _results(results)
     from auditor.fsck.results.report import write_report
 
-    click.echo(write_report(found, read_racks(found.folder)))
+    with failing_as_unknown(lambda: NO_RESULTS):
+        click.echo(write_report(found, read_racks(found.folder)))
 
 
 @fsck.command("diff")
@@ -299,7 +302,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
     from auditor.fsck.results.reading import Results
     from daemon.fsck_texts import changes_lines, changes_record
 
-    with failing_as_unknown(lambda: "are these the results of two runs, whole?"):
+    with failing_as_unknown(lambda: NO_RESULTS):
         if after is None:
             pair = Results.last_two(Path(before))
         else:
@@ -316,8 +319,9 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
 
 
 def _results(name: str) -> "Results":
-    """Raises SettingsError."""
+    """Raises SettingsError, UnavailableError."""
     need_modules("pyarrow")
     from auditor.fsck.results.reading import Results
 
-    return Results.named(name)
+    with failing_as_unknown(lambda: NO_RESULTS):
+        return Results.named(name)

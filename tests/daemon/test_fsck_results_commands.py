@@ -98,6 +98,25 @@ def test_results_that_cannot_be_read_do_not_look_worse(
     assert failing(monkeypatch, "diff", tmp_path) == 3
 
 
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["diff"], ["mark", "--metadata-service-uri", URI]], ids=lambda a: a[0]
+)
+def test_results_of_another_release_are_refused(
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+) -> None:
+    for run in (RUN, LATER_RUN):
+        leave_results(tmp_path, [LOST], run=run)
+    for path in (*tmp_path.glob("summaries/*.json"), tmp_path / "summary.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
+
+    assert failing(monkeypatch, *arguments, tmp_path) == 3
+    assert "a summary of version 2, and this release reads 1" in capsys.readouterr().err
+
+
 def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path: Path) -> None:
     levels = {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}
     for run, level in levels.items():

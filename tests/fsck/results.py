@@ -10,7 +10,7 @@ import pyarrow as pa
 from auditor.fsck.levels import Level
 from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.reading import Results
-from auditor.fsck.results.rows import to_batch
+from auditor.fsck.results.rows import VERSION, VERSION_NOTE, to_batch
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
@@ -29,7 +29,8 @@ def leave_results(
     path.mkdir(parents=True)
     for number, part in enumerate((verdicts[:1], verdicts[1:])):
         table = pa.Table.from_batches([to_batch(part)])
-        replace_table(path / f"part-{number:05}.parquet", table)
+        note = {VERSION_NOTE: str(VERSION)}
+        replace_table(path / f"part-{number:05}.parquet", table, note=note)
     fields: dict[str, Any] = {
         "level": Level.FULL,
         "started_ms": NOW_MS - 90_000,

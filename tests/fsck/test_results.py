@@ -1,13 +1,17 @@
 """A run's results: what its summary says, read again, counted, and compared with another run's."""
 
+import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.changes import compare
 from auditor.fsck.results.figures import UNKNOWN_RACK, WORST_MAX, figures_of
+from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.reading import Results
+from auditor.fsck.results.rows import VERSION_NOTE
 from auditor.fsck.results.summary import Summary, read_summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import CorruptionError, SettingsError
@@ -83,6 +87,20 @@ def test_a_summary_that_is_none_is_said_to_be_so(tmp_path: Path, content: str) -
 
     with pytest.raises(CorruptionError):
         read_summary(tmp_path)
+
+
+def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
+    written = leave_results(tmp_path, [LOST])
+    (tmp_path / "summary.json").write_text(
+        json.dumps({**written.summary.to_record(), "version": 2})
+    )
+    for path in written.path.iterdir():
+        replace_table(path, pq.read_table(path).replace_schema_metadata(), note={VERSION_NOTE: "2"})
+
+    with pytest.raises(CorruptionError, match="a summary of version 2, and this release reads 1"):
+        Results.open(tmp_path)
+    with pytest.raises(CorruptionError, match="rows of version 2, and this release reads 1"):
+        list(Results.open(tmp_path, RUN).wrong())
 
 
 def test_earlier_runs_are_found_by_name(tmp_path: Path) -> None:

@@ -168,6 +168,14 @@ def test_a_run_with_other_options_is_another_run_and_they_are_named(folder: RunF
     assert folder.differences(replace(OPTIONS, seed=1)) == ["seed 0, not 1"]
 
 
+def test_a_run_that_another_release_began_is_not_gone_on_with(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("auditor.fsck.results.run_folder.VERSION", 2)
+
+    assert folder.differences(OPTIONS) == ["rows of version 1, not 2"]
+
+
 def test_it_has_results_as_soon_as_a_part_is_done(folder: RunFolder) -> None:
     assert not folder.has_results
 

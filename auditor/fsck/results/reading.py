@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-from auditor.fsck.results.rows import SCHEMA, from_table
+from auditor.fsck.results.files import read_note
+from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, from_table
 from auditor.fsck.results.run_folder import LEDGERS
-from auditor.fsck.results.summary import Summary, read_summary, summary_runs
+from auditor.fsck.results.summary import Summary, check_version, read_summary, summary_runs
 from auditor.fsck.verdicts import LedgerVerdict
 from ledgers.errors import SettingsError
 
@@ -50,7 +52,7 @@ class Results:
         return cls.open(folder, runs[-2]), cls.open(folder, runs[-1])
 
     def table(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
-        """Rows for which ``where`` holds, in no order."""
+        """Rows for which ``where`` holds, in no order. Raises CorruptionError where they are of another version."""
         return self._rows.to_table(columns=list(columns), filter=where)
 
     def verdicts(self, where: pc.Expression | None = None) -> Iterator[LedgerVerdict]:
@@ -71,4 +73,6 @@ class Results:
     def _rows(self) -> ds.Dataset:
         if not self.path.is_dir():
             raise SettingsError(f"{self.path}: is not there any more")
+        for path in islice(self.path.glob("*.parquet"), 1):  # one release wrote them all
+            check_version("rows", int(read_note(path, VERSION_NOTE)), VERSION)
         return ds.dataset(self.path, format="parquet", schema=SCHEMA)

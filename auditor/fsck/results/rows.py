@@ -18,6 +18,8 @@ from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, Led
 from ledgers.metadata import BookieId
 
 VERSION = 1
+VERSION_NOTE = "bookmender.version"
+"""In the metadata of each file."""
 
 T = TypeVar("T")
 

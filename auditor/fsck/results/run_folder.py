@@ -23,14 +23,13 @@ import pyarrow.parquet as pq
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.results.files import read_note, replace_table
 from auditor.fsck.results.plan import Plan
-from auditor.fsck.results.rows import SCHEMA, VERSION, counts_of
+from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
 from auditor.fsck.results.summary import Counts, replace_file
 
 STATE = "state"
 LEDGERS = "ledgers"
 _PREFIX = "run="
 _NOTE = "bookmender.part"
-_VERSION_NOTE = "bookmender.version"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +167,7 @@ class RunFolder:
         return self._published if self._published.exists() else self._growing
 
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
-        note = {_NOTE: counts.to_json(), _VERSION_NOTE: str(VERSION)}
+        note = {_NOTE: counts.to_json(), VERSION_NOTE: str(VERSION)}
         replace_table(self._ledgers / f"{name}.parquet", rows, note=note)
 
     def _counts(self, kind: str) -> dict[int, PartCounts]:
@@ -206,6 +205,7 @@ def sweep(output: Path) -> None:
 def _order_of(options: FsckOptions) -> dict[str, object]:
     """What parts of one run must have in common."""
     return {
+        "rows_of_version": VERSION,
         "metadata_service_uri": options.metadata_service_uri,
         "level": options.level.value,
         "sample_share": options.sample_share,

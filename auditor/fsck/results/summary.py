@@ -101,7 +101,8 @@ class Summary:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Raises CorruptionError."""
+        """Raises CorruptionError, also of another version."""
+        check_version("a summary", whole(record, "version"), VERSION)
         try:
             level = Level(text(record, "level"))
         except ValueError as error:
@@ -146,6 +147,12 @@ def read_summary(folder: Path, run: str | None = None) -> Summary:
 def summary_runs(folder: Path) -> list[str]:
     """The names of the runs that came to their end, the last one last."""
     return sorted(path.stem for path in (folder / SUMMARIES).glob("*.json"))
+
+
+def check_version(what: str, found: int, known: int) -> None:
+    """Raises CorruptionError: with another version the same names may mean something else."""
+    if found != known:
+        raise CorruptionError(f"{what} of version {found}, and this release reads {known}")
 
 
 def _of_run(folder: Path, run: str) -> Path:
