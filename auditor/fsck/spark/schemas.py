@@ -1,9 +1,7 @@
-"""The columns of the sources. Stable: a column that is added keeps ``VERSION``, one with another meaning raises it.
+"""The columns of the sources. Stable: columns may be added; what means something else has another name.
 
 Times are milliseconds since 1970; both ends of a range count in.
 """
-
-VERSION = 1
 
 LEDGERS = """
     ledger_id BIGINT NOT NULL,
