@@ -27,7 +27,7 @@ MARKS = Gauge(
 
 LOOK_MIN_S, LOOK_MAX_S = 60.0, 3_600.0
 TOLD_MAX = 20
-"""Ledgers named in the log; the count names the rest."""
+"""Ledgers named in the log; the counts tell of the rest."""
 
 
 class OverdueMarks:
@@ -47,7 +47,7 @@ class OverdueMarks:
         self._records = records
         self._after_s = after_s
         self._clock = clock
-        self._told: list[int] = []
+        self._told: frozenset[int] = frozenset()
 
     async def run(self) -> None:
         """Ends at once where no mark is ever overdue; else as ``CheckRunner.run`` does."""
@@ -96,15 +96,7 @@ class OverdueMarks:
         self, overdue: Sequence[int], *, looked_at: Sequence[int], started_ms: int
     ) -> None:
         MARKS.set(len(overdue))
-        if overdue and set(overdue) != set(self._told):  # once, not at each look
-            log.error(
-                "marks.overdue",
-                count=len(overdue),
-                ledger_ids=overdue[:TOLD_MAX],
-                after_s=self._after_s,
-                next_step="bookmender queue list says why they wait",
-            )
-        self._told = list(overdue)
+        self._log(overdue)
         now_ms = self._clock.wall_ms()
         run = CheckRun(
             started_ms=started_ms,
@@ -115,6 +107,22 @@ class OverdueMarks:
         )
         meters.show_finished(OVERDUE, run)
         await self._records.write(OVERDUE, CheckRecord(last=run))
+
+    def _log(self, overdue: Sequence[int]) -> None:
+        """Once of each ledger, not at each look, nor when others are repaired; and when none is left."""
+        new = [ledger_id for ledger_id in overdue if ledger_id not in self._told]
+        if new:
+            log.error(
+                "marks.overdue",
+                count=len(overdue),
+                new_count=len(new),
+                ledger_ids=new[:TOLD_MAX],
+                after_s=self._after_s,
+                next_step="bookmender queue list says why they wait",
+            )
+        if self._told and not overdue:
+            log.info("marks.overdue_ended")
+        self._told = frozenset(overdue)
 
 
 def look_interval_s(after_s: float) -> float:

@@ -136,6 +136,41 @@ async def test_they_are_told_once_and_again_when_others_come() -> None:
 
 
 @in_virtual_time
+async def test_that_some_of_them_were_repaired_is_no_new_error_and_the_last_one_ends_it() -> None:
+    cluster = await two_marked()
+    await asyncio.sleep(2 * DAY_S)
+
+    async with watching(cluster) as marks:
+        with capture_logs() as logs:
+            await marks.run_once()
+            for ledger_id in (0, 1):
+                await cluster.store.delete(payloads.mark_path(UR, ledger_id))
+                for _ in range(2):
+                    await marks.run_once()
+
+    told = [each for each in logs if "overdue" in each["event"]]
+    assert [(e["event"], e["log_level"]) for e in told] == [
+        ("marks.overdue", "error"),
+        ("marks.overdue_ended", "info"),
+    ]
+
+
+@in_virtual_time
+async def test_those_that_are_new_are_named() -> None:
+    cluster = await two_marked()
+    await asyncio.sleep(2 * DAY_S)
+
+    async with watching(cluster) as marks:
+        await marks.run_once()
+        with capture_logs() as logs:
+            await cluster.mark(B1, ledger_id=2, ctime_ms=1)
+            await marks.run_once()
+
+    [told] = [each for each in logs if each["event"] == "marks.overdue"]
+    assert (told["count"], told["new_count"], told["ledger_ids"]) == (3, 1, [2])
+
+
+@in_virtual_time
 async def test_where_none_is_ever_overdue_nobody_looks() -> None:
     cluster = await two_marked()
 
