@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
 from daemon.cli import note_output
 from daemon.settings import Settings, load_settings
 
@@ -104,6 +104,10 @@ def options_for(
         reads_per_s=reads_per_s or 0,
         bytes_per_s=bytes_per_s or 0,
         idle_open_after_s=settings.checks.idle_open_after_s or float("inf"),
+        timeouts=SessionTimeouts(
+            session_s=settings.zookeeper.session_timeout_s,
+            connect_s=settings.zookeeper.connect_timeout_s,
+        ),
         default_password=settings.replication.default_password,
         default_digest_type=settings.replication.default_digest_type,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from auditor.fsck.copies import CopyInspector
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.pace import BeginPace, ReadShare
+from auditor.fsck.read_session import open_session
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
@@ -25,7 +26,6 @@ from ledgers.operations.tasks import task_scope
 from ledgers.read_only import ReadOnlyStore
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
-from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.queue.payloads import underreplication_path
 
@@ -45,7 +45,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
     SessionLostError, and whatever the pace raises."""
     uri = MetadataUri.parse(options.metadata_service_uri)
     async with AsyncExitStack() as stack:
-        store = await ZooKeeperStore.open(uri.hosts)
+        store = await open_session(uri, options.timeouts)
         stack.push_async_callback(store.close)
         only_reads = ReadOnlyStore(store)
         clock = SystemClock()

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from auditor.fsck.levels import DEFAULT_TIMEOUTS, SessionTimeouts
 from auditor.fsck.read_session import read_session
 from ledgers.manager import LedgerManager
 
@@ -14,14 +15,17 @@ OnListed = Callable[[int], None]
 
 
 async def list_ledger_ids(
-    metadata_service_uri: str, *, on_listed: OnListed = lambda count: None
+    metadata_service_uri: str,
+    *,
+    timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
+    on_listed: OnListed = lambda count: None,
 ) -> "array[int]":
     """Every ledger of the cluster, ascending, in a session of its own: eight bytes each.
 
     Raises UnavailableError when the listing cannot be had whole (rule S8); SettingsError.
     """
     ledger_ids = array("q")
-    async with read_session(metadata_service_uri) as (store, uri):
+    async with read_session(metadata_service_uri, timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         async for listed in manager.ledger_ids():
             ledger_ids.extend(listed)

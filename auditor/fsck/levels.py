@@ -28,6 +28,17 @@ class Level(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTimeouts:
+    """Of sessions of ZooKeeper's, as in the settings."""
+
+    session_s: float = 10.0
+    connect_s: float = 15.0
+
+
+DEFAULT_TIMEOUTS = SessionTimeouts()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FsckOptions:
     """What a run was asked for. Everything here reaches every executor, so no secrets but the password."""
 
@@ -53,6 +64,7 @@ class FsckOptions:
     """Where bookies are, or were; of those that are missing here nobody knows it."""
     ledgers_at_once: int = 64
     """That one executor looks at."""
+    timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
     default_password: str = ""
     default_digest_type: str = "CRC32"
 

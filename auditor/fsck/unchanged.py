@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import Mapping
 
+from auditor.fsck.levels import FsckOptions
 from auditor.fsck.read_session import read_session
 from ledgers.manager import LedgerManager
 
 ASKED_AT_ONCE = 500
 
 
-async def unchanged(metadata_service_uri: str, known: Mapping[int, int]) -> list[int]:
+async def unchanged(options: FsckOptions, known: Mapping[int, int]) -> list[int]:
     """Those ledgers whose metadata is at the version that is ``known``, ascending. In a session of its own.
 
     One that is gone is not among them. Raises UnavailableError, SettingsError.
     """
-    async with read_session(metadata_service_uri) as (store, uri):
+    async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
 
         async def version(ledger_id: int) -> int | None:

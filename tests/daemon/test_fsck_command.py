@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
 from daemon.cli import cli
 from daemon.fsck_options import options_for, settings_for
 from daemon.fsck_running import Wanted
@@ -137,6 +137,8 @@ def test_what_is_known_of_the_cluster_comes_from_the_settings() -> None:
         "BOOKMENDER_CHECKS_IDLE_OPEN_AFTER_S": "0",
         "BOOKMENDER_REPLICATION_DEFAULT_PASSWORD": "secret",
         "BOOKMENDER_REPLICATION_DEFAULT_DIGEST_TYPE": "CRC32C",
+        "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": "30",
+        "BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S": "40",
     }
 
     options = options_for(
@@ -145,6 +147,7 @@ def test_what_is_known_of_the_cluster_comes_from_the_settings() -> None:
     )  # fmt: skip
 
     assert (options.default_password, options.default_digest_type) == ("secret", "CRC32C")
+    assert options.timeouts == SessionTimeouts(session_s=30, connect_s=40)
     assert options.idle_open_after_s == float("inf"), "0: no open ledger counts as idle"
 
 

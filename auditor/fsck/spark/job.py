@@ -72,7 +72,11 @@ def _begin(
     def on_listed(count: int) -> None:
         on_progress(FsckProgress(phase="listing", ledgers_done=count))
 
-    listed = asyncio.run(list_ledger_ids(options.metadata_service_uri, on_listed=on_listed))
+    listed = asyncio.run(
+        list_ledger_ids(
+            options.metadata_service_uri, timeouts=options.timeouts, on_listed=on_listed
+        )
+    )
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
     size = part_size(len(listed), options.level, job, slot_count=dispatch.slot_count)
     folder.begin(rows, options, part_size=size, started_ms=started_ms)

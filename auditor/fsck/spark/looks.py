@@ -44,7 +44,7 @@ class FirstLook:
         batches = []
         ledger_ids: Sequence[int] = unpack(self.ledger_ids)
         if self.known:
-            same = await unchanged(options.metadata_service_uri, self.known)
+            same = await unchanged(options, self.known)
             batches.append(_left_out(same, self.part))
             ledger_ids = sorted(set(ledger_ids).difference(same))
         if ledger_ids:
