@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
 from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
-from daemon.operating.progress import duration_text
+from daemon.operating.progress import duration_text, printable
 from daemon.placing import begin_placing
 from daemon.planning import Looking, open_looking
 from daemon.settings import Settings
@@ -25,13 +25,14 @@ from ledgers.operations.last_entries import highest_entry_id
 from ledgers.store import Check, MetadataStore
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.membership import Membership
+from replication.cluster.orders import Orders
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
 from replication.queue.lock_by_hand import locked
 
 
 class CloseRefusedError(RejectedError):
-    """Somebody may still write the ledger. The message says why."""
+    """Somebody may still write the ledger, or nothing is to be fenced now. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +40,13 @@ class Closing:
     """A ledger as it was found, and as it was left: ``closed`` is None while nothing was done.
 
     ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why somebody
-    may still write it.
+    may still write it. ``held_back``: why nothing is to be fenced now, whoever writes; empty: it may be.
     """
 
     found: VersionedMetadata
     last_entry_id: int | None = None
     doubts: tuple[str, ...] = ()
+    held_back: str = ""
     closed: VersionedMetadata | None = None
 
 
@@ -110,22 +112,27 @@ class Closer:
             now_ms=self._clock.wall_ms(),
             after_s=self._after_s,
         )
-        if self._view.orders.is_held:
-            doubts.append("a hold stands: nothing is to be fenced")
-        return Closing(found=found, last_entry_id=last_entry_id, doubts=tuple(doubts))
+        return Closing(
+            found=found,
+            last_entry_id=last_entry_id,
+            doubts=tuple(doubts),
+            held_back=_held_back(self._view.orders),
+        )
 
     async def close(
         self, ledger_id: int, *, session: Check, holder: str, is_forced: bool = False
     ) -> Closing:
         """Recover and close it; one that is closed already stays as it is.
 
-        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts. Raises
-        CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``.
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not
+        while a hold stands. Raises CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``.
         """
         async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
             before = await self.look(ledger_id)
             if before.found.metadata.is_closed:
                 return before
+            if before.held_back:
+                raise CloseRefusedError(before.held_back, ledger_id=ledger_id)
             if before.doubts and not is_forced:
                 raise CloseRefusedError(
                     f"{'; '.join(before.doubts)}; to close it locks a writer that is alive out for good",
@@ -138,6 +145,13 @@ class Closer:
             doubts=before.doubts,
             closed=closed,
         )
+
+
+def _held_back(orders: Orders) -> str:
+    if orders.hold is None or not orders.is_held:
+        return ""
+    why = f" ({printable(orders.hold.reason)})" if orders.hold.reason else ""
+    return f"a hold stands{why}, and nothing is fenced before it has ended: bookmender hold"
 
 
 async def look_before_closing(cluster: Visit, ledger_id: int) -> Closing:

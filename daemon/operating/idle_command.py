@@ -113,9 +113,10 @@ def close(ledger_id: int, yes: bool, force: bool, config: Path | None, output: s
       bookmender ledger close 17 --yes    close it
 
     Its bookies are fenced: a writer that is alive is locked out for good, and his next write fails. So it is
-    refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle),
-    or while a hold stands. Nothing that was acknowledged is lost. The ledger's lock is taken for it, and the
-    writes are recorded on this host: run it as the daemon's user, with its settings.
+    refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle);
+    and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost. The
+    ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
+    its settings.
 
     Exits 0 when it is done or shown, or the ledger is closed already; 1 when it is refused; 3 when too few
     bookies answer: then it can be tried again.
@@ -147,6 +148,7 @@ def _closing_record(done: Closing) -> dict[str, Any]:
         "last_entry_id": metadata.last_entry_id if metadata.is_closed else done.last_entry_id,
         "length": metadata.length if metadata.is_closed else None,
         "doubts": list(done.doubts),
+        "held_back": done.held_back,
         "has_changed": done.closed is not None,
     }
 
@@ -164,6 +166,12 @@ def _closing_text(done: Closing) -> str:
         f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} by what its bookies say",
         f"  on {', '.join(metadata.last_segment.ensemble)}",
         *(f"  doubt: {doubt}" for doubt in done.doubts),
-        "nothing was changed: --yes closes it" + (" if forced, too" if done.doubts else ""),
+        f"nothing was changed: {_next_step(done)}",
     ]
     return "\n".join(lines)
+
+
+def _next_step(done: Closing) -> str:
+    if done.held_back:
+        return done.held_back
+    return "--yes closes it if forced, too" if done.doubts else "--yes closes it"

@@ -152,14 +152,22 @@ async def test_somebodys_word_is_enough() -> None:
     assert (await cluster.metadata()).last_entry_id == 10
 
 
+@pytest.mark.parametrize("is_forced", [False, True], ids=["unforced", "forced"])
 @in_virtual_time
-async def test_while_a_hold_stands_nothing_is_fenced() -> None:
+async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
     cluster = await idle_ledger()
-    hold = HoldOrder(since_ms=cluster.clock.wall_ms())
+    fenced = watch_fencing(cluster)
+    hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
     await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
 
-    with pytest.raises(CloseRefusedError, match="a hold stands"):
-        await close(cluster)
+    with pytest.raises(CloseRefusedError, match=r"a hold stands \(3 of 7 went\)"):
+        await close(cluster, is_forced=is_forced)
+
+    assert fenced == []
+    assert await cluster.locked() == []
+    shown = await (await closer(cluster)).look(LEDGER)
+    assert shown.doubts == (), "that is none about its writer"
+    assert "bookmender hold" in shown.held_back
 
 
 @in_virtual_time
