@@ -1,4 +1,4 @@
-"""What bookies say of themselves in ZooKeeper: valid ids, addresses, cookies. Bytes in, values out."""
+"""What bookies say of themselves in ZooKeeper: valid ids, and addresses. Bytes in, values out."""
 
 import re
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat, CookieFormat
-from ledgers.formats.protobuf import decoded, parse_binary, parse_text
+from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from ledgers.formats.protobuf import decoded, parse_binary
 from ledgers.metadata import BookieId
 
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9:-_.\-]+")
@@ -71,53 +71,3 @@ def _address(host: str, port: int) -> Address:
     if not host or not 0 < port < 65_536:
         raise CorruptionError("a bookie registered an impossible address", host=host, port=port)
     return Address(host=host, port=port)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cookie:
-    """What identifies a bookie's disks. It changes when a bookie is formatted anew.
-
-    ``instance_id``: of the cluster it belongs to, None in cookies of old versions; ``index_dirs``
-    are empty when they are no others than ``ledger_dirs``.
-    """
-
-    bookie: BookieId
-    journal_dirs: tuple[str, ...]
-    ledger_dirs: tuple[str, ...]
-    index_dirs: tuple[str, ...] = ()
-    instance_id: str | None = None
-
-
-def parse_cookie(data: bytes) -> Cookie:
-    """A cookie, as found at ``cookies/<id>``: a line with its version, then text. Raises CorruptionError."""
-    version, _, body = data.partition(b"\n")
-    if version == b"3":
-        return _cookie(_of_plain_lines(body))
-    if version in (b"4", b"5"):
-        return _cookie(parse_text(body, CookieFormat))
-    raise CorruptionError("cookie of a version that we do not know", version=version[:20])
-
-
-def _of_plain_lines(body: bytes) -> CookieFormat:
-    try:
-        bookie, journal_dirs, ledger_dirs = body.decode("utf-8").removesuffix("\n").split("\n")
-    except ValueError as error:
-        raise CorruptionError("cookie of version 3 without its three lines") from error
-    return CookieFormat(bookieHost=bookie, journalDir=journal_dirs, ledgerDirs=ledger_dirs)
-
-
-def _cookie(message: CookieFormat) -> Cookie:
-    return Cookie(
-        bookie=parse_bookie_id(message.bookieHost),
-        journal_dirs=tuple(message.journalDir.split(",")),
-        ledger_dirs=_directories(message.ledgerDirs),
-        index_dirs=_directories(message.indexDirs) if message.HasField("indexDirs") else (),
-        instance_id=message.instanceId if message.HasField("instanceId") else None,
-    )
-
-
-def _directories(counted: str) -> tuple[str, ...]:
-    count, *directories = counted.split("\t")
-    if count != str(len(directories)):
-        raise CorruptionError("cookie with another number of directories than it says", count=count)
-    return tuple(directories)

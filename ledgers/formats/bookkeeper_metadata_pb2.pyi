@@ -233,39 +233,6 @@ class BookieServiceInfoFormat(_message.Message):
 Global___BookieServiceInfoFormat: _TypeAlias = BookieServiceInfoFormat  # noqa: Y015
 
 @_typing.final
-class CookieFormat(_message.Message):
-    """<root>/cookies/<bookie id>, text behind a line with the cookie's version."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    BOOKIEHOST_FIELD_NUMBER: _builtins.int
-    JOURNALDIR_FIELD_NUMBER: _builtins.int
-    LEDGERDIRS_FIELD_NUMBER: _builtins.int
-    INSTANCEID_FIELD_NUMBER: _builtins.int
-    INDEXDIRS_FIELD_NUMBER: _builtins.int
-    bookieHost: _builtins.str
-    journalDir: _builtins.str
-    ledgerDirs: _builtins.str
-    instanceId: _builtins.str
-    indexDirs: _builtins.str
-    def __init__(
-        self,
-        *,
-        bookieHost: _builtins.str | None = ...,
-        journalDir: _builtins.str | None = ...,
-        ledgerDirs: _builtins.str | None = ...,
-        instanceId: _builtins.str | None = ...,
-        indexDirs: _builtins.str | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bookieHost", b"bookieHost", "indexDirs", b"indexDirs", "instanceId", b"instanceId", "journalDir", b"journalDir", "ledgerDirs", b"ledgerDirs"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bookieHost", b"bookieHost", "indexDirs", b"indexDirs", "instanceId", b"instanceId", "journalDir", b"journalDir", "ledgerDirs", b"ledgerDirs"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CookieFormat: _TypeAlias = CookieFormat  # noqa: Y015
-
-@_typing.final
 class LedgerRereplicationLayoutFormat(_message.Message):
     """The under-replication tree. Never a field of ours in here: Java's text parser refuses the whole
     znode when it meets a name that it does not know.

@@ -1,6 +1,6 @@
 """Protobuf messages in znodes: binary and text, read strictly, text written byte for byte as Java does.
 
-Metadata version 2, marks, locks, votes and cookies are text that Java nodes read and rewrite.
+Metadata version 2, marks, locks and votes are text that Java nodes read and rewrite.
 protobuf's own Python printer escapes other bytes than Java's, so the printer here is ours.
 """
 

@@ -8,18 +8,14 @@ from ledgers.errors import CorruptionError
 from ledgers.formats.bookie_info import (
     Address,
     BookieInfo,
-    Cookie,
     parse_address,
     parse_bookie_id,
     parse_bookie_info,
-    parse_cookie,
 )
 from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
-from ledgers.metadata import BookieId
 from tests.vectors import Case, cases
 
 REGISTRATIONS = [case for case in cases("znode_payloads") if case["kind"] == "available"]
-COOKIES = [case for case in cases("znode_payloads") if case["kind"] == "cookie"]
 
 
 def _bookie(case: Case) -> str:
@@ -142,54 +138,3 @@ def test_a_damaged_registration_is_read_or_refused(case: Case, data: st.DataObje
 
     with suppress(CorruptionError):
         parse_bookie_info("b:1", bytes(damaged))
-
-
-# --- cookies ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("case", COOKIES, ids=lambda case: case["path"])
-def test_a_cookie_says_what_java_wrote_into_it(case: Case) -> None:
-    fields = case["fields"]
-
-    cookie = parse_cookie(bytes.fromhex(case["data"]))
-
-    assert cookie == Cookie(
-        bookie=BookieId(_bookie(case)),
-        journal_dirs=tuple(fields["journalDir"].split(",")),
-        ledger_dirs=tuple(fields["ledgerDirs"].split("\t")[1:]),
-        index_dirs=tuple(fields.get("indexDirs", "").split("\t")[1:]),
-        instance_id=fields["instanceId"],
-    )
-
-
-def test_a_cookie_of_version_3_stands_on_plain_lines() -> None:
-    cookie = parse_cookie(b"3\n192.0.2.1:3181\n/journal\n2\t/a\t/b\n")
-
-    assert cookie == Cookie(
-        bookie=BookieId("192.0.2.1:3181"), journal_dirs=("/journal",), ledger_dirs=("/a", "/b")
-    )
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        pytest.param(b"", id="empty"),
-        pytest.param(b"6\n", id="a later version"),
-        pytest.param(b"5\n", id="nothing behind the version"),
-        pytest.param(b"3\na:1\n/journal\n", id="a line missing"),
-        pytest.param(b"3\na:1\n/journal\n1\t/a\nmore\n", id="a line too many"),
-        pytest.param(b"3\na:1\n\xff\n1\t/a\n", id="not UTF-8"),
-        pytest.param(b"3\na/b\n/journal\n1\t/a\n", id="no bookie id"),
-        pytest.param(b"3\na:1\n/journal\n2\t/a\n", id="a directory too few"),
-        pytest.param(b"3\na:1\n/journal\n/a\n", id="directories that are not counted"),
-    ],
-)
-def test_a_cookie_that_makes_no_sense_is_corruption(data: bytes) -> None:
-    with pytest.raises(CorruptionError):
-        parse_cookie(data)
-
-
-@given(st.binary(max_size=60), st.sampled_from([b"", b"3\n", b"4\n", b"5\n"]))
-def test_any_cookie_is_read_or_refused(data: bytes, head: bytes) -> None:
-    with suppress(CorruptionError):
-        parse_cookie(head + data)

@@ -77,7 +77,7 @@ def test_garbage_is_refused_in_the_documented_way(garbage: bytes, version: int) 
 TEXT_WORDS = r"""
     segment { } < > [ ] : ; , " ' \ # quorumSize ensembleSize length state OPEN password digestType
     customMetadata key value firstEntryId ensembleMember 0 -1 1e9 0x7f inf "a:1" "\x" "\777" "\377"
-    [type.googleapis.com/bookmender.metadata.CookieFormat] google.protobuf.Any
+    [type.googleapis.com/bookmender.metadata.AuditorVoteFormat] google.protobuf.Any
 """
 
 

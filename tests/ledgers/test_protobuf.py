@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgers.errors import CorruptionError
-from ledgers.formats.bookkeeper_metadata_pb2 import CookieFormat, LedgerMetadataFormat
+from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
 from ledgers.formats.protobuf import format_text, parse_binary, parse_text
 
 Entry = LedgerMetadataFormat.cMetadataMapEntry
@@ -58,10 +58,10 @@ def test_the_last_of_several_values_wins() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(CorruptionError, match="journalDir, ledgerDirs"):
-        parse_text(b'bookieHost: "a"', CookieFormat)
-    with pytest.raises(CorruptionError, match="journalDir, ledgerDirs"):
-        parse_binary(b"\x0a\x01a", CookieFormat)
+    with pytest.raises(CorruptionError, match="ensembleSize, length, state"):
+        parse_text(b"quorumSize: 1", LedgerMetadataFormat)
+    with pytest.raises(CorruptionError, match="ensembleSize, length, state"):
+        parse_binary(b"\x08\x01", LedgerMetadataFormat)
 
 
 @pytest.mark.parametrize("text", [b'value: "secret" x', b'value: "secret', b'value: "secret\\z"'])
