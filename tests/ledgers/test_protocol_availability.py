@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledgers.bookie.protocol.availability import (
-    RUN_COUNT_MAX,
-    decode_availability,
-    encode_availability,
-)
+from ledgers.bookie.protocol.availability import RUN_COUNT_MAX, decode_availability
 from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
@@ -31,23 +27,7 @@ def test_the_entries_are_those_that_java_reads(case: Case) -> None:
     assert all(run.step == 1 and run for run in runs)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in cases("availability") if case["encoder"] == "java"],
-    ids=lambda case: str(case["entry_ids"])[:40],
-)
-def test_entries_are_listed_in_javas_bytes(case: Case) -> None:
-    assert encode_availability(case["given"]).hex() == case["bytes"]
-
-
 @given(entry_ids=st.sets(st.integers(0, 2**63 - 1)))
-def test_any_entries_survive_their_listing(entry_ids: set[int]) -> None:
-    runs = decode_availability(encode_availability(entry_ids))
-
-    assert {entry_id for run in runs for entry_id in run} == entry_ids
-
-
-@given(entry_ids=st.sets(st.integers(0, 300)))
 def test_one_group_for_each_entry_lists_them_all(entry_ids: set[int]) -> None:
     payload = encode(*((entry_id, entry_id, 1, 0) for entry_id in sorted(entry_ids)))
 

@@ -34,18 +34,6 @@ def decode_availability(payload: bytes) -> tuple[range, ...]:
     return runs
 
 
-def encode_availability(entry_ids: Iterable[int]) -> bytes:
-    """As a bookie would list these ids (>= 0, in any order): one group for each run, as Java does."""
-    starts: list[list[int]] = []
-    for entry_id in sorted(set(entry_ids)):
-        if starts and entry_id == sum(starts[-1]):
-            starts[-1][1] += 1
-        else:
-            starts.append([entry_id, 1])
-    groups = b"".join(_GROUP.pack(first, first, size, 0) for first, size in starts)
-    return _HEADER.pack(0, len(starts)) + groups
-
-
 def _runs(groups: Iterable[tuple[int, int, int, int]]) -> Iterator[range]:
     run_count = 0
     for first_start, last_start, run_size, period in groups:
