@@ -1,4 +1,4 @@
-"""Opening a ledger without recovery: its metadata, its key, and where it ends as far as is known.
+"""Opening a ledger without recovery: its key, and where it ends as far as is known.
 
 Fences nothing and writes nothing. Of a ledger that is not closed, the end is what the bookies of
 its last ensemble tell (``tail_verdict``, which recovery shares): a lower bound.
@@ -12,7 +12,7 @@ from ledgers.bookies import LAST_ENTRY, Answer, Bookies, LacAnswer
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
 from ledgers.errors import UnauthorizedError, UnavailableError
-from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.manager import VersionedMetadata
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
 from ledgers.operations.asking import Replies, ask, said
 from ledgers.striping import covers
@@ -51,23 +51,6 @@ class Tail:
     length: int = 0
 
 
-async def open_ledger(
-    ledger_id: int,
-    *,
-    manager: LedgerManager,
-    bookies: Bookies,
-    clock: Clock,
-    fallback: EntryDigest | None = None,
-) -> OpenedLedger:
-    """Read the metadata and find the LAC. ``fallback``: see ``ledger_digest``.
-
-    Raises NoSuchLedgerError; UnauthorizedError when a bookie will not have us; UnavailableError
-    when too few bookies answered to tell.
-    """
-    versioned = await manager.read(ledger_id)
-    return await find_end(versioned, bookies=bookies, clock=clock, fallback=fallback)
-
-
 async def find_end(
     versioned: VersionedMetadata,
     *,
@@ -75,7 +58,11 @@ async def find_end(
     clock: Clock,
     fallback: EntryDigest | None = None,
 ) -> OpenedLedger:
-    """The second half of ``open_ledger``, for who has the metadata. Of a closed ledger nobody is asked."""
+    """Open the ledger of which this is the metadata. Of a closed one nobody is asked.
+
+    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError when a bookie will not have us;
+    UnavailableError when too few bookies answered to tell.
+    """
     metadata = versioned.metadata
     digest = ledger_digest(metadata, fallback)
     if metadata.is_closed:

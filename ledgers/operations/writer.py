@@ -21,13 +21,11 @@ from ledgers.errors import (
     UnknownOutcomeError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.metadata import LAC_NONE, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.appending import QuorumAppender
-from ledgers.operations.asking import Replies, ask, said
 from ledgers.operations.creation import LedgerOptions, create_ledger
 from ledgers.operations.ensembles import Targets, with_ensemble
 from ledgers.operations.opening import ledger_digest
-from ledgers.operations.reader import replicas_in
 from ledgers.operations.tasks import TaskScope, task_scope
 
 PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 1024
@@ -179,37 +177,6 @@ class LedgerWriter:
         self._appender.fail(LedgerClosedError("the writer deleted the ledger"))
         async with self._metadata_turn:
             await self._manager.delete(self.ledger_id, version=self._versioned.version)
-
-    async def write_explicit_lac(self) -> None:
-        """Tell the bookies the LAC, which otherwise only the next entry would.
-
-        Best effort, without replacing bookies. Raises UnavailableError when fewer than A took it.
-        """
-        lac = self.lac
-        if lac == LAC_NONE:
-            return
-        record = self._digest.pack_lac_record(ledger_id=self.ledger_id, lac=lac)
-
-        async def write(bookie: BookieId) -> bool:
-            await self._bookies.write_lac(
-                bookie, self.ledger_id, lac, master_key=self._digest.master_key, record=record
-            )
-            return True
-
-        def is_enough(replies: Replies[bool]) -> bool | None:
-            taken_count = sum(reply.value is not None for reply in replies.values())
-            return True if taken_count >= self.metadata.ack_quorum else None
-
-        replicas = replicas_in(
-            self.metadata.last_segment, lac, write_quorum=self.metadata.write_quorum
-        )
-        verdict, replies = await ask(replicas, write, is_enough, clock=self._clock)
-        if verdict is None:
-            raise UnavailableError(
-                "too few bookies took the explicit LAC",
-                ledger_id=self.ledger_id,
-                replies=said(replies),
-            )
 
     async def _record_change(self, segment: Segment) -> None:
         """Write a change of the ensemble to the metadata, before anything rests on it."""

@@ -15,7 +15,7 @@ from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.creation import LedgerOptions
 from ledgers.operations.ensembles import Targets
-from ledgers.operations.opening import open_ledger
+from ledgers.operations.opening import find_end, ledger_digest
 from ledgers.operations.reader import LedgerReader
 from ledgers.operations.recovery import recover_ledger
 from ledgers.operations.writer import LedgerWriter
@@ -53,9 +53,8 @@ class OurClient:
 
     async def read(self, ledger_id: int) -> tuple[int, str]:
         """The LAC, and the sha256 over all payloads up to it, in hex."""
-        opened = await open_ledger(
-            ledger_id, manager=self.manager, bookies=self.bookies, clock=self.clock
-        )
+        versioned = await self.manager.read(ledger_id)
+        opened = await find_end(versioned, bookies=self.bookies, clock=self.clock)
         reader = LedgerReader(
             ledger_id, opened.metadata, digest=opened.digest, bookies=self.bookies, clock=self.clock
         )
@@ -64,6 +63,15 @@ class OurClient:
             async for entry in entries:
                 sha256.update(entry.payload)
         return opened.lac, sha256.hexdigest()
+
+    async def write_lac(self, writer: LedgerWriter) -> None:
+        """Tell its bookies the LAC, which otherwise only the next entry would: as Java's writers may."""
+        digest = ledger_digest(writer.metadata)
+        record = digest.pack_lac_record(ledger_id=writer.ledger_id, lac=writer.lac)
+        for bookie in writer.metadata.last_segment.ensemble:
+            await self.bookies.write_lac(
+                bookie, writer.ledger_id, writer.lac, master_key=digest.master_key, record=record
+            )
 
     async def recover(self, ledger_id: int) -> VersionedMetadata:
         return await recover_ledger(

@@ -132,7 +132,7 @@ def test_both_find_the_same_end_of_an_open_ledger(java: JavaTool, uri: str) -> N
             assert java.read(uri, writer.ledger_id).last == 1  # as entry 2 says
             assert (await ours.read(writer.ledger_id))[0] == 1
 
-            await writer.write_explicit_lac()
+            await ours.write_lac(writer)
 
             assert java.read(uri, writer.ledger_id).last == 2
             assert (await ours.read(writer.ledger_id))[0] == 2

@@ -20,7 +20,7 @@ from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
 from ledgers.operations.creation import LedgerOptions
 from ledgers.operations.ensembles import Targets
-from ledgers.operations.opening import open_ledger
+from ledgers.operations.opening import find_end
 from ledgers.operations.reader import LedgerReader
 from ledgers.operations.recovery import recover_ledger
 from ledgers.operations.writer import LedgerWriter
@@ -68,9 +68,8 @@ class Client:
         return versioned.metadata
 
     async def payloads(self, ledger_id: int) -> list[bytes]:
-        opened = await open_ledger(
-            ledger_id, manager=self.manager, bookies=self.bookies, clock=CLOCK
-        )
+        versioned = await self.manager.read(ledger_id)
+        opened = await find_end(versioned, bookies=self.bookies, clock=CLOCK)
         reader = LedgerReader(
             ledger_id, opened.metadata, digest=opened.digest, bookies=self.bookies, clock=CLOCK
         )

@@ -10,7 +10,6 @@ from ledgers.errors import (
     LedgerClosedError,
     NoSuchLedgerError,
     RejectedError,
-    UnavailableError,
 )
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
@@ -268,35 +267,6 @@ def test_an_abandoned_ledger_stays_open() -> None:
             await writer.add(b"0")
 
         assert (await world.metadata(writer.ledger_id)).state is LedgerState.OPEN
-
-    run(scenario())
-
-
-def test_an_explicit_lac_shows_readers_the_last_entry() -> None:
-    async def scenario() -> None:
-        world = World()
-
-        async with world.writer() as writer:
-            await writer.write_explicit_lac()  # nothing to tell yet
-            await writer.add(b"0")
-            assert (await world.open(writer.ledger_id)).lac == -1
-            await writer.write_explicit_lac()
-            assert (await world.open(writer.ledger_id)).lac == 0
-
-    run(scenario())
-
-
-def test_too_few_that_take_the_explicit_lac_are_an_error_of_no_consequence() -> None:
-    async def scenario() -> None:
-        world = World()
-
-        async with world.writer() as writer:
-            await writer.add(b"0")
-            for bookie in BOOKIES:
-                world.bookies.inner.fail(bookie, Op.WRITE_LAC, Fault(error=UnavailableError))
-            with pytest.raises(UnavailableError):
-                await writer.write_explicit_lac()
-            await writer.add(b"1")
 
     run(scenario())
 

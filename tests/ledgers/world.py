@@ -14,7 +14,7 @@ from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
 from ledgers.operations.creation import LedgerOptions
 from ledgers.operations.ensembles import Targets
-from ledgers.operations.opening import OpenedLedger, open_ledger
+from ledgers.operations.opening import OpenedLedger, find_end
 from ledgers.operations.reader import LedgerReader
 from ledgers.operations.recovery import recover_ledger
 from ledgers.operations.writer import LedgerWriter
@@ -95,9 +95,8 @@ class World:
         return versioned.metadata
 
     async def open(self, ledger_id: int = LEDGER_ID) -> OpenedLedger:
-        return await open_ledger(
-            ledger_id, manager=self.manager, bookies=self.bookies, clock=self.clock
-        )
+        versioned = await self.manager.read(ledger_id)
+        return await find_end(versioned, bookies=self.bookies, clock=self.clock)
 
     async def payloads(self, ledger_id: int = LEDGER_ID) -> list[bytes]:
         """All that a reader reads of the ledger."""
