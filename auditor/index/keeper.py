@@ -1,7 +1,7 @@
 """Building the index, and keeping it true: one walk over all metadata, then what the watch tells.
 
 A ledger that was created, changed or deleted is read again; after a reconnection, which may have swallowed
-events, all of them are. One unreadable ledger stops nothing.
+events, all of them are. One unreadable ledger stops nothing, and is tried again from time to time.
 
 The ledgers root holds marks, locks and lists of bookies as well, and of these a repair changes many. So
 there is a watch for each directory of ledgers right below it (a *tree*), and one for the root's own children.
@@ -41,6 +41,8 @@ UNREADABLE = Gauge(
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Between two tries to read what could not be read; doubled from one to the next."""
+UNREADABLE_AGAIN_S = 600.0
+"""Between two tries to read ledgers that cannot be read: no watch tells that an ACL was opened."""
 EVENTS_MAX = 100_000
 """Unread events of a tree, past which all of it is read again: that is dearer."""
 TOUCHED_MAX = 100_000
@@ -103,6 +105,7 @@ class IndexKeeper(Changing):
             tasks.create_task(self._follow_root(tasks))
             tasks.create_task(self._scan_what_is_due())
             tasks.create_task(self._read_what_is_stale())
+            tasks.create_task(self._try_unreadable_again())
 
     def rescan(self) -> None:
         """All metadata is to be read again. Returns at once; ``completed_count`` tells."""
@@ -262,6 +265,13 @@ class IndexKeeper(Changing):
             raise
         if not self._stale:
             self._has_stale.clear()
+
+    async def _try_unreadable_again(self) -> None:
+        while True:
+            await self._clock.sleep(UNREADABLE_AGAIN_S)
+            if self.index.unreadable:
+                self._stale |= self.index.unreadable
+                self._has_stale.set()
 
     async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
         """What it returns once it succeeds; the pauses grow. The index stays in use as it is."""

@@ -81,7 +81,9 @@ class LedgerIndex:
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
         """As it was read: ``stat`` is of the same read. Whether that is news."""
         place = self._find(ledger_id)
-        if self._mzxid(ledger_id, place) >= stat.mzxid:
+        known_mzxid = self._mzxid(ledger_id, place)
+        # What could not be read may be readable by now though nobody wrote it: its ACL was opened.
+        if known_mzxid > stat.mzxid or (known_mzxid == stat.mzxid and place is not None):
             return False
         self._unreadable.pop(ledger_id, None)
         row = self._row_of(metadata, stat)
@@ -96,7 +98,7 @@ class LedgerIndex:
 
     def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:
         """It is there, and nobody can say what it names. Whether that is news."""
-        if self.is_known(ledger_id, stat):
+        if self._mzxid(ledger_id, self._find(ledger_id)) >= stat.mzxid:
             return False
         self.remove(ledger_id)
         self._unreadable[ledger_id] = stat.mzxid
@@ -119,8 +121,9 @@ class LedgerIndex:
         return True
 
     def is_known(self, ledger_id: int, stat: Stat) -> bool:
-        """Whether it is in the index as of this write of its metadata, or of a later one."""
-        return self._mzxid(ledger_id, self._find(ledger_id)) >= stat.mzxid
+        """Whether what it names is known as of this write of its metadata, or of a later one."""
+        place = self._find(ledger_id)
+        return place is not None and self._mzxid(ledger_id, place) >= stat.mzxid
 
     def get(self, ledger_id: int) -> IndexedLedger | None:
         """None when there is no such ledger, or it is unreadable."""

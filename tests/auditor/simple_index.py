@@ -11,7 +11,8 @@ class SimpleIndex:
         self.unreadable: dict[int, int] = {}
 
     def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
-        if self._mzxid(ledger_id) >= stat.mzxid:
+        is_as_known = self._mzxid(ledger_id) == stat.mzxid and ledger_id in self.ledgers
+        if self._mzxid(ledger_id) > stat.mzxid or is_as_known:
             return False
         self.remove(ledger_id)
         self.ledgers[ledger_id] = IndexedLedger.of(ledger_id, metadata, stat)

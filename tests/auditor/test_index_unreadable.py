@@ -126,6 +126,40 @@ async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other() -> No
 
 
 @in_virtual_time
+async def test_a_ledger_whose_acl_is_opened_is_read_though_nobody_writes_it() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers, is_built=False) as keeper:
+        get, shut = store_of(keeper).get, {ledgers.manager.path(i) for i in (0, 1)}
+
+        async def refuse(path: str) -> tuple[bytes, Stat]:
+            if path in shut:
+                raise UnauthorizedError("shut out")
+            return await get(path)
+
+        store_of(keeper).get = refuse  # type: ignore[method-assign]
+        await soon(keeper)
+        keeper.take_touched()
+        shut.remove(ledgers.manager.path(1))
+        await asyncio.sleep(keeper_module.UNREADABLE_AGAIN_S)
+
+        assert keeper.index.unreadable == {0}
+        assert keeper.index.naming(B1) == [1, 2]
+        assert keeper.take_touched() == {1}
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_damaged_for_good_is_no_news_however_often_it_is_read() -> None:
+    ledgers = await with_ledgers(3)
+    await ledgers.damage(1)
+    async with keeping(ledgers) as keeper:
+        await asyncio.sleep(3 * keeper_module.UNREADABLE_AGAIN_S)
+
+        assert keeper.index.unreadable == {1}
+        assert keeper.take_touched() == set()
+        assert keeper.completed_count == 1
+
+
+@in_virtual_time
 async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as keeper:

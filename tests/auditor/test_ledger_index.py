@@ -109,6 +109,17 @@ def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
     assert index.naming(NAMES[3]) == []
 
 
+def test_what_could_not_be_read_gives_way_to_what_can_though_it_was_not_written() -> None:
+    index, stat = LedgerIndex(), Stat(version=1, mzxid=10)
+    assert index.put_unreadable(1, stat)
+
+    assert not index.put(1, three(NAMES[3:]), Stat(version=0, mzxid=9))
+    assert index.put(1, three(NAMES[:3]), stat)
+
+    assert index.naming(NAMES[0]) == [1]
+    assert index.unreadable == set()
+
+
 LEDGERS = 8_000
 
 
