@@ -1,10 +1,12 @@
 """Bookies whose calls a test watches, delays and spoils."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from ledgers.bookies import LacAnswer, Room, Standing, Transfer, TransferResult
+from ledgers.bookies import LacAnswer
+from ledgers.clock import Clock
 from ledgers.entry import EntryHeader
 from ledgers.memory.bookies import MemoryBookies
 from ledgers.metadata import BookieId
@@ -33,11 +35,11 @@ async def nothing(call: Call) -> None:
     pass
 
 
-class HookedBookies:
+class HookedBookies(MemoryBookies):
     """``before`` runs before a request reaches its bookie, ``after`` before its reply comes back."""
 
-    def __init__(self, bookies: MemoryBookies) -> None:
-        self.inner = bookies
+    def __init__(self, bookies: Iterable[BookieId], *, clock: Clock) -> None:
+        super().__init__(bookies, clock=clock)
         self.before: Hook = nothing
         self.after: Hook = nothing
         self.calls: list[Call] = []
@@ -47,7 +49,7 @@ class HookedBookies:
 
     async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
         call = Call(operation="read", bookie=bookie, ledger_id=ledger_id, entry_id=entry_id)
-        return await self._carry_out(call, lambda: self.inner.read(bookie, ledger_id, entry_id))
+        return await self._carry_out(call, partial(super().read, bookie, ledger_id, entry_id))
 
     async def read_fencing(
         self,
@@ -65,31 +67,19 @@ class HookedBookies:
             entry_id=entry_id,
             is_high_priority=is_high_priority,
         )
-        return await self._carry_out(
-            call,
-            lambda: self.inner.read_fencing(
-                bookie,
-                ledger_id,
-                entry_id,
-                master_key=master_key,
-                is_high_priority=is_high_priority,
-            ),
+        request = partial(
+            super().read_fencing,
+            bookie,
+            ledger_id,
+            entry_id,
+            master_key=master_key,
+            is_high_priority=is_high_priority,
         )
+        return await self._carry_out(call, request)
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
         call = Call(operation="read_lac", bookie=bookie, ledger_id=ledger_id)
-        return await self._carry_out(call, lambda: self.inner.read_lac(bookie, ledger_id))
-
-    async def read_batch(
-        self,
-        bookie: BookieId,
-        ledger_id: int,
-        first_entry_id: int,
-        *,
-        count_max: int,
-        bytes_max: int,
-    ) -> list[bytes]:
-        raise NotImplementedError
+        return await self._carry_out(call, partial(super().read_lac, bookie, ledger_id))
 
     async def add(
         self,
@@ -110,42 +100,15 @@ class HookedBookies:
             is_high_priority=is_high_priority,
             entry=entry,
         )
-        await self._carry_out(
-            call,
-            lambda: self.inner.add(
-                bookie,
-                entry,
-                master_key=master_key,
-                is_recovery=is_recovery,
-                is_high_priority=is_high_priority,
-            ),
+        request = partial(
+            super().add,
+            bookie,
+            entry,
+            master_key=master_key,
+            is_recovery=is_recovery,
+            is_high_priority=is_high_priority,
         )
-
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: int, lac: int, *, master_key: bytes, record: bytes
-    ) -> None:
-        call = Call(operation="write_lac", bookie=bookie, ledger_id=ledger_id, entry_id=lac)
-        await self._carry_out(
-            call,
-            lambda: self.inner.write_lac(
-                bookie, ledger_id, lac, master_key=master_key, record=record
-            ),
-        )
-
-    async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
-        raise NotImplementedError
-
-    async def room(self, bookie: BookieId) -> Room:
-        raise NotImplementedError
-
-    def standing(self, bookie: BookieId) -> Standing:
-        return self.inner.standing(bookie)
-
-    async def transfer(self, transfer: Transfer) -> TransferResult:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        pass
+        await self._carry_out(call, request)
 
     async def _carry_out(self, call: Call, request: Callable[[], Awaitable[T]]) -> T:
         self.calls.append(call)

@@ -38,7 +38,7 @@ def test_two_bookies_that_refuse_the_same_entry_are_both_replaced() -> None:
         await world.make_ledger([A, B, C], ack_quorum=3)
         await world.put(0, A, B, C)
         for bookie in (A, B):
-            world.bookies.inner.fail(bookie, Op.ADD, Fault(error=UnavailableError))
+            world.bookies.fail(bookie, Op.ADD, Fault(error=UnavailableError))
 
         closed = await world.recover()
 
@@ -59,7 +59,7 @@ async def with_a_bookie_that_refuses_copies() -> World:
         first = entry_id % 3
         await world.put(entry_id, *(A, B, C, A)[first : first + 2], lac=-1)
     world.unwritable = {E, F}
-    world.bookies.inner.fail(D, Op.ADD, Fault(error=UnavailableError))
+    world.bookies.fail(D, Op.ADD, Fault(error=UnavailableError))
     return world
 
 

@@ -90,15 +90,15 @@ class Race:
     # --- The faults -------------------------------------------------------------------------------
 
     def _spoil(self) -> None:
-        self.world.bookies.inner.faults = self._fault
+        self.world.bookies.faults = self._fault
         self.world.tree.faults = self._store_fault
         self.world.tree.latency = lambda: self._pause(0.1)
 
     def _heal(self) -> None:
-        self.world.bookies.inner.faults = no_faults
+        self.world.bookies.faults = no_faults
         self.world.tree.faults = None
         for bookie in BOOKIES:
-            self.world.bookies.inner.bookie(bookie).start()
+            self.world.bookies.bookie(bookie).start()
 
     def _fault(self, bookie: BookieId, op: Op, ledger_id: int) -> Fault:
         delay_s, reply_delay_s = self.random.expovariate(20), self.random.expovariate(20)
@@ -117,7 +117,7 @@ class Race:
     async def _take_bookies_down(self) -> None:
         while True:
             await self._pause(3)
-            bookie = self.world.bookies.inner.bookie(self.random.choice(BOOKIES))
+            bookie = self.world.bookies.bookie(self.random.choice(BOOKIES))
             bookie.is_down = True
             await self._pause(3)
             bookie.start()
@@ -181,7 +181,7 @@ def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> N
                 first.cancel()
 
         world.bookies.before = cut_short
-        world.bookies.inner.fail(B, Op.ADD, Fault(error=UnavailableError))
+        world.bookies.fail(B, Op.ADD, Fault(error=UnavailableError))
         first = asyncio.create_task(world.recover(manager=world.new_manager()))
         await asyncio.wait([first])
 

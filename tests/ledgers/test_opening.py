@@ -160,7 +160,7 @@ def test_an_explicit_lac_counts_as_well() -> None:
         await world.put(0, A, B, C)
         await world.put(1, A, B, C)
         for bookie in (A, B, C):
-            await world.bookies.inner.write_lac(
+            await world.bookies.write_lac(
                 bookie,
                 LEDGER_ID,
                 1,
@@ -179,7 +179,7 @@ def test_bookies_whose_entries_are_bad_tell_nothing() -> None:
         await world.make_ledger([A, B, C])
         await world.put(0, A, B, C)
         for bookie in (A, B):
-            world.bookies.inner.bookie(bookie).corrupt(LEDGER_ID, 0)
+            world.bookies.bookie(bookie).corrupt(LEDGER_ID, 0)
 
         with pytest.raises(UnavailableError, match="digest mismatch"):
             await world.open()
@@ -205,8 +205,8 @@ def test_too_few_answers_are_an_error_that_says_who_said_what() -> None:
     async def scenario() -> None:
         world = World()
         await world.make_ledger([A, B, C])
-        world.bookies.inner.fail(B, Op.READ_LAC, Fault(error=UnavailableError))
-        world.bookies.inner.fail(C, Op.READ_LAC, Fault(error=UnavailableError))
+        world.bookies.fail(B, Op.READ_LAC, Fault(error=UnavailableError))
+        world.bookies.fail(C, Op.READ_LAC, Fault(error=UnavailableError))
 
         with pytest.raises(UnavailableError) as raised:
             await world.open()

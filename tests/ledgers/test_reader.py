@@ -62,7 +62,7 @@ def test_the_write_set_is_asked_in_its_order_and_no_further_than_needed() -> Non
 def test_the_next_replica_is_asked_after_any_failure(spoilt: str) -> None:
     async def scenario() -> None:
         world = await world_with_entries()
-        bookie = world.bookies.inner.bookie(A)
+        bookie = world.bookies.bookie(A)
         match spoilt:
             case "lost":
                 bookie.lose(LEDGER_ID, 0)
@@ -71,7 +71,7 @@ def test_the_next_replica_is_asked_after_any_failure(spoilt: str) -> None:
             case "down":
                 bookie.is_down = True
             case "busy":
-                world.bookies.inner.fail(A, Op.READ, Fault(error=UnavailableError))
+                world.bookies.fail(A, Op.READ, Fault(error=UnavailableError))
 
         entry = await (await reader(world)).read(0)
 
@@ -110,9 +110,9 @@ def test_an_entry_that_no_replica_gives_is_an_error_that_says_who_said_what(
         world = await world_with_entries()
         for name, bookie in zip("abc", (A, B, C), strict=True):
             if name in lost:
-                world.bookies.inner.bookie(bookie).lose(LEDGER_ID, 0)
+                world.bookies.bookie(bookie).lose(LEDGER_ID, 0)
             if name in corrupt:
-                world.bookies.inner.bookie(bookie).corrupt(LEDGER_ID, 0)
+                world.bookies.bookie(bookie).corrupt(LEDGER_ID, 0)
             if name in down:
                 world.down.add(bookie)
 

@@ -153,7 +153,7 @@ def test_segments_before_the_last_are_complete_and_left_alone() -> None:
         await world.make_ledger([A, B, C], [D, B, E], firsts=[0, 4])
         for entry_id in range(4):
             await world.put(entry_id, A, B, C)
-        world.bookies.inner.bookie(B).lose(LEDGER_ID, 3)
+        world.bookies.bookie(B).lose(LEDGER_ID, 3)
 
         closed = await world.recover()
 
@@ -231,10 +231,10 @@ def test_what_is_no_explicit_no_never_ends_a_ledger(fault: str) -> None:
                 case "error":
                     world.bookies.before = fail_to_read
                 case "bad digest":
-                    world.bookies.inner.bookie(bookie).corrupt(LEDGER_ID, 1)
+                    world.bookies.bookie(bookie).corrupt(LEDGER_ID, 1)
                 case "limbo":
-                    world.bookies.inner.bookie(bookie).lose(LEDGER_ID, 1)
-                    world.bookies.inner.bookie(bookie).is_in_limbo = True
+                    world.bookies.bookie(bookie).lose(LEDGER_ID, 1)
+                    world.bookies.bookie(bookie).is_in_limbo = True
 
         with pytest.raises(UnavailableError):
             await world.recover()
@@ -271,7 +271,7 @@ def test_the_no_of_a_bookie_that_may_have_been_wiped_is_not_believed() -> None:
         world = World()
         await world.make_ledger([A, B, C], ack_quorum=2)
         await world.put(0, A, C)
-        world.bookies.inner.bookie(A).wipe()
+        world.bookies.bookie(A).wipe()
         world.down = {C}
 
         with pytest.raises(UnavailableError):

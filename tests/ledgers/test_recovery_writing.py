@@ -90,7 +90,7 @@ def test_a_bookie_that_refuses_what_is_written_back_is_replaced(
         await world.put(0, A, B, C)
         await world.put(1, A, B, C)
         await world.put(2, A, B, C, lac=1)
-        world.bookies.inner.fail(C, Op.ADD, Fault(error=error))
+        world.bookies.fail(C, Op.ADD, Fault(error=error))
 
         closed = await world.recover()
 
@@ -110,7 +110,7 @@ def test_a_bookie_replaced_at_the_start_of_the_segment_leaves_no_trace_of_itself
         world = World()
         await world.make_ledger([A, B, C], ack_quorum=3)
         await world.put(0, A, B, C)
-        world.bookies.inner.fail(C, Op.ADD, Fault(error=UnavailableError))
+        world.bookies.fail(C, Op.ADD, Fault(error=UnavailableError))
 
         closed = await world.recover()
 
@@ -175,7 +175,7 @@ def test_without_a_replacement_fewer_than_a_copies_do_not_suffice() -> None:
         await world.make_ledger([A, B, C], ack_quorum=3)
         await world.put(0, A, B, C)
         world.unwritable = {D, E, BookieId("f:3181")}
-        world.bookies.inner.fail(C, Op.ADD, Fault(error=UnavailableError))
+        world.bookies.fail(C, Op.ADD, Fault(error=UnavailableError))
 
         with pytest.raises(NotEnoughBookiesError, match=f"{C}: "):
             await world.recover()
@@ -190,7 +190,7 @@ def test_a_refused_key_ends_recovery() -> None:
         world = World()
         await world.make_ledger([A, B, C])
         await world.put(0, A, B, C)
-        world.bookies.inner.fail(C, Op.READ_FENCING, Fault(error=UnauthorizedError))
+        world.bookies.fail(C, Op.READ_FENCING, Fault(error=UnauthorizedError))
 
         with pytest.raises(UnauthorizedError):
             await world.recover()
@@ -265,7 +265,7 @@ def test_a_length_that_nobody_tells_keeps_no_ledger_open() -> None:
         world = World()
         await world.make_ledger([A, B, C], [A, B, D], firsts=[0, 4])
         for bookie in (A, B, C):
-            world.bookies.inner.fail(bookie, Op.READ, Fault(error=UnavailableError))
+            world.bookies.fail(bookie, Op.READ, Fault(error=UnavailableError))
 
         closed = await world.recover()
 

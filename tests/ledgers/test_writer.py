@@ -98,9 +98,7 @@ def test_an_acknowledgement_needs_a_bookies_not_all() -> None:
         world = World()
 
         async with world.writer(write_quorum=3, ack_quorum=2) as writer:
-            world.bookies.inner.fail(
-                writer.metadata.last_segment.ensemble[1], Op.ADD, Fault(delay_s=60)
-            )
+            world.bookies.fail(writer.metadata.last_segment.ensemble[1], Op.ADD, Fault(delay_s=60))
             await writer.add(b"entry")
             assert world.clock.now_s() == 0
 
@@ -206,7 +204,7 @@ def test_close_fails_what_is_not_acknowledged_and_ends_before_it() -> None:
         async with world.writer() as writer:
             await writer.add(b"0")
             for bookie in BOOKIES:
-                world.bookies.inner.fail(bookie, Op.ADD, Fault(delay_s=1))
+                world.bookies.fail(bookie, Op.ADD, Fault(delay_s=1))
             pending = await writer.send(b"pending")
             closed = await writer.close()
             with pytest.raises(LedgerClosedError):

@@ -32,7 +32,7 @@ def test_a_failed_bookie_is_replaced_from_the_first_unacknowledged_entry_on(
         async with world.writer(write_quorum=3, ack_quorum=3) as writer:
             before = writer.metadata.last_segment.ensemble
             await writer.add(b"0")
-            world.bookies.inner.fail(before[1], Op.ADD, Fault(error=error))
+            world.bookies.fail(before[1], Op.ADD, Fault(error=error))
             futures = [await writer.send(payload) for payload in (b"1", b"2", b"3")]
             assert [await future for future in futures] == [1, 2, 3]
             after = (await world.metadata(writer.ledger_id)).last_segment
@@ -131,8 +131,8 @@ def test_a_bookie_that_fails_while_another_is_being_replaced_is_replaced_too() -
 
         async with world.writer(write_quorum=3, ack_quorum=3) as writer:
             first, second, _ = writer.metadata.last_segment.ensemble
-            world.bookies.inner.fail(first, Op.ADD, Fault(error=UnavailableError))
-            world.bookies.inner.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
+            world.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
+            world.bookies.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
             await writer.add(b"0")
             (segment,) = (await world.metadata(writer.ledger_id)).segments
 
@@ -150,7 +150,7 @@ def test_a_replacement_that_fails_is_replaced_in_its_turn() -> None:
             ensemble = writer.metadata.last_segment.ensemble
             others = sorted(set(BOOKIES) - set(ensemble))
             for bookie in (ensemble[0], *others[:2]):
-                world.bookies.inner.fail(bookie, Op.ADD, Fault(error=UnavailableError))
+                world.bookies.fail(bookie, Op.ADD, Fault(error=UnavailableError))
             await writer.add(b"0")
             (segment,) = (await world.metadata(writer.ledger_id)).segments
 
@@ -166,12 +166,12 @@ def test_without_a_replacement_writing_goes_on_as_long_as_an_ack_quorum_is_left(
         async with world.writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as writer:
             ensemble = writer.metadata.last_segment.ensemble
             world.unwritable = set(BOOKIES)
-            world.bookies.inner.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
+            world.bookies.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
             adds = [await writer.add(b"entry") for _ in range(5)]
             assert adds == [0, 1, 2, 3, 4]
             assert (await world.metadata(writer.ledger_id)).last_segment.ensemble == ensemble
 
-            world.bookies.inner.fail(ensemble[1], Op.ADD, Fault(error=UnavailableError))
+            world.bookies.fail(ensemble[1], Op.ADD, Fault(error=UnavailableError))
             await writer.send(b"entry 5, for bookie indexes 0 to 2")
             with pytest.raises(NotEnoughBookiesError):
                 await writer.add(b"entry 6")
@@ -187,7 +187,7 @@ def test_a_change_of_the_ensemble_survives_a_repair_of_an_earlier_segment() -> N
         async with world.writer(write_quorum=3, ack_quorum=3) as writer:
             first, second, third = writer.metadata.last_segment.ensemble
             await writer.add(b"0")
-            world.bookies.inner.fail(first, Op.ADD, Fault(error=UnavailableError))
+            world.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
             await writer.add(b"1")
             other = (set(BOOKIES) - {*writer.metadata.bookies}).pop()
             found = await world.manager.read(writer.ledger_id)
@@ -195,7 +195,7 @@ def test_a_change_of_the_ensemble_survives_a_repair_of_an_earlier_segment() -> N
             await world.manager.write(
                 writer.ledger_id, found.metadata.with_segment(repaired), read_as=found
             )
-            world.bookies.inner.fail(second, Op.ADD, Fault(error=UnavailableError))
+            world.bookies.fail(second, Op.ADD, Fault(error=UnavailableError))
             await writer.add(b"2")
             closed = await writer.close()
 
@@ -214,7 +214,7 @@ def test_what_every_bookie_would_refuse_stops_the_writer_and_replaces_nobody(
 
         async with world.writer() as writer:
             for bookie in BOOKIES:
-                world.bookies.inner.fail(bookie, Op.ADD, Fault(error=error))
+                world.bookies.fail(bookie, Op.ADD, Fault(error=error))
             with pytest.raises(error):
                 await writer.add(b"entry")
             assert (await world.manager.read(writer.ledger_id)).version == 0

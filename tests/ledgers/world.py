@@ -9,7 +9,6 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import UnavailableError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.bookies import MemoryBookies
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
 from ledgers.operations.creation import LedgerOptions
@@ -44,7 +43,7 @@ class World:
         self.tree = MemoryTree(clock=self.clock)
         self.store = MemoryStore(self.tree)
         self.manager = self.new_manager(self.store)
-        self.bookies = HookedBookies(MemoryBookies(BOOKIES, clock=self.clock))
+        self.bookies = HookedBookies(BOOKIES, clock=self.clock)
         self.bookies.before = self._answer_unless_down
         self.down: set[BookieId] = set()
         self.unwritable: set[BookieId] = set()
@@ -144,12 +143,14 @@ class World:
             payload=b"%010d" % entry_id,
         )
         for bookie in bookies:
-            await self.bookies.inner.add(bookie, entry, master_key=digest.master_key)
+            self.bookies.bookie(bookie).add(
+                entry, master_key=digest.master_key, is_recovery=False, is_high_priority=False
+            )
         return entry
 
     def holders(self, entry_id: int, ledger_id: int = LEDGER_ID) -> set[BookieId]:
         """The bookies that store the entry."""
-        return {b for b in BOOKIES if entry_id in self.bookies.inner.bookie(b).entry_ids(ledger_id)}
+        return {b for b in BOOKIES if entry_id in self.bookies.bookie(b).entry_ids(ledger_id)}
 
     async def metadata(self, ledger_id: int = LEDGER_ID) -> LedgerMetadata:
         return (await self.manager.read(ledger_id)).metadata
