@@ -56,8 +56,8 @@ class Meter:
             parts.append(
                 f"{entries / elapsed_s:,.0f} entries/s, {size_text(round(size / elapsed_s))}/s"
             )
-        left = progress.ledgers_expected - progress.ledgers_done
-        if progress.ledgers_expected:
+        left = progress.work_expected - progress.work_done
+        if progress.work_expected:
             remaining_s = self._eta.remaining_s(left, now_s=now_s)
             if left and remaining_s is not None:
                 parts.append(f"{duration_text(remaining_s)} to go")
@@ -89,8 +89,8 @@ def showing_progress() -> Iterator[OnProgress]:
             bar.update(
                 task,
                 description=progress.phase,
-                total=progress.ledgers_expected or None,
-                completed=progress.ledgers_done,
+                total=progress.work_expected or None,
+                completed=progress.work_done,
                 told=meter.text(progress),
             )
 

@@ -34,10 +34,13 @@ class FsckProgress:
     """How far a run is, of all its executors together."""
 
     phase: str
-    """For people: ``listing``, ``looking``, ``looking again``, ``writing``."""
+    """For people: ``listing``, ``weighing``, ``looking``, ``looking again``, ``writing``."""
     ledgers_done: int = 0
     ledgers_expected: int = 0
     """0: not known yet."""
+    work_done: int = 0
+    work_expected: int = 0
+    """What takes the time: copies to be read, or ledgers where that is much alike. 0: not known yet."""
     entries_read: int = 0
     bytes_read: int = 0
 

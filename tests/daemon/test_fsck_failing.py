@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from auditor.fsck.levels import FsckOptions
@@ -68,7 +67,7 @@ def test_who_interrupts_it_is_told_how_it_goes_on(
 ) -> None:
     folder = RunFolder(tmp_path, RUN)
     options = FsckOptions(metadata_service_uri=URI)
-    folder.begin(pa.table({"ledger_id": [1]}), options, part_size=1, started_ms=0)
+    folder.begin([], options, started_ms=0)
     if has_results:
         none = SCHEMA.empty_table()
         folder.write_first_look(0, none, none, skipped=0, gone=1)

@@ -9,7 +9,16 @@ import pytest
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED, after_run, read_checked, write_checked
-from auditor.fsck.results.plan import DAY_MS, Plan, part_size, plan_rows
+from auditor.fsck.results.plan import (
+    DAY_MS,
+    PART_MAX,
+    WEIGHT_MAX,
+    Plan,
+    cut_by_weight,
+    plan_rows,
+    to_be_weighed,
+    with_weights,
+)
 from auditor.fsck.results.rows import to_batch
 from auditor.fsck.running import FsckJob
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
@@ -88,13 +97,13 @@ def test_what_was_looked_at_lately_is_left_out(
 ) -> None:
     rows = planned([1], table(before), options(level, share=share), job())
 
-    assert rows.to_pylist() == [{"ledger_id": 1, "known_version": 3 if is_skipped else None}]
+    assert rows["known_version"].to_pylist() == [3 if is_skipped else None]
 
 
 def test_nothing_is_left_out_unless_asked_for() -> None:
     rows = planned([1], table(checked(1, days_ago=0)), options(), job(days=0))
 
-    assert rows.to_pylist() == [{"ledger_id": 1, "known_version": None}]
+    assert rows["known_version"].to_pylist() == [None]
 
 
 def test_with_a_time_budget_the_longest_unseen_come_first() -> None:
@@ -128,7 +137,7 @@ def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     listed = [7, 9, 2**40, 2**62, 2**63 - 1]
     rows = planned(listed, table(checked(9), checked(2**62)), options(), job())
 
-    Plan.write(path, rows, part_size=2)
+    Plan.write(path, [rows.slice(start, 2) for start in (0, 2, 4)])
 
     plan = Plan(path)
     parts = [plan.part(number) for number in range(plan.part_count)]
@@ -136,32 +145,85 @@ def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     assert [dict(part.known) for part in parts] == [{9: 3}, {2**62: 3}, {}]
     assert [plan.size_of(number) for number in range(plan.part_count)] == [2, 2, 1]
     assert plan.ledger_count == 5
+    assert ([plan.weight_of(number) for number in range(3)], plan.weight) == ([2, 2, 1], 5)
 
 
 def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> None:
     path = tmp_path / "plan.parquet"
 
-    Plan.write(path, planned([], table(), options(), job()), part_size=25)
+    rows = planned([], table(), options(), job())
+    Plan.write(path, cut_by_weight(rows, Level.FULL, job(), slot_count=2))
 
     assert Plan(path).part_count == 0
     assert Plan(path).ledger_count == 0
 
 
+def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
+    """The weights of each part, of ledgers at level ``full`` on two slots."""
+    rows = planned(range(len(weights)), table(), options(Level.FULL), job(days=0, **wanted))  # type: ignore[arg-type]
+    rows = with_weights(rows, array("q", weights))
+    parts = cut_by_weight(rows, Level.FULL, job(**wanted), slot_count=2)  # type: ignore[arg-type]
+    return [part["weight"].to_pylist() for part in parts]
+
+
 @pytest.mark.parametrize(
-    ("ledgers", "level", "slots", "count", "size"),
+    ("ledgers", "level", "count", "size"),
     [
-        pytest.param(13, Level.FULL, 2, 0, 25, id="a small cluster is one part"),
-        pytest.param(1_000, Level.FULL, 2, 0, 125, id="four for each slot"),
-        pytest.param(1_000_000, Level.FULL, 2, 0, 500, id="never too much to lose"),
-        pytest.param(1_000_000, Level.METADATA, 2, 0, 10_000, id="metadata is cheap"),
-        pytest.param(10, Level.FULL, 2, 4, 3, id="as told"),
-        pytest.param(0, Level.FULL, 2, 4, 1, id="as told, of nothing"),
+        pytest.param(13, Level.ENDS, 0, 13, id="a small cluster is one part"),
+        pytest.param(1_000, Level.ENDS, 0, 125, id="four for each slot"),
+        pytest.param(100_000, Level.ENDS, 0, 2_000, id="never too much to lose"),
+        pytest.param(200_000, Level.METADATA, 0, 10_000, id="metadata is cheap"),
+        pytest.param(10, Level.FULL, 4, 3, id="as told"),
     ],
 )
-def test_the_size_of_a_part(ledgers: int, level: Level, slots: int, count: int, size: int) -> None:
-    found = part_size(ledgers, level, job(partition_count=count), slot_count=slots)
+def test_ledgers_that_weigh_alike_are_cut_by_their_number(
+    ledgers: int, level: Level, count: int, size: int
+) -> None:
+    rows = planned(range(ledgers), table(), options(level), job(days=0))
 
-    assert found == size
+    parts = cut_by_weight(rows, level, job(partition_count=count), slot_count=2)
+
+    assert parts[0].num_rows == size
+    assert sum(part.num_rows for part in parts) == ledgers
+
+
+def test_parts_weigh_alike_however_the_ledgers_differ() -> None:
+    light, heavy = [1_000] * 1_000, [100_000] * 10
+
+    parts = weighed([*light, *heavy])
+
+    assert sorted(len(part) for part in parts) == [2, 2, 2, 2, 2, 250, 250, 250, 250]
+    assert {sum(part) for part in parts} == {200_000, 250_000}
+
+
+def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
+    weights = [30_000, 1_000_000, 30_000, 500_000]
+
+    assert [sum(part) for part in weighed(weights)] == [1_000_000, 500_000, 30_000, 30_000]
+    assert [sum(part) for part in weighed(weights, time_budget_s=60)] == weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "sizes"),
+    [
+        pytest.param([1] * 100, [100], id="next to nothing is one part"),
+        pytest.param([9 * WEIGHT_MAX, 1, 9 * WEIGHT_MAX], [1, 1, 1], id="one ledger is never cut"),
+        pytest.param([WEIGHT_MAX // 4] * 100, [4] * 25, id="never too much to lose"),
+        pytest.param([1] * 1_200, [500, 500, 200], id="nor too many verdicts at a time"),
+    ],
+)
+def test_a_part_has_a_least_and_a_largest_weight(weights: list[int], sizes: list[int]) -> None:
+    assert PART_MAX[Level.FULL] == 500
+    assert [len(part) for part in weighed(weights)] == sizes
+
+
+def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
+    rows = planned([1, 2, 3], table(checked(2)), options(), job())
+    assert list(to_be_weighed(rows)) == [1, 3]
+
+    rows = with_weights(rows, array("q", [70, 90]))
+
+    assert rows["weight"].to_pylist() == [70, 1, 90]
 
 
 def verdict(ledger_id: int, grade: Grade = Grade.WHOLE, **more: object) -> LedgerVerdict:

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path, RUN)
     job = FsckJob(run=RUN, output=tmp_path)
     plan = plan_rows(array("q", [1, 2, 3]), CHECKED.empty_table(), OPTIONS, job, now_ms=0)
-    folder.begin(plan, OPTIONS, part_size=2, started_ms=12)
+    folder.begin([plan.slice(0, 2), plan.slice(2)], OPTIONS, started_ms=12)
     return folder
 
 

@@ -1,7 +1,8 @@
 """Files that are there whole or not at all, whatever kills the process that writes them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,6 @@ def replace_table(
     table: pa.Table,
     *,
     note: Mapping[str, str] | None = None,
-    row_group_size: int | None = None,
 ) -> None:
     """As Parquet; what was there is replaced. ``note``: kept beside the rows, for ``read_note``.
 
@@ -22,8 +22,22 @@ def replace_table(
     """
     if note is not None:
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **note})
+    with _in_place(path) as beside:
+        pq.write_table(table, beside, compression="zstd")
+
+
+def replace_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Likewise, each a row group; none may be empty."""
+    with _in_place(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as file:
+        for table in tables:
+            file.write_table(table, row_group_size=table.num_rows)
+
+
+@contextmanager
+def _in_place(path: Path) -> Iterator[Path]:
+    """Where to write what is to stand there."""
     beside = path.with_name(f".{path.name}.new")
-    pq.write_table(table, beside, row_group_size=row_group_size, compression="zstd")
+    yield beside
     with beside.open("rb+") as file:
         os.fsync(file.fileno())
     beside.replace(path)

@@ -4,7 +4,7 @@ Pure, but for ``Plan``, which reads what was fixed. A ledger made after the list
 """
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.checked import last_looks, skippable
-from auditor.fsck.results.files import replace_table
+from auditor.fsck.results.files import replace_tables
 from auditor.fsck.running import FsckJob
+from auditor.fsck.weighing import LIGHTEST, is_weighed
 
 PART_MIN = 25
 """Ledgers: for fewer an executor's session is not worth opening."""
@@ -27,9 +28,14 @@ PART_MAX: Mapping[Level, int] = {
     Level.FULL: 500,
 }
 """Ledgers: what is lost when a run is killed, and what an executor holds the verdicts of, in memory."""
+WEIGHT_MIN, WEIGHT_MAX = 20_000, 2_000_000
+"""The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten seconds."""
 PARTS_PER_SLOT = 4
 """At least, where there are ledgers enough: so that no slot waits long for the slowest."""
 DAY_MS = 86_400_000
+PLANNED = pa.schema(
+    [("ledger_id", pa.int64()), ("known_version", pa.int32()), ("weight", pa.int64())]
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +61,7 @@ class Plan:
     @property
     def part_count(self) -> int:
         count: int = self._file.num_row_groups
-        return count if self.ledger_count else 0  # an empty file has an empty row group
+        return count
 
     @property
     def ledger_count(self) -> int:
@@ -66,6 +72,19 @@ class Plan:
         """How many ledgers the part has."""
         size: int = self._file.metadata.row_group(number).num_rows
         return size
+
+    @property
+    def weight(self) -> int:
+        return sum(self._weights)
+
+    def weight_of(self, number: int) -> int:
+        """How much there is to be read in the part: as ``weighing`` tells, or its ledgers."""
+        return self._weights[number]
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        groups = (self._file.read_row_group(n, ["weight"]) for n in range(self.part_count))
+        return [pc.sum(group["weight"]).as_py() for group in groups]
 
     def part(self, number: int) -> Part:
         rows = self._file.read_row_group(number).sort_by("ledger_id")
@@ -83,8 +102,8 @@ class Plan:
         return self._file.read(["ledger_id"])["ledger_id"]
 
     @classmethod
-    def write(cls, path: Path, rows: pa.Table, *, part_size: int) -> None:
-        replace_table(path, rows, row_group_size=part_size)
+    def write(cls, path: Path, parts: Sequence[pa.Table]) -> None:
+        replace_tables(path, parts, PLANNED)
 
 
 def plan_rows(
@@ -96,7 +115,7 @@ def plan_rows(
     now_ms: int,
 ) -> pa.Table:
     """Every ledger that was listed, in the order in which they are looked at, and from which version of its
-    metadata on one must be (null: in any case).
+    metadata on one must be (null: in any case). Each weighs as much.
 
     In the order of their ids; where there may be no time for all, first by the day of the last look at
     them that was as close.
@@ -110,15 +129,58 @@ def plan_rows(
             rows.schema.get_field_index("day"), "day", pc.fill_null(rows["day"], 0)
         )
         order = [("day", "ascending"), *order]
-    return rows.sort_by(order).select(["ledger_id", "known_version"])
+    rows = rows.sort_by(order).select(["ledger_id", "known_version"])
+    return rows.append_column("weight", pa.repeat(LIGHTEST, rows.num_rows)).cast(PLANNED)
 
 
-def part_size(ledger_count: int, level: Level, job: FsckJob, *, slot_count: int) -> int:
-    """Ledgers to a part. ``slot_count``: tasks that run at once."""
+def to_be_weighed(rows: pa.Table) -> "array[int]":
+    """Those that are looked at in any case: of the others nothing may have to be read."""
+    return array("q", rows.filter(pc.is_null(rows["known_version"]))["ledger_id"].to_pylist())
+
+
+def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
+    """``weights``: of ``to_be_weighed``, in that order."""
+    column = pc.replace_with_mask(
+        rows["weight"].combine_chunks(),
+        pc.is_null(rows["known_version"]).combine_chunks(),
+        pa.array(weights, pa.int64()),
+    )
+    return rows.set_column(rows.schema.get_field_index("weight"), PLANNED.field("weight"), column)
+
+
+def cut_by_weight(rows: pa.Table, level: Level, job: FsckJob, *, slot_count: int) -> list[pa.Table]:
+    """The parts, of about the same weight where no single ledger weighs more. ``slot_count``: tasks that run at once.
+
+    The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
+    there may be no time for all.
+    """
+    weights = rows["weight"].to_pylist()
+    bounds = _bounds(weights, _weight_max(sum(weights), level, job, slot_count), PART_MAX[level])
+    if not job.time_budget_s:
+        bounds.sort(key=lambda bound: -sum(weights[slice(*bound)]))
+    return [rows.slice(start, stop - start) for start, stop in bounds]
+
+
+def _weight_max(total: int, level: Level, job: FsckJob, slot_count: int) -> int:
     if job.partition_count:
-        return max(1, _quotient_up(ledger_count, job.partition_count))
-    size = _quotient_up(ledger_count, PARTS_PER_SLOT * slot_count)
-    return min(max(size, PART_MIN), PART_MAX[level])
+        return max(1, _quotient_up(total, job.partition_count))
+    even = _quotient_up(total, PARTS_PER_SLOT * slot_count)
+    least, most = (WEIGHT_MIN, WEIGHT_MAX) if is_weighed(level) else (PART_MIN, PART_MAX[level])
+    return min(max(even, least), most)
+
+
+def _bounds(weights: Sequence[int], weight_max: int, count_max: int) -> list[tuple[int, int]]:
+    """Where parts begin and end, which is behind their last ledger. One that weighs more is a part of its own."""
+    bounds = []
+    start = weight = 0
+    for position, each in enumerate(weights):
+        if position > start and (weight + each > weight_max or position - start == count_max):
+            bounds.append((start, position))
+            start, weight = position, 0
+        weight += each
+    if weights:
+        bounds.append((start, len(weights)))
+    return bounds
 
 
 def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -> pa.Table:

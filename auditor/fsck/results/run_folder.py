@@ -11,7 +11,7 @@ What is there is never written again, so that a killed run goes on where it was.
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -69,12 +69,10 @@ class RunFolder:
     def is_begun(self) -> bool:
         return self._order.exists()
 
-    def begin(
-        self, rows: pa.Table, options: FsckOptions, *, part_size: int, started_ms: int
-    ) -> None:
-        """``rows``: as ``plan_rows``. The order comes last: without it, nothing was begun."""
+    def begin(self, parts: Sequence[pa.Table], options: FsckOptions, *, started_ms: int) -> None:
+        """``parts``: as ``cut_by_weight``. The order comes last: without it, nothing was begun."""
         self._growing.mkdir(parents=True, exist_ok=True)
-        Plan.write(self._plan_path, rows, part_size=part_size)
+        Plan.write(self._plan_path, parts)
         order = {"started_ms": started_ms, **_order_of(options)}
         replace_file(self._order, json.dumps(order, indent=2) + "\n")
 

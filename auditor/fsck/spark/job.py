@@ -21,13 +21,14 @@ from auditor.fsck.ledger_ids import list_ledger_ids
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
 from auditor.fsck.results.checked import after_run, read_checked, write_checked
-from auditor.fsck.results.plan import part_size, plan_rows
+from auditor.fsck.results.plan import cut_by_weight, plan_rows, to_be_weighed, with_weights
 from auditor.fsck.results.rows import SCHEMA, counts_of
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.running import FsckJob, FsckProgress, OnProgress
 from auditor.fsck.spark.dispatch import Dispatch
 from auditor.fsck.spark.looks import ROWS, FirstLook, Look, SecondLook, looking
+from auditor.fsck.weighing import is_weighed, weigh
 from ledgers.errors import SettingsError
 
 SECOND_LOOK_LEDGERS = 500
@@ -78,8 +79,28 @@ def _begin(
         )
     )
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
-    size = part_size(len(listed), options.level, job, slot_count=dispatch.slot_count)
-    folder.begin(rows, options, part_size=size, started_ms=started_ms)
+    if is_weighed(options.level):
+        rows = _weighed(rows, options, on_progress)
+    parts = cut_by_weight(rows, options.level, job, slot_count=dispatch.slot_count)
+    folder.begin(parts, options, started_ms=started_ms)
+
+
+def _weighed(rows: pa.Table, options: FsckOptions, on_progress: OnProgress) -> pa.Table:
+    ledger_ids = to_be_weighed(rows)
+
+    def on_weighed(count: int) -> None:
+        expected = len(ledger_ids)
+        on_progress(
+            FsckProgress(
+                phase="weighing",
+                ledgers_done=count,
+                ledgers_expected=expected,
+                work_done=count,
+                work_expected=expected,
+            )
+        )
+
+    return with_weights(rows, asyncio.run(weigh(options, ledger_ids, on_weighed)))
 
 
 class _Run:
@@ -216,19 +237,26 @@ class _Run:
         )
 
     def _tell_looking(self) -> None:
-        done = sum(map(self._plan.size_of, self._first))
-        self._tell("looking", done, self._plan.ledger_count)
+        plan = self._plan
+        done, work_done = (sum(map(of, self._first)) for of in (plan.size_of, plan.weight_of))
+        self._tell("looking", (done, plan.ledger_count), (work_done, plan.weight))
 
     def _tell_looking_again(self) -> None:
         done = sum(self._first[number].doubtful for number in self._second)
-        self._tell("looking again", done, sum(look.doubtful for look in self._first.values()))
+        ledgers = (done, sum(look.doubtful for look in self._first.values()))
+        self._tell("looking again", ledgers, ledgers)
 
-    def _tell(self, phase: str, done: int = 0, expected: int = 0) -> None:
+    def _tell(
+        self, phase: str, ledgers: tuple[int, int] = (0, 0), work: tuple[int, int] = (0, 0)
+    ) -> None:
+        """``ledgers``, ``work``: done, and expected."""
         self._on_progress(
             FsckProgress(
                 phase=phase,
-                ledgers_done=done,
-                ledgers_expected=expected,
+                ledgers_done=ledgers[0],
+                ledgers_expected=ledgers[1],
+                work_done=work[0],
+                work_expected=work[1],
                 entries_read=self._read.entries_read,
                 bytes_read=self._read.bytes_read,
             )

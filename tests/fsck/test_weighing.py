@@ -1,0 +1,76 @@
+"""How much there is to be read of a ledger, as its metadata tells."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from auditor.fsck import weighing
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, weigh, weight_of
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
+from ledgers.metadata import LedgerMetadata, LedgerState, Segment
+from tests.fsck.looking import ALL, options
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import ROOT
+
+OPEN = LedgerMetadata(
+    ensemble_size=3,
+    write_quorum=2,
+    ack_quorum=2,
+    segments=(
+        Segment(first_entry_id=0, ensemble=ALL[:3]),
+        Segment(first_entry_id=400, ensemble=ALL[:3]),
+    ),
+)
+CLOSED = replace(OPEN, state=LedgerState.CLOSED, last_entry_id=999)
+LARGE = replace(CLOSED, length=1_000 * 9 * COPY_BYTES)
+EMPTY = replace(CLOSED, last_entry_id=-1, segments=OPEN.segments[:1])
+
+
+@pytest.mark.parametrize(
+    ("metadata", "level", "weight"),
+    [
+        pytest.param(CLOSED, Level.FULL, 2 * 1_000 + 8, id="each copy, and the ends of fragments"),
+        pytest.param(CLOSED, Level.SAMPLE, 2 * 100 + 8, id="a share of them"),
+        pytest.param(LARGE, Level.FULL, 2 * 10_000 + 8, id="large entries take their time"),
+        pytest.param(OPEN, Level.FULL, 2 * 400 + 8, id="as far as it is known to be written"),
+        pytest.param(EMPTY, Level.FULL, 4, id="a ledger without entries"),
+    ],
+)
+def test_a_ledger_weighs_what_there_is_to_be_read(
+    metadata: LedgerMetadata, level: Level, weight: int
+) -> None:
+    wanted = FsckOptions(metadata_service_uri="zk://a/ledgers", level=level, sample_share=0.1)
+
+    assert weight_of(metadata, wanted) == weight
+
+
+def test_what_is_gone_or_cannot_be_read_weighs_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        cluster = await Cluster.start()
+
+        @asynccontextmanager
+        async def session(*wanted: object) -> AsyncIterator[tuple[object, object]]:
+            yield cluster.store, None
+
+        async def manager(store: object, uri: object) -> LedgerManager:
+            return LedgerManager(cluster.store, ROOT, Layout.HIERARCHICAL)
+
+        monkeypatch.setattr(weighing, "read_session", session)
+        monkeypatch.setattr(LedgerManager, "open", manager)
+        for ledger_id in (1, 3):
+            await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+        await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)
+        counts: list[int] = []
+
+        weights = await weigh(options(), [1, 2, 3], counts.append)
+
+        assert weights[0] > LIGHTEST
+        assert list(weights[1:]) == [LIGHTEST, LIGHTEST]
+        assert counts == [3]
+
+    scenario()
