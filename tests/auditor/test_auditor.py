@@ -1,38 +1,28 @@
-"""The Auditor in virtual time: what it marks, and what it survives."""
+"""The Auditor in virtual time: whose ledgers it marks when a bookie is lost, in what order, and what it says of it."""
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 from prometheus_client import REGISTRY
 
 from auditor import marking
-from auditor.auditor import RETRY_S
-from auditor.marking import MarkSource
-from auditor.records import last_audit, read_identities
+from auditor.records import last_audit
 from auditor.settings import AuditorSettings
-from daemon.threads import leaves
-from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
-from ledgers.store import Delete, Operation
 from replication.queue import payloads
 from replication.queue.urgent import read_urgent
-from tests.auditor.auditing import auditing, leading
+from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     SOON_S,
     count_audits,
-    delayed,
     marked_soon,
     replicas,
     set_delay,
     with_ledgers,
 )
 from tests.replication.cluster import Cluster, in_virtual_time, until
-from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import ROOT, UR, working
-
-# --- A lost bookie --------------------------------------------------------------------------------
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testSimpleLedger", verdict="same")
@@ -234,202 +224,6 @@ async def test_a_ledger_that_misses_more_now_has_its_mark_extended() -> None:
         await asyncio.sleep(SOON_S)
 
         assert await replicas(cluster, 0) == (B1, B2)
-
-
-# --- Regularly ------------------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_all_metadata_is_compared_with_the_bookies_now_and_then() -> None:
-    cluster = await with_ledgers((B1, B2))
-    settings = AuditorSettings(bookie_check_interval_s=100)
-    async with auditing(cluster, settings=settings) as leader:
-        audits = count_audits(leader)
-        await asyncio.sleep(350)
-
-        assert len(audits) == 4
-        await cluster.write_ledger((B1, BookieId("gone:3181")), ledger_id=9)
-        await asyncio.sleep(101)
-        assert await cluster.marked() == [9]
-
-
-# --- What goes wrong ------------------------------------------------------------------------------
-
-
-@pytest.mark.compat("G3", verdict="better", why="it is due until it is done")
-@pytest.mark.compat(
-    "AuditorBookieCheckTaskTest.testShutdownAuditBookiesException",
-    verdict="better",
-    why="it is tried again, and nothing is shut down",
-)
-@in_virtual_time
-async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster) as leader:
-        await asyncio.sleep(SOON_S)
-        mark_stream, failures = leader.marker.mark_stream, [UnavailableError("no answer")] * 2
-
-        async def fail_at_first(source: MarkSource) -> int:
-            if failures:
-                raise failures.pop()
-            return await mark_stream(source)
-
-        leader.marker.mark_stream = fail_at_first  # type: ignore[method-assign]
-        await cluster.kill(B1)
-
-        async def is_marked() -> bool:
-            return await cluster.marked() == [0]
-
-        assert await until(cluster, is_marked) < 3 * RETRY_S
-
-
-@pytest.mark.compat("G4", verdict="better", why="it is told by id, and the others are marked")
-@in_virtual_time
-async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -> None:
-    cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
-    await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
-    await cluster.kill(B1)
-
-    async with auditing(cluster):
-        assert await marked_soon(cluster) == [0, 2]
-
-
-@pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
-@in_virtual_time
-async def test_rule_s8_an_empty_or_missing_list_of_bookies_marks_nothing(is_missing: bool) -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster):
-        await asyncio.sleep(SOON_S)
-        paths = [*(f"available/{bookie}" for bookie in BOOKIES), "available/readonly", "available"]
-        vanishing = paths if is_missing else paths[:-1]
-        # All in one moment, as it looks from a new session on a server that is far behind.
-        operations = [Delete(path=f"{ROOT}/{path}") for path in vanishing]
-        cluster.tree.apply(cluster.store.session_id, operations)
-        await asyncio.sleep(100)
-
-        assert await cluster.marked() == []
-
-
-@in_virtual_time
-async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
-    cluster = await with_ledgers(*[(B1, B2)] * 20, *[(B3, B5)] * 5)
-    async with auditing(cluster, "node-1") as first:
-        await asyncio.sleep(SOON_S)
-
-        async def cut_off(source: MarkSource) -> int:
-            for ledger in await source.take(7):
-                await first.marker.mark(ledger.ledger_id, ledger.lost)
-            await asyncio.sleep(3600)
-            return 7
-
-        first.marker.mark_stream = cut_off  # type: ignore[method-assign]
-        await cluster.kill(B1)
-        assert len(await marked_soon(cluster)) == 7
-
-    async with auditing(cluster, "node-2"):
-        assert await marked_soon(cluster) == list(range(20))
-
-
-@in_virtual_time
-async def test_a_lost_session_ends_the_audit() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with leading(cluster) as leader:
-        auditor = asyncio.create_task(leader.auditor.run())
-        await asyncio.sleep(SOON_S)
-        cluster.tree.expire(leader.store)
-        await asyncio.wait([auditor], timeout=60)
-
-        error = auditor.exception()
-        assert error is not None
-        assert {type(leaf) for leaf in leaves(error)} == {SessionLostError}
-
-
-@in_virtual_time
-async def test_rule_s9_a_lost_vote_ends_it_before_anything_is_marked() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with leading(cluster) as leader:
-        auditor = asyncio.create_task(leader.auditor.run())
-        await asyncio.sleep(SOON_S)
-        await cluster.store.delete(leader.leadership.vote_path)
-        await cluster.kill(B1)
-        await asyncio.wait([auditor], timeout=60)
-
-        error = auditor.exception()
-        assert error is not None
-        assert {type(leaf) for leaf in leaves(error)} == {LeadershipLostError}
-    assert await cluster.marked() == []
-
-
-# --- A bookie that comes back empty ---------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
-    async with auditing(cluster, settings=delayed(3600)):
-        assert await marked_soon(cluster) == []
-
-        await cluster.kill(B1)
-        await cluster.wipe(B1)
-        await cluster.revive(B1)
-        assert await marked_soon(cluster) == [0]
-        assert await replicas(cluster, 0) == (B1,)
-        await cluster.store.delete(payloads.mark_path(UR, 0))  # as the worker that read it all
-
-    async with auditing(cluster, "node-2"):
-        assert await marked_soon(cluster) == []
-
-
-@in_virtual_time
-async def test_that_a_bookie_was_dealt_with_is_noted_though_the_first_try_fails() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
-    losses = 1
-
-    def lose_note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
-        nonlocal losses
-        if losses and any(each.path.endswith("/identities") for each in operations):
-            losses -= 1
-            return Fault.LOST_REQUEST
-        return None
-
-    async with auditing(cluster, settings=delayed(3600)):
-        await asyncio.sleep(SOON_S)
-        await cluster.kill(B1)
-        await cluster.wipe(B1)
-        cluster.tree.faults = lose_note
-        await cluster.revive(B1)
-        await asyncio.sleep(SOON_S + RETRY_S)
-
-    assert losses == 0
-    _, cookie = await cluster.store.get(f"{ROOT}/cookies/{B1}")
-    assert (await read_identities(cluster.store, UR))[B1] == cookie.czxid
-
-
-@in_virtual_time
-async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_marked_too() -> None:
-    cluster = await with_ledgers((B1, B2), (B2, B3))
-    async with auditing(cluster, settings=delayed(3600)):
-        await asyncio.sleep(SOON_S)
-        await cluster.store.create(payloads.disable_path(UR))
-        await cluster.kill(B1)
-        await cluster.wipe(B1)
-        await cluster.revive(B1)
-        for ledger_id in (0, 1):  # a writer changes an ensemble, a worker repairs another fragment
-            versioned = await cluster.manager.read(ledger_id)
-            await cluster.manager.write(ledger_id, versioned.metadata, read_as=versioned)
-        await cluster.store.delete(payloads.disable_path(UR))
-
-        assert await marked_soon(cluster) == [0]
-
-
-@in_virtual_time
-async def test_a_bookie_that_joins_the_cluster_marks_nothing() -> None:
-    cluster = await with_ledgers((B1, B2))
-    async with auditing(cluster):
-        await cluster.register(BookieId("new:3181"))
-        await cluster.store.create(f"{ROOT}/cookies/new:3181")
-
-        assert await marked_soon(cluster) == []
 
 
 @in_virtual_time

@@ -24,7 +24,7 @@ from tests.auditor.scenes import (
     with_ledgers,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import ROOT, UR
 
 ABSENCES = f"{own_path(UR)}/absences"
@@ -67,6 +67,29 @@ async def test_each_bookie_s_own_delay_goes_on() -> None:
         assert await cluster.marked() == [0]
         await asyncio.sleep(30)
         assert await cluster.marked() == [0, 1]
+
+
+@in_virtual_time
+async def test_a_rolling_restart_of_all_bookies_marks_nothing_whoever_leads() -> None:
+    bookies = (B1, B2, B3, B4, B5)
+    cluster = await with_ledgers((B1, B2), (B3, B4), (B5, B1))
+    async with auditing(cluster, "node-1", settings=delayed(60)):
+        for bookie in bookies[:3]:
+            await cluster.kill(bookie)
+            await asyncio.sleep(45)
+            await cluster.revive(bookie)
+            await asyncio.sleep(5)
+        await cluster.kill(bookies[3])
+        await asyncio.sleep(20)
+    async with auditing(cluster, "node-2", settings=delayed(60)):
+        await asyncio.sleep(20)
+        await cluster.revive(bookies[3])
+        await cluster.kill(bookies[4])
+        await asyncio.sleep(45)
+        await cluster.revive(bookies[4])
+        await asyncio.sleep(200)
+
+    assert await cluster.marked() == []
 
 
 @in_virtual_time

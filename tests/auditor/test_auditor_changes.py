@@ -1,0 +1,202 @@
+"""Ledgers that are made or changed while bookies are lost: what is marked for them, and no more."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from auditor.auditor import CHANGES_PAUSE_S, RETRY_S
+from ledgers.errors import UnavailableError
+from ledgers.metadata import BookieId, LedgerState, Segment
+from replication.queue import payloads
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import (
+    SOON_S,
+    marked_soon,
+    replicas,
+    with_ledgers,
+)
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import ROOT, UR
+
+
+async def add_segment(
+    cluster: Cluster, ledger_id: int, *ensemble: BookieId, first_entry_id: int
+) -> None:
+    """As its writer does when it replaces a bookie; it goes on."""
+    cluster.tree.watcher = lambda *_: None
+    versioned = await cluster.manager.read(ledger_id)
+    segment = Segment(first_entry_id=first_entry_id, ensemble=ensemble)
+    segments = (*versioned.metadata.segments, segment)
+    await cluster.manager.write(
+        ledger_id, replace(versioned.metadata, segments=segments), read_as=versioned
+    )
+
+
+async def mark_version(cluster: Cluster, ledger_id: int) -> int:
+    stat = await cluster.store.exists(payloads.mark_path(UR, ledger_id))
+    assert stat is not None
+    return stat.version
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_made_on_a_bookie_that_is_lost_already_is_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        assert await marked_soon(cluster) == [0]
+
+        await cluster.write_ledger((B1, B3), ledger_id=7)
+        assert await marked_soon(cluster) == [0, 7]
+        assert await replicas(cluster, 7) == (B1,)
+
+
+@pytest.mark.compat(
+    "AuditorPeriodicBookieCheckTest.testPeriodicBookieCheckInterval",
+    verdict="better",
+    why="at once, when the ledger appears, and not at the next periodic check",
+)
+@in_virtual_time
+async def test_a_ledger_that_names_a_bookie_nobody_ever_saw_is_marked_when_it_appears() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        await cluster.write_ledger((B2, BookieId("never-seen:3181")), ledger_id=7)
+
+        assert await marked_soon(cluster) == [7]
+
+
+@in_virtual_time
+async def test_a_marked_ledger_whose_writer_goes_on_is_not_marked_again() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        assert await marked_soon(cluster) == [0]
+
+        await add_segment(cluster, 0, B3, B2, first_entry_id=10)
+        await asyncio.sleep(SOON_S)
+        assert await mark_version(cluster, 0) == 0
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_marked_when_it_appeared_is_not_marked_again_as_it_goes_on() -> (
+    None
+):
+    cluster = await Cluster.start()
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
+        assert await marked_soon(cluster) == [0]
+
+        await add_segment(cluster, 0, B3, B2, first_entry_id=10)
+        await asyncio.sleep(SOON_S)
+        assert await mark_version(cluster, 0) == 0
+
+
+@in_virtual_time
+async def test_a_ledger_whose_mark_could_not_be_made_when_it_appeared_is_marked_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await with_ledgers((B2, B3))
+    async with auditing(cluster) as leader:
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+
+        async def fail(*_: object, **__: object) -> bool:
+            raise UnavailableError("no answer")
+
+        monkeypatch.setattr(leader.marker, "mark", fail)
+        await cluster.write_ledger((B1, B2), ledger_id=7)
+        assert await marked_soon(cluster) == []
+        monkeypatch.undo()
+
+        await asyncio.sleep(RETRY_S)
+        assert await cluster.marked() == [7]
+
+
+@in_virtual_time
+async def test_repairs_of_marked_ledgers_make_the_leader_ask_for_nothing_but_their_metadata() -> (
+    None
+):
+    cluster = await with_ledgers(*[(B1, B2, B3)] * 50)
+    async with auditing(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1, B2)
+        await asyncio.sleep(SOON_S)
+        before = leader.store.request_count
+        for ledger_id in range(50):  # each is repaired in part
+            await add_segment(cluster, ledger_id, B4, B2, B3, first_entry_id=10)
+        await asyncio.sleep(SOON_S)
+
+        assert leader.store.request_count - before < 60
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_repaired_and_then_put_on_the_lost_bookie_again_is_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        assert await marked_soon(cluster) == [0]
+        cluster.tree.watcher = lambda *_: None
+        for ensemble in ((B3, B2), (B1, B2)):
+            await cluster.store.delete(payloads.mark_path(UR, 0)) if B3 in ensemble else None
+            versioned = await cluster.manager.read(0)
+            (segment,) = versioned.metadata.segments
+            segments = (replace(segment, ensemble=ensemble),)
+            await cluster.manager.write(
+                0, replace(versioned.metadata, segments=segments), read_as=versioned
+            )
+            await asyncio.sleep(SOON_S)
+
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked_anew_for_who_has_it_in_hand() -> (
+    None
+):
+    cluster = await with_ledgers((B2, B3))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        await cluster.mark(B1, ledger_id=7)  # by Java's auditor
+        before = await mark_version(cluster, 7)
+
+        await cluster.write_ledger((B1, B3), ledger_id=7)
+        await asyncio.sleep(SOON_S)
+
+        assert await mark_version(cluster, 7) == before + 1
+        assert await replicas(cluster, 7) == (B1,)
+
+
+@in_virtual_time
+async def test_what_changes_while_a_mark_cannot_be_made_is_marked_afterwards() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(SOON_S)
+        await cluster.write_ledger((B1, B3), ledger_id=7)
+        await asyncio.sleep(10 * CHANGES_PAUSE_S)
+        assert await cluster.marked() == [0]
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        assert await marked_soon(cluster) == [0, 7]
+
+
+@in_virtual_time
+async def test_a_bookie_without_a_cookie_is_missed_as_long_as_a_ledger_names_it() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster) as leader:
+        await cluster.kill(B1)
+        await cluster.store.delete(f"{ROOT}/cookies/{B1}")  # decommissioned, too early
+        assert await marked_soon(cluster) == [0]
+
+        await cluster.manager.delete(0, version=0)
+        await asyncio.sleep(SOON_S)
+        assert leader.auditor._absences.since_s == {}

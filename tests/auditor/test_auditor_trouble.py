@@ -1,0 +1,124 @@
+"""What goes wrong while an auditor works: it is tried again, passed over, or ends the leadership; never guessed."""
+
+import asyncio
+
+import pytest
+
+from auditor.auditor import RETRY_S
+from auditor.marking import MarkSource
+from daemon.threads import leaves
+from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
+from ledgers.store import Delete
+from tests.auditor.auditing import auditing, leading
+from tests.auditor.scenes import (
+    SOON_S,
+    marked_soon,
+    with_ledgers,
+)
+from tests.replication.cluster import in_virtual_time, until
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
+from tests.replication.nodes import ROOT
+
+
+@pytest.mark.compat("G3", verdict="better", why="it is due until it is done")
+@pytest.mark.compat(
+    "AuditorBookieCheckTaskTest.testShutdownAuditBookiesException",
+    verdict="better",
+    why="it is tried again, and nothing is shut down",
+)
+@in_virtual_time
+async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        mark_stream, failures = leader.marker.mark_stream, [UnavailableError("no answer")] * 2
+
+        async def fail_at_first(source: MarkSource) -> int:
+            if failures:
+                raise failures.pop()
+            return await mark_stream(source)
+
+        leader.marker.mark_stream = fail_at_first  # type: ignore[method-assign]
+        await cluster.kill(B1)
+
+        async def is_marked() -> bool:
+            return await cluster.marked() == [0]
+
+        assert await until(cluster, is_marked) < 3 * RETRY_S
+
+
+@pytest.mark.compat("G4", verdict="better", why="it is told by id, and the others are marked")
+@in_virtual_time
+async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
+    await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
+    await cluster.kill(B1)
+
+    async with auditing(cluster):
+        assert await marked_soon(cluster) == [0, 2]
+
+
+@pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
+@in_virtual_time
+async def test_rule_s8_an_empty_or_missing_list_of_bookies_marks_nothing(is_missing: bool) -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        paths = [*(f"available/{bookie}" for bookie in BOOKIES), "available/readonly", "available"]
+        vanishing = paths if is_missing else paths[:-1]
+        # All in one moment, as it looks from a new session on a server that is far behind.
+        operations = [Delete(path=f"{ROOT}/{path}") for path in vanishing]
+        cluster.tree.apply(cluster.store.session_id, operations)
+        await asyncio.sleep(100)
+
+        assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * 20, *[(B3, B5)] * 5)
+    async with auditing(cluster, "node-1") as first:
+        await asyncio.sleep(SOON_S)
+
+        async def cut_off(source: MarkSource) -> int:
+            for ledger in await source.take(7):
+                await first.marker.mark(ledger.ledger_id, ledger.lost)
+            await asyncio.sleep(3600)
+            return 7
+
+        first.marker.mark_stream = cut_off  # type: ignore[method-assign]
+        await cluster.kill(B1)
+        assert len(await marked_soon(cluster)) == 7
+
+    async with auditing(cluster, "node-2"):
+        assert await marked_soon(cluster) == list(range(20))
+
+
+@in_virtual_time
+async def test_a_lost_session_ends_the_audit() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(SOON_S)
+        cluster.tree.expire(leader.store)
+        await asyncio.wait([auditor], timeout=60)
+
+        error = auditor.exception()
+        assert error is not None
+        assert {type(leaf) for leaf in leaves(error)} == {SessionLostError}
+
+
+@in_virtual_time
+async def test_rule_s9_a_lost_vote_ends_it_before_anything_is_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(SOON_S)
+        await cluster.store.delete(leader.leadership.vote_path)
+        await cluster.kill(B1)
+        await asyncio.wait([auditor], timeout=60)
+
+        error = auditor.exception()
+        assert error is not None
+        assert {type(leaf) for leaf in leaves(error)} == {LeadershipLostError}
+    assert await cluster.marked() == []
