@@ -20,6 +20,7 @@ class AllLedgersCheck(Check):
     kind = ALL_LEDGERS
     part_size = 100
     """At a pace of 1,000 reads a second, and with two reads of a copy, half a second."""
+    look_size = 1
 
     def __init__(self, reader: CopyReader, reports: Reports, *, share: float) -> None:
         self._reader = reader

@@ -18,6 +18,9 @@ class Check(ABC):
     part_size: int = 500
     """Ledgers that are looked at together: after each part its progress is noted. What is asked for at a
     time ``look_at`` sees to itself."""
+    look_size: int | None = None
+    """Of a part, how many one call of ``look_at`` is given. The calls are made side by side, and those that are
+    through are not made again after a pause. None: the whole part, which is worth it where a ledger is cheap."""
 
     async def begin(self, run: CheckRun) -> None:  # noqa: B027  # most have nothing to do
         """A run begins, or goes on where an earlier leader left it (``run.cursor`` is beyond 0)."""

@@ -7,7 +7,6 @@ writes it also when it was disabled in between, and never after a ledger that it
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,13 +16,14 @@ import structlog
 
 from auditor.checks import meters
 from auditor.checks.check import Check
+from auditor.checks.looks import Looks
 from auditor.checks.progress import Progress
 from auditor.checks.records import CheckRecords, CheckRun, check_path
 from auditor.checks.schedule import Timetable
 from auditor.index.ledger_index import LedgerIndex
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
-from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.operations.tasks import task_scope, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
@@ -188,24 +188,24 @@ class CheckRunner:
             cursor = ledger_ids[-1] + 1
 
     async def _look_at(self, check: Check, part: Sequence[int], progress: Progress) -> None:
-        """Over again where it was cut short, be it by ZooKeeper or by what makes a check wait."""
-        counts: Counter[str] | None = None
-        began_s = self._clock.now_s()
-        while counts is None:
+        """It goes on where it was cut short, be it by ZooKeeper or by what makes a check wait."""
+        looks, took_s = Looks(check, part), 0.0
+        while not looks.are_through:
             await self._wait_allowed(progress)
             began_s = self._clock.now_s()
-            counts = await self._retried(lambda: self._unless_paused(check, part))
+            await self._retried(lambda: self._unless_paused(looks))
+            took_s += self._clock.now_s() - began_s
         left = max(0, len(self._index) - progress.run.ledger_count - len(part))
-        took_s = self._clock.now_s() - began_s
-        await progress.advance(part, counts, ledgers_left=left, took_s=took_s)
+        await progress.advance(part, looks.counts, ledgers_left=left, took_s=took_s)
 
-    async def _unless_paused(self, check: Check, part: Sequence[int]) -> Counter[str] | None:
-        """None: a pause began before it was through."""
+    async def _unless_paused(self, looks: Looks) -> None:
+        """Until they are through, or a pause begins."""
         async with task_scope() as scope:
-            look = scope.start(_look_at_all(check, part))
+            making = scope.start(looks.make())
             pause = scope.start(self._wait_pause())
-            await asyncio.wait((look, pause), return_when=asyncio.FIRST_COMPLETED)
-            return look.result() if look.done() else None
+            await asyncio.wait((making, pause), return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                await making
 
     async def _finish(self, check: Check, progress: Progress) -> None:
         name, audit = check.kind.name, check.kind.audit
@@ -253,20 +253,3 @@ class CheckRunner:
             is_disabled=await self._store.exists(payloads.disable_path(self._ur)) is not None,
             is_audit_pending=self._is_audit_pending(),
         )
-
-
-async def _look_at_all(check: Check, part: Sequence[int]) -> Counter[str]:
-    """A defect of ours that one ledger brings to light costs that ledger, neither the rest nor the leader."""
-    try:
-        return await check.look_at(part)
-    except (UnavailableError, LeadershipLostError):
-        raise
-    except Exception as error:
-        if len(part) > 1:
-            counts: Counter[str] = Counter()
-            for ledger_id in part:
-                counts += await _look_at_all(check, [ledger_id])
-            return counts
-        name = check.kind.name
-        log.error("check.ledger_failed", check=name, ledger_id=part[0], error=repr(error))
-        return Counter(failed=1)

@@ -63,13 +63,19 @@ LEDGERS = 5
 
 
 class CountingCheck(Check):
-    """Takes ``part_s`` for a part, and remembers what it looked at, as it did so."""
+    """Takes ``part_s`` for a part, or a look, and remembers what it looked at, as it did so."""
 
     def __init__(
-        self, kind: CheckKind = HOURLY, *, part_size: int = 2, part_s: float = 1.0
+        self,
+        kind: CheckKind = HOURLY,
+        *,
+        part_size: int = 2,
+        look_size: int | None = None,
+        part_s: float = 1.0,
     ) -> None:
         self.kind = kind
         self.part_size = part_size
+        self.look_size = look_size
         self.part_s = part_s
         self.looked_at: list[int] = []
         self.started_at: list[int] = []

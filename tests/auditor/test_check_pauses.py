@@ -1,13 +1,14 @@
 """What makes periodic checks wait, and that a run which waited goes on where it was."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import pytest
 
 from auditor.checks.kinds import CheckKind
 from auditor.checks.runner import pause_of
+from ledgers.errors import UnavailableError
 from replication.cluster.order_book import Order, OrderBook, Place, checks_place, hold_place
 from replication.cluster.orders import ChecksOrder, HoldOrder, Orders
 from replication.queue import payloads
@@ -137,6 +138,33 @@ async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_th
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
     assert last.active_ms < 60_000, "the pause is no part of it"
     assert await checked_at_ms(cluster) == last.finished_ms
+
+
+@in_virtual_time
+async def test_of_a_part_that_is_cut_short_what_was_looked_at_is_not_looked_at_again() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_size=10, look_size=1)
+    trouble = [UnavailableError("no answer")]
+
+    async def take_longer_each(ledger_ids: Sequence[int]) -> None:
+        await asyncio.sleep(10 * ledger_ids[0])
+        if ledger_ids[0] == 6 and trouble:
+            raise trouble.pop()
+
+    check.before = take_longer_each
+    async with checker(cluster, check, settings=HOURS) as made, running(made):
+        await asyncio.sleep(35)
+        await disable(cluster, made)
+        await asyncio.sleep(HOUR_S)
+        assert check.looked_at == [0, 1, 2, 3]
+        await end_pauses(cluster, made)
+        await asyncio.sleep(200)
+
+    assert check.looked_at == list(range(10))
+    last = (await record(cluster)).last
+    assert last is not None
+    assert (last.ledger_count, last.counts) == (10, {"even": 5})
+    assert last.active_ms < 250_000
 
 
 @pytest.mark.parametrize(
