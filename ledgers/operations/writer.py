@@ -89,7 +89,6 @@ class LedgerWriter:
         scope: TaskScope,
     ) -> None:
         self._versioned, self._manager = versioned, manager
-        self._bookies, self._clock = bookies, clock
         self._digest = ledger_digest(versioned.metadata)
         self._appender = QuorumAppender(
             versioned.metadata,

@@ -4,7 +4,6 @@ from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
 from ledgers.bookie.protocol import v3
 from ledgers.bookie.protocol.messages import (
     Add,
-    Auth,
     ListEntries,
     Read,
     ReadBatch,
@@ -57,10 +56,8 @@ def request_of(fields: Case) -> Request:
             return ReadLac(ledger_id=ledger_id)
         case wire.GET_LIST_OF_ENTRIES_OF_LEDGER:
             return ListEntries(ledger_id=ledger_id)
-        case wire.GET_BOOKIE_INFO:
-            return ReadRoom()
         case _:
-            return Auth()
+            return ReadRoom()
 
 
 @pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case["name"])
@@ -96,7 +93,6 @@ def test_a_reply_says_what_the_bookie_meant(case: Case) -> None:
         if "free_disk_space" in fields
         else None
     )
-    assert reply.auth == (Auth() if "auth_plugin_name" in fields else None)
 
 
 def test_a_reply_finds_its_request() -> None:

@@ -48,7 +48,6 @@ class _OperationTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     DESCRIPTOR: _descriptor.EnumDescriptor
     READ_ENTRY: _OperationType.ValueType  # 1
     ADD_ENTRY: _OperationType.ValueType  # 2
-    AUTH: _OperationType.ValueType  # 5
     WRITE_LAC: _OperationType.ValueType  # 6
     READ_LAC: _OperationType.ValueType  # 7
     GET_BOOKIE_INFO: _OperationType.ValueType  # 8
@@ -58,7 +57,6 @@ class OperationType(_OperationType, metaclass=_OperationTypeEnumTypeWrapper): ..
 
 READ_ENTRY: OperationType.ValueType  # 1
 ADD_ENTRY: OperationType.ValueType  # 2
-AUTH: OperationType.ValueType  # 5
 WRITE_LAC: OperationType.ValueType  # 6
 READ_LAC: OperationType.ValueType  # 7
 GET_BOOKIE_INFO: OperationType.ValueType  # 8
@@ -108,7 +106,6 @@ class Request(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     READREQUEST_FIELD_NUMBER: _builtins.int
     ADDREQUEST_FIELD_NUMBER: _builtins.int
-    AUTHREQUEST_FIELD_NUMBER: _builtins.int
     WRITELACREQUEST_FIELD_NUMBER: _builtins.int
     READLACREQUEST_FIELD_NUMBER: _builtins.int
     GETBOOKIEINFOREQUEST_FIELD_NUMBER: _builtins.int
@@ -119,8 +116,6 @@ class Request(_message.Message):
     def readRequest(self) -> Global___ReadRequest: ...
     @_builtins.property
     def addRequest(self) -> Global___AddRequest: ...
-    @_builtins.property
-    def authRequest(self) -> Global___AuthMessage: ...
     @_builtins.property
     def writeLacRequest(self) -> Global___WriteLacRequest: ...
     @_builtins.property
@@ -135,15 +130,14 @@ class Request(_message.Message):
         header: Global___BKPacketHeader | None = ...,
         readRequest: Global___ReadRequest | None = ...,
         addRequest: Global___AddRequest | None = ...,
-        authRequest: Global___AuthMessage | None = ...,
         writeLacRequest: Global___WriteLacRequest | None = ...,
         readLacRequest: Global___ReadLacRequest | None = ...,
         getBookieInfoRequest: Global___GetBookieInfoRequest | None = ...,
         getListOfEntriesOfLedgerRequest: Global___GetListOfEntriesOfLedgerRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -157,7 +151,6 @@ class Response(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     READRESPONSE_FIELD_NUMBER: _builtins.int
     ADDRESPONSE_FIELD_NUMBER: _builtins.int
-    AUTHRESPONSE_FIELD_NUMBER: _builtins.int
     WRITELACRESPONSE_FIELD_NUMBER: _builtins.int
     READLACRESPONSE_FIELD_NUMBER: _builtins.int
     GETBOOKIEINFORESPONSE_FIELD_NUMBER: _builtins.int
@@ -169,8 +162,6 @@ class Response(_message.Message):
     def readResponse(self) -> Global___ReadResponse: ...
     @_builtins.property
     def addResponse(self) -> Global___AddResponse: ...
-    @_builtins.property
-    def authResponse(self) -> Global___AuthMessage: ...
     @_builtins.property
     def writeLacResponse(self) -> Global___WriteLacResponse: ...
     @_builtins.property
@@ -186,15 +177,14 @@ class Response(_message.Message):
         status: _builtins.int | None = ...,
         readResponse: Global___ReadResponse | None = ...,
         addResponse: Global___AddResponse | None = ...,
-        authResponse: Global___AuthMessage | None = ...,
         writeLacResponse: Global___WriteLacResponse | None = ...,
         readLacResponse: Global___ReadLacResponse | None = ...,
         getBookieInfoResponse: Global___GetBookieInfoResponse | None = ...,
         getListOfEntriesOfLedgerResponse: Global___GetListOfEntriesOfLedgerResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -558,27 +548,3 @@ class GetListOfEntriesOfLedgerResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetListOfEntriesOfLedgerResponse: _TypeAlias = GetListOfEntriesOfLedgerResponse  # noqa: Y015
-
-@_typing.final
-class AuthMessage(_message.Message):
-    """Requests and replies alike, in V2 too."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    AUTHPLUGINNAME_FIELD_NUMBER: _builtins.int
-    PAYLOAD_FIELD_NUMBER: _builtins.int
-    authPluginName: _builtins.str
-    payload: _builtins.bytes
-    def __init__(
-        self,
-        *,
-        authPluginName: _builtins.str | None = ...,
-        payload: _builtins.bytes | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["authPluginName", b"authPluginName", "payload", b"payload"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authPluginName", b"authPluginName", "payload", b"payload"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___AuthMessage: _TypeAlias = AuthMessage  # noqa: Y015

@@ -106,15 +106,7 @@ class ReadRoom:
     """The size of the bookie's disks, and what is free of it. V3 only."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Auth:
-    """One step of an exchange between authentication plugins; request and reply alike."""
-
-    plugin_name: str = "AuthDisabledPlugin"
-    payload: bytes = b""
-
-
-Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadRoom | Auth
+Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +124,6 @@ class Reply:
     availability: bytes = b""
     """Of a list of entries."""
     room: Room | None = None
-    auth: Auth | None = None
 
     def check(self, **context: object) -> "Reply":
         """This reply if its status is EOK; else raises the one error that the status means."""

@@ -9,10 +9,7 @@ import struct
 from dataclasses import replace
 from enum import IntEnum
 
-from google.protobuf.message import DecodeError
-
-from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
-from ledgers.bookie.protocol.messages import Add, Auth, Encoded, Read, ReadBatch, Reply, Request
+from ledgers.bookie.protocol.messages import Add, Encoded, Read, ReadBatch, Reply, Request
 from ledgers.bookie.protocol.status import Status
 from ledgers.errors import CorruptionError
 
@@ -24,11 +21,10 @@ FLAG_HIGH_PRIORITY = 4
 
 
 class Operation(IntEnum):
-    """All that a bookie's V2 decoder knows; any other number makes it close the connection."""
+    """What we ask. A number that a bookie's V2 decoder does not know makes it close the connection."""
 
     ADD = 1
     READ = 2
-    AUTH = 3
     READ_BATCH = 7
     """Since 4.17; an older bookie closes the connection."""
 
@@ -50,8 +46,6 @@ def encode(request: Request, request_id: int) -> Encoded:
             return _encode_read(request)
         case ReadBatch():
             return _encode_batch(request, request_id)
-        case Auth():
-            return _encode_auth(request)
     raise ValueError(f"{type(request).__name__} needs the V3 protocol")
 
 
@@ -65,8 +59,6 @@ def decode(packet: bytes) -> Reply:
             return _decode_add_or_read(packet)
         case Operation.READ_BATCH:
             return _decode_batch(packet)
-        case Operation.AUTH:
-            return _decode_auth(packet)
     raise CorruptionError("no such operation in V2", operation=operation)
 
 
@@ -110,14 +102,6 @@ def _encode_batch(request: ReadBatch, request_id: int) -> Encoded:
     return Encoded(key=(Operation.READ_BATCH, request_id), packet=packet, is_key_unique=True)
 
 
-def _encode_auth(request: Auth) -> Encoded:
-    word = _HEADER_WORD.pack(VERSION, Operation.AUTH, 0)
-    message = wire.AuthMessage(authPluginName=request.plugin_name, payload=request.payload)
-    return Encoded(
-        key=(Operation.AUTH,), packet=word + message.SerializeToString(), is_key_unique=False
-    )
-
-
 # --- Replies -----------------------------------------------------------------------------------
 
 
@@ -152,21 +136,6 @@ def _entries_of_batch(packet: bytes) -> list[bytes]:
             raise CorruptionError("entry size out of bounds", entry_bytes=entry_bytes)
         entries.append(packet[start:position])
     return entries
-
-
-def _decode_auth(packet: bytes) -> Reply:
-    try:
-        message = wire.AuthMessage.FromString(packet[_HEADER_WORD.size :])
-    except DecodeError as error:
-        raise CorruptionError("unreadable auth message") from error
-    if not message.IsInitialized():  # the parser lets missing required fields pass
-        raise CorruptionError("auth message without a required field")
-    return Reply(
-        key=(Operation.AUTH,),
-        status=Status.EOK,  # it carries no code: a bookie that refuses closes the connection
-        code=0,
-        auth=Auth(plugin_name=message.authPluginName, payload=message.payload),
-    )
 
 
 def _unpack(layout: struct.Struct, packet: bytes, position: int = 0) -> tuple[int, ...]:

@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
 from ledgers.bookie.protocol.messages import (
     Add,
-    Auth,
     Encoded,
     ListEntries,
     Read,
@@ -61,7 +60,6 @@ def decode(packet: bytes) -> Reply:
         lac=_lac(response.readLacResponse),
         availability=_availability(response) if status is Status.EOK else b"",
         room=_room(response) if status is Status.EOK else None,
-        auth=_auth(response),
     )
 
 
@@ -92,10 +90,6 @@ def _fill(message: wire.Request, request: Request) -> int:
         case ReadRoom():
             message.getBookieInfoRequest.requested = _ROOM_FLAGS
             return wire.GET_BOOKIE_INFO
-        case Auth():
-            message.authRequest.authPluginName = request.plugin_name
-            message.authRequest.payload = request.payload
-            return wire.AUTH
         case ReadBatch():
             raise ValueError("ReadBatch needs the V2 protocol")
 
@@ -184,10 +178,3 @@ def _room(response: wire.Response) -> Room | None:
             total_bytes=inner.totalDiskCapacity,
         )
     return Room(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)
-
-
-def _auth(response: wire.Response) -> Auth | None:
-    if not response.HasField("authResponse"):
-        return None
-    message = response.authResponse
-    return Auth(plugin_name=message.authPluginName, payload=message.payload)
