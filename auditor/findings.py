@@ -24,8 +24,8 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
-from replication.cluster.membership import children_if_any, ensure
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
+from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
     findings_path,
     ledger_id_of_name,

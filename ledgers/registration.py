@@ -13,7 +13,7 @@ from functools import cached_property
 from ledgers.errors import CorruptionError, NoNodeError, UnavailableError
 from ledgers.formats.bookie_info import Address, BookieInfo, parse_address, parse_bookie_info
 from ledgers.metadata import BookieId
-from ledgers.store import Event, MetadataStore, Stat
+from ledgers.store import Event, MetadataStore, Stat, children_if_any
 
 READ_ONLY = "readonly"
 """The child of ``available`` that is no bookie."""
@@ -54,6 +54,7 @@ class Registration:
     def __init__(self, store: MetadataStore, root: str) -> None:
         self._store = store
         self._available = f"{root}/available"
+        self._read_only = f"{root}/available/{READ_ONLY}"
         self._cookies = f"{root}/cookies"
         self._known: dict[str, RegisteredBookie] = {}
         """By znode path, as of the last read: spares parsing them again. A registration never
@@ -63,7 +64,7 @@ class Registration:
         """Raises UnavailableError when the list cannot be had whole, or is empty."""
         await self._store.sync(self._available)
         before = await self._writable_names()
-        read_only = await self._read_only_names()
+        read_only = set(await children_if_any(self._store, self._read_only))
         after = await self._writable_names()  # for those that became writable between the two
         found = await asyncio.gather(
             *(
@@ -81,10 +82,7 @@ class Registration:
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode."""
-        try:
-            names = await self._store.children(self._cookies)
-        except NoNodeError:  # comes with the first bookie
-            return {}
+        names = await children_if_any(self._store, self._cookies)  # comes with the first bookie
         found = await asyncio.gather(*(self._get(f"{self._cookies}/{name}") for name in names))
         return {
             BookieId(name): znode[1]
@@ -105,7 +103,7 @@ class Registration:
 
     def listing_changes(self) -> Sequence[AsyncGenerator[Event, None]]:
         """The same in two, for a server that watches no trees (``changes`` raises UnsupportedError)."""
-        lists = (self._available, f"{self._available}/{READ_ONLY}")
+        lists = (self._available, self._read_only)
         return [self._store.watch(path, events_max=1) for path in lists]
 
     async def _writable_names(self) -> set[str]:
@@ -115,12 +113,6 @@ class Registration:
             raise UnavailableError(
                 "the list of bookies is missing", path=self._available
             ) from error
-
-    async def _read_only_names(self) -> set[str]:
-        try:
-            return set(await self._store.children(f"{self._available}/{READ_ONLY}"))
-        except NoNodeError:
-            return set()
 
     async def _find(self, bookie: BookieId, *, is_read_only: bool) -> RegisteredBookie | None:
         """Where it is registered now; None when it is gone.
@@ -164,7 +156,7 @@ class Registration:
         return f"{self._parent(registered.is_writable)}/{registered.bookie_id}"
 
     def _parent(self, is_writable: bool) -> str:
-        return self._available if is_writable else f"{self._available}/{READ_ONLY}"
+        return self._available if is_writable else self._read_only
 
 
 def _info(bookie: BookieId, data: bytes) -> BookieInfo:

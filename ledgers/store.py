@@ -11,6 +11,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from ledgers.errors import NoNodeError
+
 ANY_VERSION = -1
 EVENTS_MAX = 10_000
 """Unread events of a watch, unless it is given another number."""
@@ -192,3 +194,11 @@ class MetadataStore(Protocol):
     async def close(self) -> None:
         """End the session: its ephemeral znodes go at once. Any number of times."""
         ...
+
+
+async def children_if_any(store: MetadataStore, path: str) -> list[str]:
+    """As ``MetadataStore.children``; empty where there is no such znode either."""
+    try:
+        return await store.children(path)
+    except NoNodeError:
+        return []

@@ -22,13 +22,8 @@ from ledgers.bookie.budget import reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import BookmenderError
 from ledgers.operations.tasks import task_scope
-from ledgers.store import MetadataStore, SessionState
-from replication.cluster.membership import (
-    LiveNode,
-    children_if_any,
-    live_nodes,
-    reader_count,
-)
+from ledgers.store import MetadataStore, SessionState, children_if_any
+from replication.cluster.membership import LiveNode, live_nodes, reader_count
 from replication.cluster.own_state import fsck_executors_path, nodes_path
 
 log = structlog.get_logger()

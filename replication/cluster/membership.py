@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, SessionLostError
-from ledgers.store import Check, MetadataStore
+from ledgers.store import Check, MetadataStore, children_if_any
 from replication.cluster.own_state import (
     fsck_executors_path,
     nodes_path,
@@ -134,14 +134,6 @@ async def live_nodes(
     found = await asyncio.gather(*(_live_node(store, f"{nodes_path(ur)}/{name}") for name in new))
     known.update(zip(new, found, strict=True))
     return [node for name in names if (node := known[name]) is not None]
-
-
-async def children_if_any(store: MetadataStore, path: str) -> list[str]:
-    """None where the znode is not there either."""
-    try:
-        return await store.children(path)
-    except NoNodeError:
-        return []
 
 
 async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:

@@ -14,7 +14,7 @@ import structlog
 
 from ledgers.errors import ConflictError, CorruptionError, NodeExistsError, NoNodeError
 from ledgers.metadata import BookieId
-from ledgers.store import Event, MetadataStore, Stat
+from ledgers.store import Event, MetadataStore, Stat, children_if_any
 from replication.cluster.orders import (
     ChecksOrder,
     DrainOrder,
@@ -170,10 +170,7 @@ class OrderBook:
         place_of: Callable[[str, BookieId], Place[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
-        try:
-            bookies = [BookieId(name) for name in sorted(await self._store.children(parent))]
-        except NoNodeError:
-            return {}
+        bookies = [BookieId(name) for name in sorted(await children_if_any(self._store, parent))]
         found = await asyncio.gather(
             *(self._readable(place_of(self._ur, bookie), unreadable) for bookie in bookies)
         )

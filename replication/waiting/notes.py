@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
 from replication.cluster.own_state import (
     ledger_id_of_name,
     part,
@@ -116,10 +116,7 @@ class WaitingNotes:
 
     async def ledger_ids(self) -> set[int]:
         """Ledgers that have a note."""
-        try:
-            names = await self._store.children(waiting_path(self._ur))
-        except NoNodeError:
-            return set()
+        names = await children_if_any(self._store, waiting_path(self._ur))
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
