@@ -10,7 +10,8 @@ from ledgers.bookies import Bookies
 from ledgers.errors import RejectedError
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
-from replication.copying.copy_index import CopyJob, CopyOutcome, copy_index
+from replication.copying.copy_index import copy_index
+from replication.copying.copy_job import CopyJob, CopyOutcome
 from replication.planning.plan import Plan, Repair
 from replication.planning.refusals import Refusals
 from replication.planning.survey import Survey

@@ -1,19 +1,16 @@
-"""Whom to ask for the entries of a copy: decided from what was answered so far, and how each source does."""
+"""Whom to ask for the entries of a copy, from what was answered so far and how each source does."""
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ledgers.bookies import Answer, Standing
 from ledgers.metadata import BookieId
 from ledgers.striping import write_set
-
-if TYPE_CHECKING:
-    from replication.copying.copy_index import CopyJob
+from replication.copying.copy_job import CopyJob
 
 STRETCH_ENTRIES = 64
 """So many of an index's entries in a row come from one source, where several have them: consecutive
@@ -60,7 +57,7 @@ class Reads(Struct, frozen=True, kw_only=True):
 def assign(
     entry_ids: Sequence[int],
     progress: Progress,
-    job: "CopyJob",
+    job: CopyJob,
     standing: Callable[[BookieId], Standing],
 ) -> Reads:
     """Whom to ask for each entry next; entries that nobody is left to ask for are noted.
@@ -103,7 +100,7 @@ _PROVES_NOTHING = frozenset({Answer.UNKNOWN, Answer.UNREADABLE})
 
 
 def _groups(
-    entry_ids: Sequence[int], progress: Progress, job: "CopyJob"
+    entry_ids: Sequence[int], progress: Progress, job: CopyJob
 ) -> Mapping[tuple[int, History], Sequence[int]]:
     """The entries by what decides whom they may be asked of: their write set, and who was asked.
 
@@ -120,7 +117,7 @@ def _groups(
     return groups
 
 
-def _sources(entry_id: int, history: History, job: "CopyJob") -> tuple[Sequence[BookieId], bool]:
+def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[BookieId], bool]:
     """Who may be asked for it now, and whether nobody else is left after that.
 
     Other replicas come first; then the bookie that is being replaced, if it is there (what is damaged
@@ -170,7 +167,7 @@ class _Loads:
         return self._assigned_bytes.get(bookie, 0)
 
 
-def _replicas(entry_id: int, job: "CopyJob") -> list[BookieId]:
+def _replicas(entry_id: int, job: CopyJob) -> list[BookieId]:
     """Who is there of the entry's write set, without the one that is being replaced or refilled."""
     fragment = job.fragment
     indexes = write_set(

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId, LedgerMetadata
-from replication.copying.copy_index import CopyOutcome
+from replication.copying.copy_job import CopyOutcome
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair

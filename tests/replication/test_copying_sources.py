@@ -7,7 +7,7 @@ import pytest
 
 from ledgers.bookies import Answer, Standing
 from ledgers.metadata import BookieId
-from replication.copying.copy_index import CopyJob
+from replication.copying.copy_job import CopyJob
 from replication.copying.sources import STRETCH_ENTRIES, Progress, assign
 from tests.replication.copies import whole_ledger
 from tests.replication.ledger_values import B2, B3, BOOKIES

@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.errors import FencedError
 from ledgers.metadata import BookieId
-from replication.copying.copy_index import CopyOutcome
+from replication.copying.copy_job import CopyOutcome
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair

@@ -1,0 +1,55 @@
+"""A copy that is to be made, and what came of it: values."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from ledgers.errors import BookmenderError
+from ledgers.fragments import Fragment
+from ledgers.metadata import BookieId
+
+
+class CopyJob(Struct, frozen=True, kw_only=True):
+    """Entries of a fragment that ``target`` is to hold at bookie index ``index``.
+
+    ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
+    ``former``: bookies of the ledger's other ensembles, asked before an entry is called lost.
+    """
+
+    fragment: Fragment
+    index: int
+    target: BookieId
+    entry_ids: Sequence[int]
+    available: frozenset[BookieId]
+    former: tuple[BookieId, ...] = ()
+    entry_bytes_hint: int = 1024
+
+    @property
+    def parts(self) -> tuple[Sequence[int], Sequence[int]]:
+        """What is to be written first, and the ends, which in place come after it (see ``copy_index``)."""
+        if self.target != self.fragment.ensemble[self.index]:
+            return self.entry_ids, ()
+        stored = self.fragment.entries_of(self.index)
+        ends = {stored.first, stored.last}
+        return (
+            [entry_id for entry_id in self.entry_ids if entry_id not in ends],
+            [entry_id for entry_id in self.entry_ids if entry_id in ends],
+        )
+
+
+class CopyOutcome(Struct, frozen=True, kw_only=True):
+    """``target_error``: the target failed, another is to be chosen. Entry ids in the sets ascend."""
+
+    entry_count: int = 0
+    entry_bytes: int = 0
+    target_error: BookmenderError | None = None
+    without_copy: tuple[int, ...] = ()
+    """Entries of which no bookie that is there holds a good copy; one that is away still may."""
+    unknown: tuple[int, ...] = ()
+    """Entries for which a bookie that is there did not answer."""
+    kept_back: tuple[int, ...] = ()
+    """An end that was not written, so that a check goes on to see what is without a copy."""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.target_error is None and not self.without_copy and not self.unknown
