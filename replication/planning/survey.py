@@ -1,4 +1,4 @@
-"""One ledger looked at: its metadata, where it ends, which copies are missing. Writes and fences nothing.
+"""One ledger looked at: its metadata, its end, the copies that are missing. Writes and fences nothing.
 
 What comes of it is a value: a ``Survey``, from which a plan is made, or what keeps one from being
 made. Worker and ``bookmender plan`` look through the same eyes.
@@ -175,17 +175,6 @@ class Surveyor:
         view: ClusterView,
         distrusted: Collection[BookieId],
     ) -> Survey:
-        findings = await self._check(versioned, judged, digest, view, distrusted)
-        return Survey(versioned=versioned, view=view, digest=digest, findings=findings)
-
-    async def _check(
-        self,
-        versioned: VersionedMetadata,
-        judged: Sequence[Fragment],
-        digest: EntryDigest,
-        view: ClusterView,
-        distrusted: Collection[BookieId],
-    ) -> tuple[Finding, ...]:
         suspects = view.initialised_after(versioned.stat.czxid).union(distrusted)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
@@ -199,7 +188,9 @@ class Surveyor:
             share=self._checked_share,
             rng=self._rng,
         )
-        return under_orders(findings, view)
+        return Survey(
+            versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
+        )
 
 
 def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
