@@ -74,10 +74,12 @@ def serialize_metadata(metadata: LedgerMetadata) -> bytes:
 
 def _of_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
     has_ack_quorum = message.HasField("ackQuorumSize")
+    ack_quorum = message.ackQuorumSize if has_ack_quorum else message.quorumSize
     state = LedgerState(message.state)
     is_closed = state is LedgerState.CLOSED
     if is_closed and not message.HasField("lastEntryId"):
         raise CorruptionError("metadata of a closed ledger without its last entry id")
+    last_entry_id = message.lastEntryId if is_closed else LAC_NONE
     custom, odd_custom = _custom(message)
     segments = tuple(
         _segment(each.firstEntryId, each.ensembleMember, _unknown_fields(each))
@@ -87,17 +89,17 @@ def _of_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
         segments,
         ensemble_size=message.ensembleSize,
         write_quorum=message.quorumSize,
-        ack_quorum=message.ackQuorumSize if has_ack_quorum else message.quorumSize,
-        last_entry_id=message.lastEntryId if is_closed else LAC_NONE,
+        ack_quorum=ack_quorum,
+        last_entry_id=last_entry_id,
     )
     return LedgerMetadata(
         metadata_version=version,
         ensemble_size=message.ensembleSize,
         write_quorum=message.quorumSize,
-        ack_quorum=message.ackQuorumSize if has_ack_quorum else message.quorumSize,
+        ack_quorum=ack_quorum,
         state=state,
         length=message.length if is_closed else 0,
-        last_entry_id=message.lastEntryId if is_closed else LAC_NONE,
+        last_entry_id=last_entry_id,
         digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,
         password=message.password if message.HasField("password") else None,
         ctime_ms=message.ctime if message.HasField("ctime") else None,
