@@ -112,6 +112,9 @@ class ConflictError(RejectedError):
     """The znode is at another version than the decision was made from: read again, decide again."""
 
 
+# --- We are not the one to do it any more ------------------------------------------------------
+
+
 class LeadershipLostError(BookmenderError):
     """The election can no longer be proven ours: unwind, touch nothing more."""
 

@@ -208,7 +208,7 @@ class Restorer:
         raise UnavailableError("its mark's directories keep changing", ledger_id=ledger_id)
 
     async def _mark_operations(self, ledger_id: int) -> list[Create]:
-        """None where it is marked: nobody unmarks it while the lock is ours (rule S6)."""
+        """Nothing to do where it is marked: nobody unmarks it while the lock is ours (rule S6)."""
         path = payloads.mark_path(own_path(self._ur), ledger_id)
         directory = path.rpartition("/")[0]
         if await self._store.exists(path) is not None:
