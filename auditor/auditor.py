@@ -236,10 +236,15 @@ class Auditor:
         )
 
     async def _write_identities(self, missing: Missing) -> None:
-        """Taken for known once that is written: what failed is made up for by the next audit."""
+        """Taken for known once that is written: what failed is made up for by the next audit.
+
+        Nothing is kept of bookies that are gone for good: without a cookie, and named by no ledger.
+        """
         if missing.reborn:
             reborn = {bookie: birth.czxid for bookie, birth in missing.reborn.items()}
-            identities = self._identities | reborn
+            kept = self._views.current.cookies.keys() | self._keeper.index.bookies
+            known = (self._identities | reborn).items()
+            identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
             await self._records.write_identities(identities)
             self._identities = identities
 

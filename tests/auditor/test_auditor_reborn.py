@@ -82,6 +82,23 @@ async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_mar
 
 
 @in_virtual_time
+async def test_of_bookies_that_are_gone_for_good_nothing_is_kept() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        for bookie in (B1, B3):  # of the first a ledger tells still
+            await cluster.kill(bookie)
+            await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
+        await cluster.store.create(f"{ROOT}/cookies/new:3181")
+        await cluster.register(BookieId("new:3181"))
+        await asyncio.sleep(SOON_S)
+
+    known = (await read_identities(cluster.store, UR)).keys()
+    assert {B1, B2, BookieId("new:3181")} <= known
+    assert B3 not in known
+
+
+@in_virtual_time
 async def test_a_bookie_that_joins_the_cluster_marks_nothing() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
