@@ -43,6 +43,8 @@ log = structlog.get_logger()
 
 SWEEP_S = 60.0
 """Between two looks at which marks are gone; a finding younger than this may have its mark to come."""
+SWEPT_PER_S = 200.0
+"""Findings looked at; where they are many, the looks are fewer: each finding costs ZooKeeper three reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,20 +101,25 @@ class Findings:
 
     async def run(self) -> None:
         """Sweep now and then, until cancelled. Raises SessionLostError or LeadershipLostError."""
+        seen_count = 0
         while True:
-            await self._clock.sleep(SWEEP_S)
+            await self._clock.sleep(SWEEP_S + seen_count / SWEPT_PER_S)
             try:
-                await self.sweep()
+                seen_count = await self.sweep()
             except SessionLostError:
                 raise
             except UnavailableError as error:  # what is left goes with the next one
                 log.warning("findings.sweep_failed", error=str(error), retry_s=SWEEP_S)
 
-    async def sweep(self) -> None:
-        """Remove the findings whose marks are gone: their ledgers were repaired, or found whole."""
+    async def sweep(self) -> int:
+        """Remove the findings whose marks are gone: their ledgers were repaired, or found whole.
+
+        Returns how many were looked at.
+        """
         ledger_ids = await _noted(self._store, self._ur)
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             await asyncio.gather(*map(self._sweep_one, ledger_ids[start : start + READS_AT_ONCE]))
+        return len(ledger_ids)
 
     async def _sweep_one(self, ledger_id: int) -> None:
         path = findings_path(self._ur, ledger_id)

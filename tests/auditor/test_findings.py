@@ -135,6 +135,23 @@ async def test_a_sweep_that_fails_is_made_up_for_by_the_next_one() -> None:
     assert await read_findings(cluster.store, UR, [7]) == {}
 
 
+@in_virtual_time
+async def test_many_findings_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.findings.SWEPT_PER_S", 0.1)
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        for ledger_id in range(60):
+            await findings.write(ledger_id, "fsck", {B1}, "missing")
+            await cluster.mark(B1, ledger_id=ledger_id)
+        await asyncio.sleep(SWEEP_S + 1)  # a first look, at all of them
+        await cluster.store.delete(payloads.mark_path(UR, 7))
+
+        await asyncio.sleep(600)
+        assert 7 in await read_findings(cluster.store, UR, [7])
+        await asyncio.sleep(SWEEP_S)
+        assert 7 not in await read_findings(cluster.store, UR, [7])
+
+
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1, "check": 5}'])
 @in_virtual_time
 async def test_a_finding_that_nobody_can_read_says_nothing(data: bytes) -> None:
