@@ -81,8 +81,8 @@ class PlacementSettings:
     policy: str = "rack"
     """Which of BookKeeper's placement policies rules: ``random``, ``rack``, ``region`` or ``zone``."""
     racks_file: str = ""
-    """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of these three is set; without
-    any, all bookies are in the same rack."""
+    """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of these
+    three is set; without any, all bookies are in the same rack."""
     racks_script: str = ""
     """A command that is given hosts and prints a rack for each, as networkTopologyScriptFileName."""
     racks_znode: str = ""

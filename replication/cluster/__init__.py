@@ -1,7 +1,7 @@
 """Who and what there is, and what operators want of it.
 
 ``cluster_view`` is all of it at one moment; ``membership`` our own sessions; ``orders`` and
-``order_book`` what is ordered; ``racks`` and ``room`` where bookies are, and how full; ``rack_memory`` where
-those were that are away; ``own_state`` our
-znodes' paths, and how what stands in them is read.
+``order_book`` what is ordered; ``racks`` and ``room`` where bookies are, and how full;
+``rack_memory`` where those were that are away; ``own_state`` our znodes' paths, and how what stands
+in them is read.
 """

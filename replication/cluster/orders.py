@@ -1,9 +1,10 @@
 """What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds, pauses.
 
-Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``, ``hold``
-and ``checks``, each versioned JSON. An operator gives them; the leader, too, orders a hold; ``order_book`` reads and writes them. Every session of ours sees them as part of its
-``ClusterView``. An order that cannot be read (a later release's, a slip of somebody's hand) is reported
-and never stops a node: it is passed over, but for limits, which stay as they were, and for a hold, which holds.
+Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``,
+``hold`` and ``checks``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
+``order_book`` reads and writes them, and every session of ours sees them as part of its ``ClusterView``.
+An order that cannot be read (a later release's, a slip of somebody's hand) is reported and never stops a
+node: it is passed over, but for limits, which stay as they were, and for a hold, which holds.
 """
 
 import json

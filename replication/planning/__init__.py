@@ -3,5 +3,6 @@
 ``survey`` looks at one ledger, ``check`` at its copies (by ``entry_lists`` where they are wanted);
 ``plan`` says what goes where, to one of the ``targets``, less its ``refusals``; ``results`` and
 ``rewrite`` what may be written once that was copied. ``open_ledger``: what to do about an open end.
-``preview``: a plan for people; ``copy_doubts``: in words, what metadata names without the copies. ``entry_runs``: entry ids that weigh little.
+``preview``: a plan for people; ``copy_doubts``: in words, what metadata names without the copies.
+``entry_runs``: entry ids that weigh little.
 """
