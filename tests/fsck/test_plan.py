@@ -8,7 +8,13 @@ import pyarrow as pa
 import pytest
 
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.checked import CHECKED, after_run, read_checked, write_checked
+from auditor.fsck.results.checked import (
+    CHECKED,
+    after_run,
+    read_checked,
+    write_checked,
+    wrong_among,
+)
 from auditor.fsck.results.plan import (
     DAY_MS,
     PART_MAX,
@@ -50,6 +56,7 @@ def checked(
     level: Level = Level.ENDS,
     share: float = 0.0,
     is_settled: bool = True,
+    is_wrong: bool = False,
 ) -> dict[str, object]:
     return {
         "ledger_id": ledger_id,
@@ -58,6 +65,7 @@ def checked(
         "sample_share": share,
         "metadata_version": 3,
         "is_settled": is_settled,
+        "is_wrong": is_wrong,
     }
 
 
@@ -145,6 +153,8 @@ def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     assert [dict(part.known) for part in parts] == [{9: 3}, {2**62: 3}, {}]
     assert [plan.size_of(number) for number in range(plan.part_count)] == [2, 2, 1]
     assert plan.ledger_count == 5
+    assert plan.ledger_ids([0, 2]).to_pylist() == [7, 9, 2**63 - 1]
+    assert plan.ledger_ids([]).to_pylist() == []
     assert ([plan.weight_of(number) for number in range(3)], plan.weight) == ([2, 2, 1], 5)
 
 
@@ -246,8 +256,9 @@ def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: P
         "sample_share": 0.0,
         "metadata_version": 8,
         "is_settled": True,
+        "is_wrong": False,
     }
-    assert not after[4]["is_settled"]
+    assert (after[4]["is_settled"], after[4]["is_wrong"]) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +302,32 @@ def test_what_a_closer_look_settled_is_so_until_something_is_found(
 
     told = dict(zip(after["depth"].to_pylist(), after["is_settled"].to_pylist(), strict=True))
     assert told == {each.depth: is_so for each, is_so in settled.items()}
+
+
+@pytest.mark.parametrize(
+    ("last", "level", "wrong"),
+    [
+        pytest.param(checked(1, is_wrong=True), Level.ENDS, 1, id="as it was left"),
+        pytest.param(checked(1), Level.ENDS, 0, id="it was fine"),
+        pytest.param(checked(2, is_wrong=True), Level.ENDS, 0, id="another was, and is not now"),
+        pytest.param(
+            checked(1, is_wrong=True, level=Level.FULL), Level.ENDS, 1, id="a closer look found it"
+        ),
+    ],
+)
+def test_what_was_wrong_and_is_left_for_the_next_run_counts(
+    last: dict[str, object], level: Level, wrong: int
+) -> None:
+    found = pa.Table.from_batches([to_batch([verdict(2)])])
+    after = after_run(table(last), found, options(level), listed=[1, 2])
+
+    assert wrong_among(after, pa.array([1])) == wrong
+
+
+def test_what_an_earlier_release_kept_is_read(tmp_path: Path) -> None:
+    write_checked(tmp_path, table(checked(1)).drop_columns(["is_wrong"]))
+
+    assert read_checked(tmp_path)["is_wrong"].to_pylist() == [False]
 
 
 def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:

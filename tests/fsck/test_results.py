@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from auditor.fsck.levels import Level
+from auditor.fsck.results.advice import advice_for, headline
 from auditor.fsck.results.changes import compare
 from auditor.fsck.results.figures import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.files import replace_table
@@ -66,8 +67,21 @@ def test_automation_goes_by_the_exit_code(verdicts: list[LedgerVerdict], exit_co
     assert summary.exit_code == exit_code
 
 
+def test_what_is_left_as_wrong_as_it_was_is_wrong_still() -> None:
+    summary = Summary(
+        run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=counted([whole(0)]),
+        left=7, left_wrong=2,
+    )  # fmt: skip
+
+    assert (summary.wrong, summary.exit_code) == (2, 1)
+    assert headline(summary).startswith("Nothing is known to be lost; some copies are not")
+    assert any(
+        "wrong when they were looked at last: 2" in each.title for each in advice_for(summary)
+    )
+
+
 def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = leave_results(tmp_path, ALL, skipped=3, left=2, gone=1).summary
+    written = leave_results(tmp_path, ALL, skipped=3, left=2, left_wrong=1, gone=1).summary
 
     assert read_summary(tmp_path) == written
     assert written.counts.verdicts == {

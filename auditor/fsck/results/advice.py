@@ -99,6 +99,12 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
         "the cure: leave that bookie as it is until the ledger is mended.",
     ),
     (
+        lambda summary: summary.left_wrong,
+        "Ledgers that the time was not enough for, and that were wrong when they were looked at last: {count}",
+        "bookmender fsck show DIR LEDGER says what was found of one. The next run looks at those first that were "
+        "looked at the longest ago.",
+    ),
+    (
         lambda summary: summary.left,
         "Ledgers that the time was not enough for: {count}",
         "The next run takes them first.",
@@ -138,7 +144,7 @@ def headline(summary: Summary) -> str:
         return f"{_out_of_reach(counts)}; nothing is known to be lost."
     if verdicts.get(Grade.AT_RISK.value):
         return "Nothing is known to be lost, but some of it hangs on one copy."
-    if counts.wrong:
+    if summary.wrong:
         return "Nothing is known to be lost; some copies are not as they should be."
     if verdicts.get(Grade.UNKNOWN.value):
         return "Nothing is known to be wrong, but of some ledgers nobody knows."

@@ -23,17 +23,27 @@ CHECKED = pa.schema(
         ("sample_share", pa.float64()),
         ("metadata_version", pa.int32()),
         ("is_settled", pa.bool_()),
+        ("is_wrong", pa.bool_()),
     ]
 )
 """One row a ledger and level, but none after which there was a look as close. ``depth``: of the level;
 ``sample_share``: 0 but for level ``sample``; ``is_settled``: the ledger was closed, and nothing at all was found,
-since then neither, so that it need not be looked at again soon."""
+since then neither, so that it need not be looked at again soon; ``is_wrong``: as in the run's rows."""
+
+VERDICT_COLUMNS = [
+    *("ledger_id", "verdict", "is_wrong", "reasons", "state", "metadata_version", "checked_ms")
+]
+"""Of a run's rows, for ``after_run``."""
 
 
 def read_checked(folder: Path) -> pa.Table:
     """``folder``: of the state. Empty before the first run."""
     path = folder / CHECKED_FILE
-    return pq.read_table(path, schema=CHECKED) if path.exists() else CHECKED.empty_table()
+    if not path.exists():
+        return CHECKED.empty_table()
+    rows = pq.read_table(path, schema=CHECKED)
+    known = pc.fill_null(rows["is_wrong"], False)  # added later: of an earlier release it lacks
+    return rows.set_column(CHECKED.get_field_index("is_wrong"), CHECKED.field("is_wrong"), known)
 
 
 def write_checked(folder: Path, checked: pa.Table) -> None:
@@ -68,7 +78,7 @@ def _greatest(checked: pa.Table, column: str) -> pa.Table:
 def after_run(
     before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: Sequence[int]
 ) -> pa.Table:
-    """``verdicts``: rows of the run; of a ledger without one what was known ``before`` holds, if it is still
+    """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was known ``before`` holds, if it is still
     listed. So does that a closer look was had, and what it settled unless this one found something."""
     is_sample = options.level is Level.SAMPLE
     count = verdicts.num_rows
@@ -86,6 +96,7 @@ def after_run(
             "sample_share": pa.repeat(options.sample_share if is_sample else 0.0, count),
             "metadata_version": verdicts["metadata_version"],
             "is_settled": is_settled,
+            "is_wrong": verdicts["is_wrong"],
         },
         schema=CHECKED,
     )
@@ -101,3 +112,9 @@ def after_run(
     column = CHECKED.get_field_index("is_settled")
     kept = before.set_column(column, CHECKED.field(column), is_upheld).filter(is_kept)
     return pa.concat_tables([kept, now])
+
+
+def wrong_among(checked: pa.Table, ledger_ids: Sequence[int]) -> int:
+    """How many of these were wrong when they were looked at last, or before, and more closely."""
+    chosen = pc.and_(checked["is_wrong"], pc.is_in(checked["ledger_id"], ledger_ids))
+    return len(pc.unique(checked.filter(chosen)["ledger_id"]))

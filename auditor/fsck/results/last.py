@@ -56,7 +56,7 @@ async def write_last(store: MetadataStore, ur: str, summary: Summary) -> None:
 
 def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
     """The closest that found something wrong and looked more closely than the last one; of several the latest."""
-    found = [each for each in before if each.counts.wrong and each.level.depth > last.level.depth]
+    found = [each for each in before if each.wrong and each.level.depth > last.level.depth]
     return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
 
 
@@ -98,6 +98,6 @@ def _meter(summary: Summary, closer: Summary | None) -> None:
         LEDGERS.labels(verdict=verdict).set(count)
     for finding, count in summary.counts.findings.items():
         FINDINGS.labels(finding=finding).set(count)
-    WRONG.set(max(summary.counts.wrong, 0 if closer is None else closer.counts.wrong))
+    WRONG.set(max(summary.wrong, 0 if closer is None else closer.wrong))
     FINISHED.clear()  # that of a run at another level is not the last one any more
     FINISHED.labels(level=summary.level.value).set(summary.finished_ms / 1000)

@@ -4,7 +4,7 @@ Pure, but for ``Plan``, which reads what was fixed. A ledger made after the list
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -97,9 +97,9 @@ class Plan:
             ),
         )
 
-    def ledger_ids(self) -> pa.ChunkedArray:
-        """All, in no order."""
-        return self._file.read(["ledger_id"])["ledger_id"]
+    def ledger_ids(self, parts: Iterable[int]) -> pa.ChunkedArray:
+        """Of these parts, in no order."""
+        return self._file.read_row_groups(list(parts), ["ledger_id"])["ledger_id"]
 
     @classmethod
     def write(cls, path: Path, parts: Sequence[pa.Table]) -> None:

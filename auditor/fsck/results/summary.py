@@ -66,6 +66,8 @@ class Summary:
     """Closed ledgers that were looked at lately and have not changed since."""
     left: int = 0
     """Ledgers that the time was not enough for."""
+    left_wrong: int = 0
+    """Of these, wrong when they were looked at last."""
     gone: int = 0
     """Ledgers that were listed, and deleted before they were looked at."""
 
@@ -75,12 +77,17 @@ class Summary:
         return self.left == 0
 
     @property
+    def wrong(self) -> int:
+        """Ledgers of which somebody should do something, as far as anybody knows."""
+        return self.counts.wrong + self.left_wrong
+
+    @property
     def exit_code(self) -> int:
         """0 when nothing is wrong, 1 when something is, 3 when nothing is but of some ledgers nobody knows.
 
         Copies that are legally missing are no reason; nor is that the time was up.
         """
-        if self.counts.wrong:
+        if self.wrong:
             return EXIT_WRONG
         return EXIT_UNKNOWN if self.counts.verdicts.get(Grade.UNKNOWN.value) else EXIT_WHOLE
 
@@ -96,6 +103,7 @@ class Summary:
             **asdict(self.counts),
             "skipped": self.skipped,
             "left": self.left,
+            "left_wrong": self.left_wrong,
             "gone": self.gone,
         }
 
@@ -126,6 +134,7 @@ class Summary:
             ),
             skipped=whole(record, "skipped"),
             left=whole(record, "left"),
+            left_wrong=whole(record, "left_wrong") if "left_wrong" in record else 0,
             gone=whole(record, "gone"),
         )
 

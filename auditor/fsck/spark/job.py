@@ -20,7 +20,13 @@ from auditor.fsck.budget import SharedPace
 from auditor.fsck.ledger_ids import list_ledger_ids
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
-from auditor.fsck.results.checked import after_run, read_checked, write_checked
+from auditor.fsck.results.checked import (
+    VERDICT_COLUMNS,
+    after_run,
+    read_checked,
+    write_checked,
+    wrong_among,
+)
 from auditor.fsck.results.plan import cut_by_weight, plan_rows, to_be_weighed, with_weights
 from auditor.fsck.results.rows import SCHEMA, counts_of
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
@@ -189,12 +195,13 @@ class _Run:
 
     def end(self) -> Summary:
         self._tell("writing")
-        columns = ["ledger_id", "verdict", "reasons", "state", "metadata_version", "checked_ms"]
-        verdicts = self._folder.verdicts(columns)
+        verdicts = self._folder.verdicts(VERDICT_COLUMNS)
         state = self._folder.state
-        before = read_checked(state)
-        listed = self._plan.ledger_ids()
-        write_checked(state, after_run(before, verdicts, self._options, listed=listed))
+        parts = range(self._plan.part_count)
+        listed = self._plan.ledger_ids(parts)
+        left = self._plan.ledger_ids(set(parts).difference(self._first))
+        checked = after_run(read_checked(state), verdicts, self._options, listed=listed)
+        write_checked(state, checked)
         summary = Summary(
             run=self._job.run,
             level=self._options.level,
@@ -202,7 +209,8 @@ class _Run:
             finished_ms=_now_ms(),
             counts=self._counts(),
             skipped=sum(look.skipped for look in self._first.values()),
-            left=self._plan.ledger_count - sum(map(self._plan.size_of, self._first)),
+            left=len(left),
+            left_wrong=wrong_among(checked, left),
             gone=sum(look.gone for look in chain(self._first.values(), self._second.values())),
         )
         self._folder.publish()
