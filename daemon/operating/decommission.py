@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, may_be_named, scan_ledgers
 from daemon.operating.drains import cancel_drains
+from daemon.operating.hold import current_hold
 from daemon.operating.progress import Show, counted
 from daemon.status import help_text
 from daemon.visit import Visit
@@ -92,7 +93,7 @@ async def decommission_bookie(
     moved_count = len(named)
     was_known = bool(cookie or is_running or named or await _marked_for(cluster, bookie))
     while named:
-        await _get_marked(cluster, tell)
+        await _get_marked(cluster, tell, clock)
         await _wait_moved(cluster, bookie, named, tell=tell, show=show, clock=clock)
         found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
         named = found.ledger_ids
@@ -178,11 +179,15 @@ async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
     return bookie in view.available
 
 
-async def _get_marked(cluster: Visit, tell: Callable[[str], None]) -> None:
+async def _get_marked(cluster: Visit, tell: Callable[[str], None], clock: Clock) -> None:
     if await cluster.store.exists(payloads.disable_path(cluster.ur)) is not None:
         raise RejectedError("auto-recovery is disabled, so nothing would move: bookmender enable")
     if await current_leader(cluster.store, cluster.ur) is None:
         tell("no auditor is running, so nobody marks its ledgers: bookmender daemon")
+    if await current_hold(cluster, clock=clock) is not None:
+        tell(
+            "a safety hold stands, so none of its ledgers is marked before that has ended: bookmender hold"
+        )
     await ask_for_audit(cluster)
 
 

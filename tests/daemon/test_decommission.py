@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from daemon.operating import decommission, decommission_command
 from daemon.operating.decommission import Decommissioned
 from daemon.operating.drains import order_drains
+from daemon.operating.hold import begin_hold
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook
@@ -55,6 +56,21 @@ async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_de
             assert B1 not in (await cluster.metadata(ledger_id)).bookies
         await cluster.assert_queue_empty()
         await cluster.assert_whole(0, 1, 2)
+
+
+@in_virtual_time
+async def test_that_a_hold_keeps_its_ledgers_from_being_marked_is_said_while_it_waits() -> None:
+    cluster = await with_ledgers((B1, B2))
+    heard = Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await begin_hold(visiting(cluster), duration_s=60, reason="", clock=cluster.clock)
+        await cluster.kill(B1)
+
+        await decommissioned(cluster, heard=heard)
+
+    (told,) = heard.told
+    assert "hold stands" in told
+    assert "bookmender hold" in told
 
 
 @in_virtual_time
