@@ -3,6 +3,8 @@
 ``limits_in_force`` says what holds; three loops, one for each thing that is limited, carry it out.
 """
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -47,24 +49,28 @@ def given(order: LimitsOrder) -> dict[str, Any]:
     return {key: value for key, value in asdict(order).items() if value is not None}
 
 
+async def _each_in_force(
+    settings: Settings, views: ViewSource, *, every_s: float | None = None
+) -> AsyncGenerator[Limits, None]:
+    """What holds now, and again when that may have changed; at the latest after ``every_s``, if given."""
+    while True:
+        seen = views.change_count
+        yield limits_in_force(views.current.orders.limits, settings)
+        await views.wait_change(seen, timeout_s=every_s)
+
+
 async def keep_to_requests_per_s(
     settings: Settings, views: ViewSource, store: ZooKeeperStore
 ) -> None:
-    while True:
-        seen = views.change_count
-        limits = limits_in_force(views.current.orders.limits, settings)
+    async for limits in _each_in_force(settings, views):
         store.requests_per_s = limits.requests_per_s
-        await views.wait_change(seen)
 
 
 async def keep_to_pace(settings: Settings, views: ViewSource, bulk: BulkTransfers) -> None:
     """Of copying, in bytes and entries, and whether writers go first."""
-    while True:
-        seen = views.change_count
-        limits = limits_in_force(views.current.orders.limits, settings)
+    async for limits in _each_in_force(settings, views):
         bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
         bulk.yields = limits.yields_to_writers
-        await views.wait_change(seen)
 
 
 async def keep_to_our_share(
@@ -79,11 +85,9 @@ async def keep_to_our_share(
 
     The checks of whoever leads count as one more. ``count_max``: more than so many in no case.
     """
-    while True:
-        seen = views.change_count
-        limits = limits_in_force(views.current.orders.limits, settings)
-        budgets.reads_in_flight_max = reads_in_flight_max(
-            min(count_max, limits.reads_in_flight_per_bookie),
-            reader_count=await membership.reader_count(),
-        )
-        await views.wait_change(seen, timeout_s=SHARES_INTERVAL_S)
+    async with aclosing(_each_in_force(settings, views, every_s=SHARES_INTERVAL_S)) as in_force:
+        async for limits in in_force:
+            budgets.reads_in_flight_max = reads_in_flight_max(
+                min(count_max, limits.reads_in_flight_per_bookie),
+                reader_count=await membership.reader_count(),
+            )
