@@ -33,8 +33,6 @@ from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
-from ledgers.entry import EntryDigest
-from ledgers.metadata import DigestType
 from replication.cluster.own_state import own_path
 from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
@@ -142,7 +140,7 @@ def _idle_open_check(
     keeper: IndexKeeper,
     bookies: Bookies,
 ) -> Sequence[Check]:
-    """None where nothing counts as idle."""
+    """No check where nothing counts as idle."""
     checks = settings.checks
     if not checks.idle_open_after_s:
         return ()
@@ -170,9 +168,7 @@ def _reading_checks(
         views=session.views,
         clock=session.clock,
         rng=session.rng,
-        fallback_digest=EntryDigest(
-            DigestType[replication.default_digest_type], replication.default_password.encode()
-        ),
+        fallback_digest=replication.fallback_digest,
         entry_lists=replication.entry_lists,
     )
     reports = Reports(Marker(store, batcher, ur, session.clock), findings)

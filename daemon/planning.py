@@ -17,7 +17,7 @@ from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import CorruptionError, NoSuchLedgerError
-from ledgers.metadata import BookieId, DigestType
+from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import DrainOrder
@@ -175,15 +175,12 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
         rng=rng,
         settings=BookieClientSettings(),
     )
-    fallback_digest = EntryDigest(
-        DigestType[ours.default_digest_type], ours.default_password.encode()
-    )
     surveyor = Surveyor(
         manager=cluster.manager,
         bookies=bookies,
         clock=clock,
         rng=rng,
-        fallback_digest=fallback_digest,
+        fallback_digest=ours.fallback_digest,
         checked_share=ours.checked_share,
         entry_lists=ours.entry_lists,
     )
@@ -195,7 +192,7 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
             view=view,
             clock=clock,
             rng=rng,
-            fallback_digest=fallback_digest,
+            fallback_digest=ours.fallback_digest,
         )
     finally:
         await bookies.close()

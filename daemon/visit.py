@@ -53,7 +53,6 @@ async def visit(settings: Settings) -> AsyncIterator[Visit]:
 
 def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T:
     """Open a session by the settings, let ``action`` look, close it."""
-
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
 

@@ -19,8 +19,6 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
-from ledgers.entry import EntryDigest
-from ledgers.metadata import DigestType
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.membership import Half
 from replication.cluster.room import RoomSource
@@ -144,9 +142,7 @@ def _worker(
 ) -> ReplicationWorker:
     ours = settings.replication
     answering = QuarantiningBookies(bookies, quarantine)
-    fallback_digest = EntryDigest(
-        DigestType[ours.default_digest_type], ours.default_password.encode()
-    )
+    fallback_digest = ours.fallback_digest
     repairer = Repairer(
         queue=queue,
         manager=session.manager,

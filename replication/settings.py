@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from ledgers.entry import EntryDigest
 from ledgers.errors import SettingsError
 from ledgers.metadata import DigestType
 
@@ -72,6 +73,11 @@ class ReplicationSettings:
                 self.default_digest_type,
                 ", ".join(DigestType.__members__),
             )
+
+    @property
+    def fallback_digest(self) -> EntryDigest:
+        """For ledgers whose metadata does not say (``ledger_digest``)."""
+        return EntryDigest(DigestType[self.default_digest_type], self.default_password.encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
