@@ -1,11 +1,14 @@
 """The process: settings, threads, signals, logs, commands, and a local cluster to try things on.
 
-``start`` and ``cli`` the command; ``node`` one daemon, its two halves (``auditor_half``, ``worker_half``) on
-``threads``, each with a ``session``;
-``observing`` what only looks on, ``observe_node`` and ``observe_report`` what it says; ``state`` on the local disk;
-``settings``, the way to ``zookeeper`` that they say, ``logs`` and their ``tracebacks``, ``limits``,
-``local_bookie``, ``placing`` with its ``rack_sources``; ``visit`` and ``status`` for the commands that look;
-``fsck_command`` with its ``fsck_options`` and ``fsck_texts``, ``fsck_running`` what a run has around it;
-``operating/`` those by which operators change things, ``local/`` a real cluster on loopback, ``demo/``
-what `make demo` shows.
+``start`` and ``cli`` are the command. ``daemon_command`` runs a ``node``: its two halves,
+``auditor_half`` (with ``checking``) and ``worker_half``, each on one of the ``threads`` with a
+``session`` of its own, and around them ``limits``, ``placing`` with its ``rack_sources``, ``returns``
+and the ``local_bookie``. ``settings``, the way to ``zookeeper`` that they say, ``state`` on the local
+disk, ``logs`` and their ``tracebacks``.
+
+``visit`` is the session of commands that look and go: ``status`` with its ``leader_status``,
+``planning``, and the modules called after a command each. ``observing`` only looks on, ``observe_node``
+and ``observe_report`` say what it sees. ``fsck_command`` with its ``fsck_options`` and ``fsck_texts``;
+``fsck_running`` what a run has around it. ``operating/``: the commands by which operators change things;
+``local/``: a real cluster on loopback; ``demo/``: what ``make demo`` shows.
 """
