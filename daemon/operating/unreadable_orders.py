@@ -56,4 +56,9 @@ def _what(path: str) -> str:
                 "the safety hold cannot be read, and every node holds until bookmender hold begin "
                 "replaces it, or bookmender hold end ends it"
             )
+        case "checks", _:
+            return (
+                "the order that pauses the checks cannot be read, and they are paused: "
+                "bookmender check resume takes it back"
+            )
     return "an order cannot be read, and nobody follows it: delete its znode"

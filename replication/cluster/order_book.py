@@ -68,7 +68,11 @@ def hold_place(ur: str) -> Place[HoldOrder]:
 
 
 def checks_place(ur: str) -> Place[ChecksOrder]:
-    return Place(path=f"{orders_path(ur)}/checks", parse=ChecksOrder.parse)
+    return Place(
+        path=f"{orders_path(ur)}/checks",
+        parse=ChecksOrder.parse,
+        in_doubt=lambda stat: ChecksOrder(since_ms=stat.mtime_ms),
+    )
 
 
 def draining_path(ur: str) -> str:

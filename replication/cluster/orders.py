@@ -4,7 +4,8 @@ Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<booki
 ``hold`` and ``checks``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
 ``order_book`` reads and writes them, and every session of ours sees them as part of its ``ClusterView``.
 An order that cannot be read (a later release's, a slip of somebody's hand) is reported and never stops a
-node: it is passed over, but for limits, which stay as they were, and for a hold, which holds.
+node: it is passed over, but for limits, which stay as they were, and for a hold or a pause of the checks,
+which stand.
 """
 
 import json

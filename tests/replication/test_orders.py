@@ -9,6 +9,7 @@ from ledgers.errors import ConflictError, CorruptionError
 from replication.cluster.order_book import (
     OrderBook,
     Place,
+    checks_place,
     drain_place,
     hold_place,
     limits_place,
@@ -244,6 +245,18 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
 
     await cluster.store.delete(place.path)
     assert (await book.read()).limits == LimitsOrder(), "taken back"
+
+
+@in_virtual_time
+async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> None:
+    cluster = await Cluster.start()
+    path = checks_place(UR).path
+    await cluster.store.create(path, b"", with_parents=True)
+
+    found = await OrderBook(cluster.store, UR).read()
+
+    assert found.paused_checks == ChecksOrder(since_ms=cluster.clock.wall_ms())
+    assert found.unreadable == (path,)
 
 
 @in_virtual_time
