@@ -27,12 +27,9 @@ from daemon.visit import Visit
 from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.manager import LedgerManager
 from ledgers.operations.tasks import task_scope
 from ledgers.placement.racks import Racks
 from ledgers.read_only import ReadOnlyStore
-from ledgers.registration import Registration
-from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.order_book import OrderBook
 from replication.planning.preview import Preview
@@ -118,7 +115,7 @@ async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
     zookeeper, clock = await open_store(settings), SystemClock()
     store = ReadOnlyStore(zookeeper)
     try:
-        cluster = await _visit(settings, store)
+        cluster = await Visit.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderBook(store, cluster.ur))
         await views.refresh()
         placing = await _racks(cluster, views, clock)
@@ -136,15 +133,6 @@ async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
             yield observing
     finally:
         await store.close()
-
-
-async def _visit(settings: Settings, store: MetadataStore) -> Visit:
-    return Visit(
-        settings=settings,
-        store=store,
-        manager=await LedgerManager.open(store, settings.uri),
-        registration=Registration(store, settings.uri.root),
-    )
 
 
 async def _racks(cluster: Visit, views: ViewSource, clock: Clock) -> Placing:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
@@ -31,6 +31,16 @@ class Visit:
     manager: LedgerManager
     registration: Registration
 
+    @classmethod
+    async def on(cls, store: MetadataStore, settings: Settings) -> Self:
+        """On a session that somebody else closes. Raises SettingsError (no such cluster)."""
+        return cls(
+            settings=settings,
+            store=store,
+            manager=await LedgerManager.open(store, settings.uri),
+            registration=Registration(store, settings.uri.root),
+        )
+
     @property
     def ur(self) -> str:
         return underreplication_path(self.settings.uri.root)
@@ -41,12 +51,7 @@ async def visit(settings: Settings) -> AsyncIterator[Visit]:
     """Raises SettingsError (no such cluster), UnavailableError (no ZooKeeper there)."""
     store = await open_store(settings)
     try:
-        yield Visit(
-            settings=settings,
-            store=store,
-            manager=await LedgerManager.open(store, settings.uri),
-            registration=Registration(store, settings.uri.root),
-        )
+        yield await Visit.on(store, settings)
     finally:
         await store.close()
 
