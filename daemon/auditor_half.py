@@ -52,9 +52,8 @@ async def run_auditor_session(
         )
         if settings.auditor.standbys_keep_index:
             tasks.create_task(keeper.run())
-        placing = await placing_of(
-            session, settings.placement
-        )  # before: a leader is to lose no time with it
+        # Before the election: a leader is to lose no time with it.
+        placing = await placing_of(session, settings.placement)
         tasks.create_task(placing.run())
         election = Election(session.store, session.ur, session.membership, candidate=session.node)
         leadership = await election.win()
