@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,8 @@ import click
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Summary
-from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option
+from auditor.fsck.verdicts import Grade
+from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option
 from daemon.fsck_options import (
     Share,
     SparkSetting,
@@ -44,6 +45,7 @@ from daemon.visit import log_errors_only
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
+    from auditor.fsck.results.past import PastVerdict
     from auditor.fsck.results.reading import Results
 
 GOES_ON = "what was looked at is kept: the same command goes on from there"
@@ -60,6 +62,7 @@ def fsck() -> None:
       bookmender fsck report DIR                       its report, anew
       bookmender fsck mark DIR --mark                  have the daemon mend what it found
       bookmender fsck diff DIR                         the last two runs in DIR
+      bookmender fsck show DIR LEDGER                  what was found of one ledger
     """
 
 
@@ -283,6 +286,39 @@ def report_command(results: str) -> None:
 
     with failing_as_unknown(lambda: NO_RESULTS):
         click.echo(write_report(found, read_racks(found.folder)))
+
+
+@fsck.command("show")
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("ledger_id", metavar="LEDGER", type=LedgerId())
+@format_option
+@json_option
+def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
+    """What the last run that looked at a ledger said of it, with the evidence; runs since may have skipped it.
+
+    Besides, what earlier runs said that looked more closely. Exits 1 when it is wrong by any of these, 3 when
+    nobody knows, or no run in DIR looked at it, else 0.
+    """
+    need_modules("pyarrow")
+    from auditor.fsck.results.past import past_verdicts
+    from daemon.fsck_texts import past_lines, past_record
+
+    with failing_as_unknown(lambda: NO_RESULTS):
+        past = past_verdicts(folder, ledger_id)
+    if output_format == "json":
+        click.echo(json.dumps(past_record(ledger_id, past), indent=2))
+    elif past:
+        click.echo("\n".join(past_lines(past)))
+    else:
+        tell([f"{folder}: no run there has looked at ledger {ledger_id}"])
+    sys.exit(_exit_code(past))
+
+
+def _exit_code(past: "Sequence[PastVerdict]") -> int:
+    if any(each.verdict.is_wrong for each in past):
+        return EXIT_FAILED
+    is_known = past and past[0].verdict.grade is not Grade.UNKNOWN
+    return 0 if is_known else EXIT_UNKNOWN
 
 
 @fsck.command("diff")

@@ -12,8 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn
 from auditor.fsck.publishing import Fault, Published
 from auditor.fsck.results.advice import advice_for, counts_text, headline
 from auditor.fsck.results.changes import Change, Changes, Said
+from auditor.fsck.results.past import PastVerdict
+from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
+from auditor.fsck.verdicts import Evidence, LedgerVerdict
 from daemon.operating.progress import Eta, counted, duration_text, printable
 from daemon.plan_command import size_text
 
@@ -166,6 +169,61 @@ def faults_record(faults: Sequence[Fault], published: Published | None) -> dict[
             ],
         }
     return {"marked": published.new, "known": published.known, "changed": published.changed}
+
+
+# --- One ledger -----------------------------------------------------------------------------------
+
+
+def past_lines(past: Sequence[PastVerdict]) -> list[str]:
+    """What runs said of a ledger, the last first."""
+    lines = []
+    for each in past:
+        summary, verdict = each.summary, each.verdict
+        looked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
+        skipped = (
+            f"; {counted(each.later_runs, 'later run')} did not look" if each.later_runs else ""
+        )
+        lines.append(f"run {summary.run}, level {summary.level.value}, at {looked_at}{skipped}:")
+        lines.append(f"  {_verdict_text(verdict)}")
+        lines += [f"    {printable(_evidence_text(seen))}" for seen in verdict.evidence]
+        if verdict.evidence_left_out:
+            lines.append(f"    and {verdict.evidence_left_out:,} more")
+    return lines
+
+
+def _verdict_text(verdict: LedgerVerdict) -> str:
+    parts = [verdict.grade.value, verdict.state or "metadata cannot be read"]
+    if verdict.state:
+        parts += [f"last entry {verdict.last_entry_id:,}", size_text(verdict.length)]
+    if verdict.rests_on_unknown:
+        parts.append("rests on what is not known")
+    return ", ".join(parts)
+
+
+def _evidence_text(each: Evidence) -> str:
+    words = [each.finding.value.replace("_", " "), each.bookie or ""]
+    if each.first_entry_id >= 0:
+        words.append(
+            f"entries {each.first_entry_id} to {each.last_entry_id} ({each.entry_count:,})"
+        )
+    words += [each.code, each.detail]
+    return ", ".join(word for word in words if word)
+
+
+def past_record(ledger_id: int, past: Sequence[PastVerdict]) -> dict[str, Any]:
+    """The verdicts with the columns of the results."""
+    return {
+        "ledger_id": ledger_id,
+        "verdicts": [
+            {
+                "run": each.summary.run,
+                "level": each.summary.level.value,
+                "later_runs": each.later_runs,
+                **to_record(each.verdict),
+            }
+            for each in past
+        ],
+    }
 
 
 # --- Two runs -------------------------------------------------------------------------------------

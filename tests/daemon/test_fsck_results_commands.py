@@ -1,6 +1,7 @@
 """``bookmender fsck mark``, ``report`` and ``diff``: what becomes of the results of runs."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tests.daemon.fsck_calls import (
     LOST,
     UNKNOWN,
     URI,
+    A,
     FakeRuns,
     call,
     call_run,
@@ -143,6 +145,37 @@ def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
     assert isinstance(said.exception, SettingsError)
     assert "id-1" in str(said.exception)
     assert "id-2" in str(said.exception)
+
+
+def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: Path) -> None:
+    leave_results(tmp_path, [LOST, whole(7)], run="1", level=Level.FULL)
+    leave_results(tmp_path, [whole(1)], run="2", level=Level.METADATA)
+    leave_results(tmp_path, [whole(8)], run="3", level=Level.FULL, skipped=1)
+
+    said = call("show", tmp_path, "1")
+
+    assert said.exit_code == 1, "nobody has looked as closely since"
+    assert said.stdout.splitlines() == [
+        "run 2, level metadata, at 2023-11-14 22:13:20 UTC; 1 later run did not look:",
+        "  whole, closed, last entry 9, 1 kB",
+        "run 1, level full, at 2023-11-14 22:13:20 UTC; 2 later runs did not look:",
+        "  lost, closed, last entry 9, 1 kB",
+        f"    missing, {A}, entries 3 to 3 (1)",
+    ]
+    skipped = json.loads(call("show", tmp_path, "7", "--json").stdout)
+    assert [each["verdict"] for each in skipped["verdicts"]] == ["whole"]
+    assert skipped["verdicts"][0]["later_runs"] == 2
+
+
+def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> None:
+    results = leave_results(tmp_path, [whole(1)])
+    shutil.rmtree(leave_results(tmp_path, [whole(2)], run=LATER_RUN).path)
+
+    said = call("show", tmp_path, "2")
+
+    assert said.exit_code == 3
+    assert "no run there has looked at ledger 2" in said.stderr
+    assert call("show", results.folder, "1").exit_code == 0
 
 
 def test_what_became_better_is_no_failure(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
     (
         _grade(Grade.AT_RISK),
         "Ledgers with entries of which one copy is left: {count}",
-        "Do not restart the bookies that hold it before the others are mended. bookmender fsck mark DIR --mark puts "
-        "them into the daemon's queue, before all others; bookmender queue list says how far they are.",
+        "Do not restart the bookies that hold it before the others are mended. Where copies are missing or damaged, "
+        "bookmender fsck mark DIR --mark puts them into the daemon's queue, before all others; bookmender queue list "
+        "says how far they are.",
     ),
     (
         _finding(Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR),

@@ -82,6 +82,12 @@ def to_batch(verdicts: Sequence[LedgerVerdict]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
+def to_record(verdict: LedgerVerdict) -> dict[str, Any]:
+    """Its row, by column."""
+    record: dict[str, Any] = to_batch([verdict]).to_pylist()[0]
+    return record
+
+
 def from_table(table: pa.Table) -> Iterator[LedgerVerdict]:
     """As many at a time as stand in a batch. ``table`` may have more columns, as a data set's ``run``."""
     for batch in table.select(SCHEMA.names).to_batches(max_chunksize=1_000):

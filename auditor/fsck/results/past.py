@@ -1,0 +1,38 @@
+"""What runs said of one ledger: the last that looked at it, and earlier ones that looked more closely.
+
+A ledger that a run skipped, or left, has no row there: its last verdict stands in an earlier run's.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from auditor.fsck.results.reading import Results
+from auditor.fsck.results.summary import Summary, summary_runs
+from auditor.fsck.verdicts import LedgerVerdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastVerdict:
+    """``later_runs``: that ended since; none of them looked at the ledger as closely."""
+
+    summary: Summary
+    verdict: LedgerVerdict
+    later_runs: int
+
+
+def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
+    """The last first. Empty where no run whose rows are there looked at it. Raises CorruptionError."""
+    said: list[PastVerdict] = []
+    runs = summary_runs(folder)
+    for later_runs, run in enumerate(reversed(runs)):
+        results = Results.open(folder, run)
+        is_closer = not said or results.summary.level.depth > said[-1].summary.level.depth
+        if not is_closer or not results.path.is_dir():  # rows of old runs may be deleted
+            continue
+        for verdict in results.verdicts(pc.field("ledger_id") == ledger_id):
+            said.append(
+                PastVerdict(summary=results.summary, verdict=verdict, later_runs=later_runs)
+            )
+    return said
