@@ -180,15 +180,17 @@ def past_lines(past: Sequence[PastVerdict]) -> list[str]:
     for each in past:
         summary, verdict = each.summary, each.verdict
         looked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
-        skipped = (
-            f"; {counted(each.later_runs, 'later run')} did not look" if each.later_runs else ""
-        )
-        lines.append(f"run {summary.run}, level {summary.level.value}, at {looked_at}{skipped}:")
+        since = "; it looked more closely" if lines else _later(each.later_runs)
+        lines.append(f"run {summary.run}, level {summary.level.value}, at {looked_at}{since}:")
         lines.append(f"  {_verdict_text(verdict)}")
         lines += [f"    {printable(_evidence_text(seen))}" for seen in verdict.evidence]
         if verdict.evidence_left_out:
             lines.append(f"    and {verdict.evidence_left_out:,} more")
     return lines
+
+
+def _later(runs: int) -> str:
+    return f"; {counted(runs, 'later run')} did not look" if runs else ""
 
 
 def _verdict_text(verdict: LedgerVerdict) -> str:

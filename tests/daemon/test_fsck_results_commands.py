@@ -158,7 +158,7 @@ def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: 
     assert said.stdout.splitlines() == [
         "run 2, level metadata, at 2023-11-14 22:13:20 UTC; 1 later run did not look:",
         "  whole, closed, last entry 9, 1 kB",
-        "run 1, level full, at 2023-11-14 22:13:20 UTC; 2 later runs did not look:",
+        "run 1, level full, at 2023-11-14 22:13:20 UTC; it looked more closely:",
         "  lost, closed, last entry 9, 1 kB",
         f"    missing, {A}, entries 3 to 3 (1)",
     ]
