@@ -148,7 +148,8 @@ class Auditor:
     # --- Who is missing ------------------------------------------------------------------------------
 
     def _see(self, view: ClusterView) -> None:
-        self._absences.see(view, named=self._keeper.index.bookies)
+        keeper = self._keeper
+        self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
 
     def _missing(self, view: ClusterView) -> Missing:
         """Whose ledgers are to be marked now: nobody's while a hold stands."""

@@ -57,11 +57,15 @@ class Absences:
         if stored.since_ms:
             self._write_due_s = now_s
 
-    def see(self, view: ClusterView, *, named: Collection[BookieId]) -> None:
-        """``named``: bookies that some ledger names. One that was set up is known, too."""
+    def see(self, view: ClusterView, *, named: Collection[BookieId], are_all_named: bool) -> None:
+        """``named``: bookies that some ledger names; ``are_all_named``: whether every ledger is known, so that
+        no other is. One that was set up is known, too."""
+        known = view.cookies.keys() | named
+        if not are_all_named:
+            known |= self.since_s.keys()
         self.since_s = still_absent(
             self.since_s,
-            known=view.cookies.keys() | named,
+            known=known,
             available=view.available,
             excused=view.orders.maintenance.keys(),
             now_s=self._clock.now_s(),

@@ -78,7 +78,8 @@ class Observer:
         """What would be done now. Raises UnavailableError when something could not be read whole."""
         view = self._views.current
         delay_s = await self._follow_delay()
-        self._absences.see(view, named=self._keeper.index.bookies)
+        keeper = self._keeper
+        self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
         hold = await self._follow_hold(view)
         missing = await self._missing(view, delay_s=delay_s)
         danger = await self._weigh(missing)

@@ -93,6 +93,22 @@ async def test_a_rolling_restart_of_all_bookies_marks_nothing_whoever_leads() ->
 
 
 @in_virtual_time
+async def test_the_delay_goes_on_also_of_a_bookie_that_nothing_but_ledgers_tells_of() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.delete(f"{ROOT}/cookies/{B1}")
+    async with auditing(cluster, "node-1", delayed(60)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(30)
+
+    async with auditing(cluster, "node-2", delayed(60)):  # which has yet to learn what ledgers name
+        await asyncio.sleep(28)
+        assert await cluster.marked() == []
+        await asyncio.sleep(3)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
 async def test_what_is_noted_of_absences_changes_with_them_and_is_renewed_now_and_then() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
