@@ -10,11 +10,11 @@ from random import Random
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId
+from ledgers.placement.arrangements import Arrangements, Shape, Stock, replaced
 from ledgers.placement.drawing import Drawing, Weighting
-from ledgers.placement.layouts import Layouts, Shape, Stock, replaced
 from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, Move
 from ledgers.placement.rules import NoRule, Rule
-from ledgers.placement.verdicts import MOVES_MAX, better_layouts, judge_racks, rank_racks
+from ledgers.placement.verdicts import MOVES_MAX, better_arrangements, judge_racks, rank_racks
 
 Locate = Callable[[BookieId], str]
 """Where a bookie is, or was when it was last seen."""
@@ -65,13 +65,13 @@ class RuledPlacement:
         weights = self._drawing.weights(allowed)
         pools = _by_rack(allowed)
         chosen: list[BookieId] = []
-        for rack in self._layout(pools, weights, shape):
+        for rack in self._arrangement(pools, weights, shape):
             taken = self._drawing.draw(pools[rack], weights, prefers_local=False)
             pools[rack].remove(taken)
             chosen.append(taken.bookie)
         return tuple(chosen)
 
-    def _layout(
+    def _arrangement(
         self, pools: _Pools, weights: Mapping[BookieId, float], shape: Shape
     ) -> Sequence[str]:
         """The rack for each place of a new ensemble. Raises NotEnoughBookiesError."""
@@ -80,17 +80,17 @@ class RuledPlacement:
             for rack, pool in pools.items()
         }
         admitted = {rack: stock for rack, stock in stocks.items() if self._rule.admits(rack)}
-        layouts = Layouts(self._rule, shape)
+        arrangements = Arrangements(self._rule, shape)
         can_fit = self._rule.fits(size=shape.size, write_quorum=shape.write_quorum)
         if can_fit or not self._rule.is_enforced:
-            found = layouts.search(admitted, self._rng)
+            found = arrangements.search(admitted, self._rng)
             if found is not None:
                 return found
         if self._rule.is_enforced:
             raise self._nobody(
                 "no ensemble can be made of the writable bookies without breaking", pools
             )
-        return layouts.makeshift(stocks, self._rng)
+        return arrangements.makeshift(stocks, self._rng)
 
     # --- Replacements --------------------------------------------------------------------------
 
@@ -156,13 +156,13 @@ class RuledPlacement:
         allowed = _allowed(known, {*excluded, *ensemble})
         pools = _by_rack(allowed)
         shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
-        layout = tuple(self._racks(ensemble, candidates))
+        arrangement = tuple(self._racks(ensemble, candidates))
         racks = tuple(rack for rack, pool in pools.items() for _ in pool[:MOVES_MAX])
-        better = better_layouts(self._rule, shape, layout, racks)
+        better = better_arrangements(self._rule, shape, arrangement, racks)
         if not better:
             raise self._nobody("no writable bookie is where it would better keep", pools)
         changes = [
-            {i: each[i] for i in range(shape.size) if each[i] != layout[i]} for each in better
+            {i: each[i] for i in range(shape.size) if each[i] != arrangement[i]} for each in better
         ]
         by_bookies = [sum(len(pools[rack]) for rack in each.values()) for each in changes]
         [chosen] = self._rng.choices(changes, by_bookies)

@@ -9,14 +9,14 @@ from functools import lru_cache
 from itertools import combinations, permutations
 from math import comb, perm
 
-from ledgers.placement.layouts import Layout, Layouts, Shape, replaced
+from ledgers.placement.arrangements import Arrangement, Arrangements, Shape, replaced
 from ledgers.placement.policy import DEFAULT_RACK, Adherence
 from ledgers.placement.rules import Rule
 
 MOVES_MAX = 2
 """Copies that change places together, where one alone makes nothing better: "/a /a /b /b" with W 2."""
 MOVES_TRIED_MAX = 5_000
-"""Layouts looked at for it. Two moves are needed only where racks are few."""
+"""Arrangements looked at for it. Two moves are needed only where racks are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,18 @@ def rank_racks(
 
     A write set that breaks the rule whoever comes speaks neither for nor against anybody.
     """
-    layouts = Layouts(rule, shape)
+    arrangements = Arrangements(rule, shape)
     admitted = tuple(filter(rule.admits, racks))
-    hopeless = layouts.broken(others, index)
+    hopeless = arrangements.broken(others, index)
     broken_counts = {
-        rack: len(layouts.broken(replaced(others, index, rack), index) - hopeless)
+        rack: len(arrangements.broken(replaced(others, index, rack), index) - hopeless)
         for rack in admitted or racks
     }
     fewest = min(broken_counts.values())
     keeping = tuple(rack for rack, count in broken_counts.items() if count == fewest)
-    crowding = {rack: layouts.crowding(replaced(others, index, rack), index) for rack in keeping}
+    crowding = {
+        rack: arrangements.crowding(replaced(others, index, rack), index) for rack in keeping
+    }
     least = min(crowding.values())
     return Ranking(
         keeping=keeping,
@@ -62,16 +64,16 @@ def rank_racks(
 
 
 @lru_cache(maxsize=8_192)
-def better_layouts(
-    rule: Rule, shape: Shape, layout: tuple[str, ...], racks: tuple[str, ...]
+def better_arrangements(
+    rule: Rule, shape: Shape, arrangement: tuple[str, ...], racks: tuple[str, ...]
 ) -> tuple[tuple[str, ...], ...]:
-    """What the fewest moves can make of a layout that fails, all of it equally good: fewest offences, then
-    the most even spread. Nothing where it gets no better.
+    """What the fewest moves can make of one that fails, all of it equally good.
 
-    ``racks``: of the bookies that may come in, a rack as often as it has some, ``MOVES_MAX`` times at most.
+    Fewest offences count first, then the most even spread; nothing where it gets no better. ``racks``:
+    of the bookies that may come in, a rack as often as it has some, ``MOVES_MAX`` times at most.
     """
-    layouts = Layouts(rule, shape)
-    least = layouts.offences(layout)
+    arrangements = Arrangements(rule, shape)
+    least = arrangements.offences(arrangement)
     admitted = tuple(filter(rule.admits, racks))
     for count in range(1, MOVES_MAX + 1):
         tries = comb(shape.size, count) * perm(len(admitted), count)
@@ -80,17 +82,17 @@ def better_layouts(
         found: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
         for indexes in combinations(range(shape.size), count):
             for chosen in dict.fromkeys(permutations(admitted, count)):
-                moved = _moved(layout, dict(zip(indexes, chosen, strict=True)))
-                if (offences := layouts.offences(moved)) < least:
-                    crowding = tuple(layouts.crowding(moved, index) for index in indexes)
+                moved = _moved(arrangement, dict(zip(indexes, chosen, strict=True)))
+                if (offences := arrangements.offences(moved)) < least:
+                    crowding = tuple(arrangements.crowding(moved, index) for index in indexes)
                     found.setdefault((offences, crowding), []).append(moved)
         if found:
             return tuple(found[min(found)])
     return ()
 
 
-def _moved(layout: tuple[str, ...], moves: Mapping[int, str]) -> tuple[str, ...]:
-    return tuple(moves.get(index, rack) for index, rack in enumerate(layout))
+def _moved(arrangement: tuple[str, ...], moves: Mapping[int, str]) -> tuple[str, ...]:
+    return tuple(moves.get(index, rack) for index, rack in enumerate(arrangement))
 
 
 @lru_cache(maxsize=8_192)
@@ -111,10 +113,10 @@ def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adhe
     return best if verdicts == {best} else Adherence.UNKNOWN
 
 
-def _judge(rule: Rule, shape: Shape, racks: Layout) -> Adherence:
+def _judge(rule: Rule, shape: Shape, racks: Arrangement) -> Adherence:
     """Where a rack is not known it is taken for the best one."""
-    layouts = Layouts(rule, shape)
+    arrangements = Arrangements(rule, shape)
     fits = rule.fits(size=shape.size, write_quorum=shape.write_quorum)
-    if not fits or layouts.offences(racks):
+    if not fits or arrangements.offences(racks):
         return Adherence.FAIL
-    return Adherence.STRICT if layouts.is_ideal(racks) else Adherence.SOFT
+    return Adherence.STRICT if arrangements.is_ideal(racks) else Adherence.SOFT

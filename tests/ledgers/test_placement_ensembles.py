@@ -29,27 +29,30 @@ def ensembles(
 
 
 def test_a_new_ensemble_takes_each_place_from_another_rack() -> None:
-    for layout in ensembles(RackRule(), "/a /a /a /b /c", 3, write_quorum=3):
-        assert sorted(layout) == ["/a", "/b", "/c"]
+    for arrangement in ensembles(RackRule(), "/a /a /a /b /c", 3, write_quorum=3):
+        assert sorted(arrangement) == ["/a", "/b", "/c"]
 
 
 def test_a_new_ensemble_finds_the_only_order_that_keeps_the_rule() -> None:
-    for layout in ensembles(ENFORCED, "/a /a /b /b", 4, write_quorum=2):
-        assert layout in [("/a", "/b", "/a", "/b"), ("/b", "/a", "/b", "/a")]
+    for arrangement in ensembles(ENFORCED, "/a /a /b /b", 4, write_quorum=2):
+        assert arrangement in [("/a", "/b", "/a", "/b"), ("/b", "/a", "/b", "/a")]
 
 
 def test_a_new_ensemble_is_spread_evenly_over_regions_then_racks() -> None:
     racks = "/x/1 /x/1 /x/2 /y/1 /y/1 /y/2"
 
-    for layout in ensembles(RegionRule(), racks, 4, write_quorum=4, ack_quorum=3):
-        assert sorted(layout) == ["/x/1", "/x/2", "/y/1", "/y/2"]
+    for arrangement in ensembles(RegionRule(), racks, 4, write_quorum=4, ack_quorum=3):
+        assert sorted(arrangement) == ["/x/1", "/x/2", "/y/1", "/y/2"]
 
 
 def test_a_new_ensemble_has_the_zones_that_are_desired() -> None:
     racks = "/x/1 /x/2 /y/1 /y/2 /z/1 /z/2"
 
-    for layout in ensembles(ZoneRule(), racks, 6, write_quorum=3):
-        assert all(len({rack[:2] for rack in (*layout, *layout)[i : i + 3]}) == 3 for i in range(6))
+    for arrangement in ensembles(ZoneRule(), racks, 6, write_quorum=3):
+        assert all(
+            len({rack[:2] for rack in (*arrangement, *arrangement)[i : i + 3]}) == 3
+            for i in range(6)
+        )
 
 
 @pytest.mark.parametrize(
@@ -79,15 +82,15 @@ def test_no_ensemble_is_made_that_breaks_an_enforced_rule(
 def test_a_rule_that_is_not_enforced_gives_way_to_a_new_ensemble(
     racks: str, size: int, write_quorum: int, expected: list[str]
 ) -> None:
-    for layout in ensembles(RackRule(), racks, size, write_quorum=write_quorum):
-        assert sorted(layout) == expected
+    for arrangement in ensembles(RackRule(), racks, size, write_quorum=write_quorum):
+        assert sorted(arrangement) == expected
 
 
 def test_a_new_ensemble_is_made_where_copies_are_wanted_if_it_can_be() -> None:
     rule = RegionRule(regions=frozenset({"/x", "/y"}), min_regions=2, is_enforced=False)
 
-    for layout in ensembles(rule, "/x/1 /z/1 /z/2 /y/1", 3, write_quorum=3, ack_quorum=2):
-        assert {"/x/1", "/y/1"} < set(layout)
+    for arrangement in ensembles(rule, "/x/1 /z/1 /z/2 /y/1", 3, write_quorum=3, ack_quorum=2):
+        assert {"/x/1", "/y/1"} < set(arrangement)
 
 
 def test_a_new_ensemble_has_no_liking_for_the_local_bookie() -> None:

@@ -1,4 +1,4 @@
-"""Racks, regions and zones: which layouts keep the rules, and which bookie takes over."""
+"""Racks, regions and zones: which arrangements keep the rules, and which bookie takes over."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
 
 
 @pytest.mark.parametrize(
-    ("rule", "layout", "write_quorum", "ack_quorum", "expected"),
+    ("rule", "arrangement", "write_quorum", "ack_quorum", "expected"),
     [
         pytest.param(RackRule(), "/a /b /c", 3, 2, STRICT, id="racks: three of three"),
         pytest.param(RackRule(), "/a /b /a", 3, 2, STRICT, id="racks: two are enough"),
@@ -90,9 +90,9 @@ FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
     ],
 )
 def test_an_ensemble_that_stands_is_judged(
-    rule: Rule, layout: str, write_quorum: int, ack_quorum: int, expected: Adherence
+    rule: Rule, arrangement: str, write_quorum: int, ack_quorum: int, expected: Adherence
 ) -> None:
-    racks = named(layout.split())
+    racks = named(arrangement.split())
 
     found = policy_of(rule, racks).adherence(
         tuple(racks), write_quorum=write_quorum, ack_quorum=ack_quorum
@@ -106,7 +106,7 @@ def test_an_ensemble_that_stands_is_judged(
 
 def taking_over(
     rule: Rule,
-    layout: str,
+    arrangement: str,
     candidates: str,
     *,
     index: int = 0,
@@ -116,7 +116,7 @@ def taking_over(
     local: str | None = None,
 ) -> Counter[str]:
     """The racks that the place falls to, and how often. Members are away, and no candidates."""
-    members = named(layout.split())
+    members = named(arrangement.split())
     others = {BookieId(f"new-{number}"): rack for number, rack in enumerate(candidates.split())}
     chosen: Counter[str] = Counter()
     for seed in SEEDS:
@@ -138,7 +138,7 @@ RACKS_3 = RackRule(min_racks=3)
 
 
 @pytest.mark.parametrize(
-    ("rule", "layout", "candidates", "expected"),
+    ("rule", "arrangement", "candidates", "expected"),
     [
         pytest.param(RackRule(), "/a /b /b", "/a /b", {"/a"}, id="the rack of the one replaced"),
         pytest.param(RackRule(), "/a /b /b", "/c /b", {"/c"}, id="or any that keeps the rule"),
@@ -193,13 +193,13 @@ RACKS_3 = RackRule(min_racks=3)
     ],
 )
 def test_the_rule_decides_who_takes_over(
-    rule: Rule, layout: str, candidates: str, expected: set[str]
+    rule: Rule, arrangement: str, candidates: str, expected: set[str]
 ) -> None:
-    assert set(taking_over(rule, layout, candidates)) == expected
+    assert set(taking_over(rule, arrangement, candidates)) == expected
 
 
 @pytest.mark.parametrize(
-    ("rule", "layout", "candidates", "words"),
+    ("rule", "arrangement", "candidates", "words"),
     [
         pytest.param(ENFORCED, "/a /b /b", "/b /b", "at least 2 racks", id="racks"),
         pytest.param(ENFORCED, "/a /b /c", DEFAULT_RACK, "at least 2 racks", id="unknown rack"),
@@ -216,10 +216,10 @@ def test_the_rule_decides_who_takes_over(
     ],
 )
 def test_where_an_enforced_rule_cannot_be_kept_nobody_takes_over(
-    rule: Rule, layout: str, candidates: str, words: str
+    rule: Rule, arrangement: str, candidates: str, words: str
 ) -> None:
     with pytest.raises(NotEnoughBookiesError, match=words):
-        taking_over(rule, layout, candidates, ack_quorum=2)
+        taking_over(rule, arrangement, candidates, ack_quorum=2)
 
 
 def test_only_the_write_sets_of_the_place_decide() -> None:

@@ -19,23 +19,23 @@ from ledgers.placement import (
     RuledPlacement,
     ZoneRule,
 )
-from ledgers.placement.layouts import Shape
+from ledgers.placement.arrangements import Shape
 from ledgers.placement.verdicts import judge_racks
 
 FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
 UNKNOWN = Adherence.UNKNOWN
 
 
-def places(layout: str) -> tuple[str | None, ...]:
+def places(arrangement: str) -> tuple[str | None, ...]:
     """Of "/a ? /b": a question mark is a place that nobody knows."""
-    return tuple(None if place == "?" else place for place in layout.split())
+    return tuple(None if place == "?" else place for place in arrangement.split())
 
 
 # --- Where places are not known --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("rule", "layout", "write_quorum", "expected"),
+    ("rule", "arrangement", "write_quorum", "expected"),
     [
         pytest.param(RackRule(), "/a ?", 2, UNKNOWN, id="racks: it may share the rack"),
         pytest.param(RackRule(), "? ? ?", 3, UNKNOWN, id="racks: nothing is known at all"),
@@ -59,9 +59,9 @@ def places(layout: str) -> tuple[str | None, ...]:
     why="where the place of a bookie decides, and nobody knows it, the check says so instead of 'fail'",
 )
 def test_a_verdict_is_given_only_if_no_unknown_place_can_change_it(
-    rule: Rule, layout: str, write_quorum: int, expected: Adherence
+    rule: Rule, arrangement: str, write_quorum: int, expected: Adherence
 ) -> None:
-    racks = places(layout)
+    racks = places(arrangement)
     shape = Shape(size=len(racks), write_quorum=write_quorum, ack_quorum=min(2, write_quorum))
 
     assert judge_racks(rule, shape, racks) is expected
@@ -88,10 +88,10 @@ def test_what_is_said_holds_wherever_the_unknown_ones_are(rule: Rule, seed: int)
 
 
 def moves(
-    rule: Rule, layout: str, candidates: str, *, write_quorum: int = 2, seed: int = 0
+    rule: Rule, arrangement: str, candidates: str, *, write_quorum: int = 2, seed: int = 0
 ) -> dict[int, str]:
     """The target by index. Members are called 0, 1, ...; candidates new-0, new-1, ..."""
-    members = {BookieId(str(number)): rack for number, rack in enumerate(layout.split())}
+    members = {BookieId(str(number)): rack for number, rack in enumerate(arrangement.split())}
     found = RuledPlacement(rule, Random(seed), locate=members.__getitem__).choose_moves(
         [
             Candidate(bookie=BookieId(f"new-{number}"), rack=rack)
@@ -105,7 +105,7 @@ def moves(
 
 
 @pytest.mark.parametrize(
-    ("layout", "candidates", "possible"),
+    ("arrangement", "candidates", "possible"),
     [
         pytest.param("/a /a", "/a /b", [{0: "new-1"}, {1: "new-1"}], id="to the other rack"),
         pytest.param("/a /a /a /b", "/c", [{1: "new-0"}], id="the one that puts two right"),
@@ -121,14 +121,14 @@ def moves(
     ],
 )
 def test_moves_take_away_the_most_that_is_wrong(
-    layout: str, candidates: str, possible: list[dict[int, str]]
+    arrangement: str, candidates: str, possible: list[dict[int, str]]
 ) -> None:
     for seed in range(20):
-        assert moves(RackRule(), layout, candidates, seed=seed) in possible
+        assert moves(RackRule(), arrangement, candidates, seed=seed) in possible
 
 
 @pytest.mark.parametrize(
-    ("rule", "layout", "candidates", "write_quorum"),
+    ("rule", "arrangement", "candidates", "write_quorum"),
     [
         pytest.param(RackRule(), "/a /a", "/a", 2, id="the same rack again"),
         pytest.param(RackRule(), "/a /a", "", 2, id="nobody is writable"),
@@ -140,10 +140,10 @@ def test_moves_take_away_the_most_that_is_wrong(
     ],
 )
 def test_where_no_move_makes_it_better_the_rule_is_named(
-    rule: Rule, layout: str, candidates: str, write_quorum: int
+    rule: Rule, arrangement: str, candidates: str, write_quorum: int
 ) -> None:
     with pytest.raises(NotEnoughBookiesError, match=r"better keep the rule: .* in each write set"):
-        moves(rule, layout, candidates, write_quorum=write_quorum)
+        moves(rule, arrangement, candidates, write_quorum=write_quorum)
 
 
 @pytest.mark.parametrize("seed", range(40))

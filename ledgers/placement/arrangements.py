@@ -1,7 +1,7 @@
-"""Which rack goes to which place of an ensemble: what a rule says of a layout, and the search for a good one.
+"""Which rack goes to which place of an ensemble: what a rule says of it, and the search for a good one.
 
-A layout is a sequence of racks, one for each bookie index; ``None`` is a place not filled yet. Bookies of
-the same rack are alike here.
+An arrangement is a sequence of racks, one for each bookie index; ``None`` is a place not filled yet.
+Bookies of the same rack are alike here.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from msgspec import Struct
 from ledgers.placement.rules import Rule
 from ledgers.striping import write_set
 
-Layout = Sequence[str | None]
+Arrangement = Sequence[str | None]
 
 STEPS_MAX = 2_000
 """Places tried before a search is given up. One that succeeds rarely takes more than one a place."""
@@ -53,55 +53,59 @@ class Stock:
         return Stock(count=self.count - 1, weight=self.weight * (self.count - 1) / self.count)
 
 
-class Layouts:
-    """Layouts of one shape, as one rule sees them."""
+class Arrangements:
+    """Arrangements of one shape, as one rule sees them."""
 
     def __init__(self, rule: Rule, shape: Shape) -> None:
         self._rule, self._shape = rule, shape
 
     # --- What the rule says --------------------------------------------------------------------
 
-    def offences(self, layout: Layout) -> int:
+    def offences(self, arrangement: Arrangement) -> int:
         """What is wrong: write sets that break the rule, and racks that an enforced one does not admit."""
-        broken = sum(not self._keeps(layout, each) for each in self._shape.write_sets().values())
+        broken = sum(
+            not self._keeps(arrangement, each) for each in self._shape.write_sets().values()
+        )
         if not self._rule.is_enforced:
             return broken
-        return broken + sum(rack is not None and not self._rule.admits(rack) for rack in layout)
+        return broken + sum(
+            rack is not None and not self._rule.admits(rack) for rack in arrangement
+        )
 
-    def is_ideal(self, layout: Layout) -> bool:
+    def is_ideal(self, arrangement: Arrangement) -> bool:
         return all(
-            self._rule.is_ideal([layout[index] for index in members])
+            self._rule.is_ideal([arrangement[index] for index in members])
             for members in self._shape.write_sets().values()
         )
 
-    def broken(self, layout: Layout, index: int) -> frozenset[int]:
+    def broken(self, arrangement: Arrangement, index: int) -> frozenset[int]:
         """The write sets of a place that break the rule, by the bookie index they begin with."""
         return frozenset(
             start
             for start, members in self._shape.write_sets_with(index).items()
-            if not self._keeps(layout, members)
+            if not self._keeps(arrangement, members)
         )
 
-    def crowding(self, layout: Layout, index: int) -> tuple[int, ...]:
+    def crowding(self, arrangement: Arrangement, index: int) -> tuple[int, ...]:
         """How unevenly the write sets of a place are spread, the widest domains first; 0s are least.
 
         For each width the pairs of bookies that share a domain: what may fail together.
         """
         rows: list[tuple[int, ...]] = []
         for members in self._shape.write_sets_with(index).values():
-            racks = [rack for at in members if (rack := layout[at]) is not None]
+            racks = [rack for at in members if (rack := arrangement[at]) is not None]
             widths = zip(*map(self._rule.domains, racks), strict=True)
             rows.append(tuple(map(_pairs, widths)))
         return tuple(map(sum, zip(*rows, strict=True)))
 
-    def _keeps(self, layout: Layout, members: Sequence[int]) -> bool:
-        racks = [layout[index] for index in members]
+    def _keeps(self, arrangement: Arrangement, members: Sequence[int]) -> bool:
+        racks = [arrangement[index] for index in members]
         return self._rule.keeps(racks, ack_quorum=self._shape.ack_quorum)
 
     # --- The search for a good one -------------------------------------------------------------
 
     def search(self, stocks: Mapping[str, Stock], rng: Random) -> list[str] | None:
-        """A layout that keeps the rule; None where there is none (or none was found in time)."""
+        """An arrangement that keeps the rule; None where there is none (or none was found in time)."""
         left = dict(stocks)
         places: list[str | None] = [None] * self._shape.size
         steps = iter(range(STEPS_MAX))
@@ -133,7 +137,7 @@ class Layouts:
         return chosen
 
     def _tries(
-        self, places: Layout, index: int, left: Mapping[str, Stock], rng: Random
+        self, places: Arrangement, index: int, left: Mapping[str, Stock], rng: Random
     ) -> list[tuple[int, str]]:
         """The racks for a place with the number of write sets they would break there, best first.
 
@@ -141,19 +145,19 @@ class Layouts:
         """
         tries = []
         for rack in sorted(rack for rack, stock in left.items() if stock.count):
-            layout = replaced(places, index, rack)
+            arrangement = replaced(places, index, rack)
             merit = (
                 not self._rule.admits(rack),
-                len(self.broken(layout, index)),
-                self.crowding(layout, index),
+                len(self.broken(arrangement, index)),
+                self.crowding(arrangement, index),
                 rng.expovariate(left[rack].weight),
             )
             tries.append((merit, rack))
         return [(merit[1], rack) for merit, rack in sorted(tries)]
 
 
-def replaced(layout: Layout, index: int, rack: str | None) -> Layout:
-    return [*layout[:index], rack, *layout[index + 1 :]]
+def replaced(arrangement: Arrangement, index: int, rack: str | None) -> Arrangement:
+    return [*arrangement[:index], rack, *arrangement[index + 1 :]]
 
 
 def _pairs(domains: Sequence[str]) -> int:
