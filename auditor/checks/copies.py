@@ -22,9 +22,9 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.operations.opening import ledger_digest
 from replication.cluster.cluster_view import ViewSource
-from replication.planning.check import Refused, put_questions, questions
 from replication.planning.entry_lists import EntryLists
 from replication.planning.entry_runs import EntryRuns, merged
+from replication.planning.questions import Refused, put_questions, questions
 from replication.planning.survey import entry_bytes_guess
 
 SECOND_LOOK_S = 2.0

@@ -15,8 +15,8 @@ from auditor.fsck.verdicts import Evidence, Finding, Grade
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.striping import StripedEntries, stores
-from replication.planning.check import Refused
 from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
+from replication.planning.questions import Refused
 
 _PLUS_ONE = bytes(min(count + 1, 255) for count in range(256))
 

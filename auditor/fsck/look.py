@@ -19,9 +19,9 @@ from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.fragments import Fragment
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
-from replication.planning.check import Refused, questions
 from replication.planning.entry_lists import EntryLists
 from replication.planning.entry_runs import EntryRuns, merged
+from replication.planning.questions import Refused, questions
 
 STRETCH_COPIES = 32_768
 """Copies that are asked for at once, of one ledger."""

@@ -15,7 +15,7 @@ from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
 from ledgers.fingerprints import NO_FINGERPRINT, Fingerprints
 from ledgers.metadata import BookieId
-from replication.planning.check import Refused, transfer_slices
+from replication.planning.questions import Refused, transfer_slices
 
 AGAIN_MAX = 3
 AGAIN_AFTER_S = 0.5

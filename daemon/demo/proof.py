@@ -18,7 +18,7 @@ from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.operations.opening import OpenedLedger, find_end
 from ledgers.operations.reader import LedgerReader
-from replication.planning.check import transfer_slices
+from replication.planning.questions import transfer_slices
 
 LEDGERS_AT_ONCE = 20
 

@@ -16,8 +16,8 @@ from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 from ledgers.striping import write_set
-from replication.planning.check import Refused
 from replication.planning.entry_runs import EntryRuns
+from replication.planning.questions import Refused
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment
 
 ENSEMBLE = (B1, B2, B3, B4, B5)

@@ -11,8 +11,8 @@ from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
-from replication.planning.check import Refused
 from replication.planning.entry_runs import EntryRuns
+from replication.planning.questions import Refused
 from tests.fsck.looking import look, one_ledger, options, replace_payload, told
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4

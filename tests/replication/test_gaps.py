@@ -12,7 +12,8 @@ from ledgers.fragments import fragments
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState, Segment
 from replication.outcome import DONE, OutcomeKind
-from replication.planning.check import Verdict, judge, questions
+from replication.planning.check import Verdict, judge
+from replication.planning.questions import questions
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import PASSWORD, Cluster, in_virtual_time
