@@ -24,6 +24,7 @@ from ledgers.errors import (
     NoNodeError,
     NoSuchLedgerError,
     RejectedError,
+    UnauthorizedError,
     UnavailableError,
 )
 from ledgers.metadata import BookieId
@@ -258,7 +259,7 @@ async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: Booki
             return bookie in (await cluster.manager.read(ledger_id)).metadata.bookies
         except NoSuchLedgerError:
             return False
-        except CorruptionError:  # the walk that follows judges it
+        except (CorruptionError, UnauthorizedError):  # the walk that follows judges it
             return True
 
     left: list[int] = []

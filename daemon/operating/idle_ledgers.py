@@ -9,7 +9,7 @@ from auditor.checks.kinds import IDLE_OPEN
 from auditor.checks.records import read_check
 from daemon.visit import Visit
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId, LedgerState
 
 READS_AT_ONCE = 100
@@ -55,7 +55,7 @@ async def _still_idle(
     async def look(ledger_id: int, sighting: Sighting) -> IdleLedger | None:
         try:
             found = await cluster.manager.read(ledger_id)
-        except (NoSuchLedgerError, CorruptionError):
+        except (NoSuchLedgerError, CorruptionError, UnauthorizedError):
             return None
         if found.metadata.is_closed or found.stat.mtime_ms > sighting.since_ms:
             return None

@@ -19,7 +19,7 @@ from daemon.settings import Settings
 from daemon.visit import Visit
 from daemon.worker_half import open_worker
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
@@ -67,7 +67,7 @@ async def find_ledgers(
     for ledger_id in ledger_ids:
         try:
             named[ledger_id] = await _named(cluster.manager, ledger_id)
-        except (NoSuchLedgerError, CorruptionError) as error:
+        except (NoSuchLedgerError, CorruptionError, UnauthorizedError) as error:
             failed[ledger_id] = str(error)
     if bookie is None:
         return Found(ledgers=tuple(named.values()), failed=failed)

@@ -21,7 +21,7 @@ from replication.cluster.orders import HoldOrder
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
 from replication.queue import payloads
-from tests.daemon.visits import visiting
+from tests.daemon.visits import shut_out, visiting
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, UR, node_info
@@ -258,6 +258,22 @@ async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idl
     assert found.checked_ms is None
     assert found.ledgers[0].idle_s == 3
     assert found.ledgers[0].bookies == (B1, B2)
+
+
+@in_virtual_time
+async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(3):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
+    seen = Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())
+    await remember(cluster, dict.fromkeys(range(3), seen))
+    await cluster.store.set(cluster.manager.path(0), b"", version=-1)
+    await asyncio.sleep(3)
+
+    visit = shut_out(visiting(cluster), cluster.manager.path(1))
+    found = await find_idle(visit, after_s=1, clock=cluster.clock)
+
+    assert [each.ledger_id for each in found.ledgers] == [2]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ import asyncio
 import pytest
 
 from daemon.operating import decommission
+from daemon.operating.decommission import decommission_bookie
 from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import open_window
-from ledgers.errors import RejectedError
+from ledgers.errors import RejectedError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
@@ -16,7 +17,7 @@ from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.decommissioning import decommissioned, has_cookie
-from tests.daemon.visits import Heard, visiting
+from tests.daemon.visits import Heard, shut_out, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR, working
@@ -87,6 +88,22 @@ async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
 
     with pytest.raises(RejectedError, match="bookmender enable"):
         await decommissioned(cluster)
+
+
+@in_virtual_time
+async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_told() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    visit, heard = visiting(cluster), Heard()
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1)
+        shut = asyncio.get_running_loop().call_later(0.01, shut_out, visit, cluster.manager.path(0))
+        with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
+            await decommission_bookie(
+                visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
+            )
+        shut.cancel()
+
+    assert await has_cookie(cluster)
 
 
 # --- What cannot move -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from replication.queue import payloads
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 from tests.auditor.scenes import with_ledgers
-from tests.daemon.visits import Heard, visiting
+from tests.daemon.visits import Heard, shut_out, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR
@@ -34,6 +34,17 @@ async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> No
     assert "cannot be read" in found.failed[1]
     assert {each.ledger_id for each in also_named.ledgers} == {0, 2}
     assert also_named.failed.keys() == {99}
+
+
+@in_virtual_time
+async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    visit = shut_out(visiting(cluster), cluster.manager.path(1))
+
+    found = await find_ledgers(visit, [1, 0], None)
+
+    assert [each.ledger_id for each in found.ledgers] == [0]
+    assert "shuts us out" in found.failed[1]
 
 
 @pytest.mark.parametrize(
