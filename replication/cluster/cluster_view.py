@@ -86,7 +86,7 @@ class ClusterView:
 
 
 class ViewSource(Changing):
-    """The current view. ``run`` keeps it fresh, and it changes when the view differs from the one before."""
+    """The current view, kept fresh by ``run``: a change is one that differs from the view before."""
 
     def __init__(
         self, registration: Registration, clock: Clock, orders: OrderBook | None = None
