@@ -131,7 +131,7 @@ async def wait_drained(
     """
     while True:
         drains = (await read_drains(cluster)).only(bookies)
-        if len(drains.orders.draining) < len(bookies):
+        if drains.orders.draining.keys() != set(bookies):
             return drains
         if drains.are_drained_or_in_doubt(bookies):
             return drains

@@ -212,6 +212,16 @@ def test_the_exit_code_says_whether_all_is_drained(
 
 
 @in_virtual_time
+async def test_a_bookie_that_is_named_twice_is_waited_for_as_if_it_were_once() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await order_drain(cluster, B1)
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
+            await wait_drained(visiting(cluster), [B1, B1], show=Heard().show, clock=cluster.clock)
+
+
+@in_virtual_time
 async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.store.set(cluster.manager.path(1), b"?" + B1.encode(), version=-1)
