@@ -17,7 +17,7 @@ from ledgers.fragments import Fragment, fragments
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.operations.opening import OpenedLedger, find_end
-from ledgers.operations.reader import LedgerReader
+from ledgers.operations.reader import LedgerReader, replicas_in
 from replication.planning.questions import transfer_slices
 
 LEDGERS_AT_ONCE = 20
@@ -107,7 +107,7 @@ class Prover:
             clock=self.clock,
         )
         for entry_id in range(last + 1):
-            if _replicas(opened.metadata, entry_id) <= self.down:
+            if self.down.issuperset(_replicas(opened.metadata, entry_id)):
                 proof.out_of_reach.append(entry_id)
                 continue
             try:
@@ -119,9 +119,6 @@ class Prover:
                 proof.wrong.append(entry_id)
 
 
-def _replicas(metadata: LedgerMetadata, entry_id: int) -> frozenset[BookieId]:
-    ensemble = metadata.segment_of(entry_id).ensemble
-    return frozenset(
-        ensemble[(entry_id + offset) % metadata.ensemble_size]
-        for offset in range(metadata.write_quorum)
-    )
+def _replicas(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
+    segment = metadata.segment_of(entry_id)
+    return replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)
