@@ -25,7 +25,7 @@ def unreadable_windows(paths: Sequence[str]) -> dict[BookieId, str]:
 
 def _about_bookies(paths: Sequence[str], kind: str) -> dict[BookieId, str]:
     split = ((path, *_split(path)) for path in paths)
-    return {BookieId(name): path for path, found, name in split if found == kind}
+    return {BookieId(name): path for path, found, name in split if found == kind and name}
 
 
 def _split(path: str) -> tuple[str, str]:
@@ -34,8 +34,15 @@ def _split(path: str) -> tuple[str, str]:
     return kind, name
 
 
+_UNLISTED = "cannot be listed, and nobody follows them: ZooKeeper's ACL shuts this session out"
+
+
 def _what(path: str) -> str:
     match _split(path):
+        case "draining", "":
+            return f"the orders to drain bookies {_UNLISTED}"
+        case "maintenance", "":
+            return f"the maintenance windows {_UNLISTED}"
         case "draining", bookie:
             return (
                 f"the order to drain {bookie} cannot be read, and nobody follows it: "

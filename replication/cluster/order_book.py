@@ -12,7 +12,14 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from ledgers.errors import ConflictError, CorruptionError, NodeExistsError, NoNodeError
+from ledgers.errors import (
+    BookmenderError,
+    ConflictError,
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    UnauthorizedError,
+)
 from ledgers.metadata import BookieId
 from ledgers.store import Event, MetadataStore, Stat, children_if_any
 from replication.cluster.orders import (
@@ -143,12 +150,13 @@ class OrderBook:
             data, stat = await self._store.get(place.path)
         except NoNodeError:
             return None
+        except UnauthorizedError as error:
+            there = await self._store.exists(place.path)  # which ACLs do not forbid
+            return None if there is None else self._unreadable(place, there, error)
         try:
             return StandingOrder(order=place.parse(data), version=stat.version)
         except CorruptionError as error:
-            self._report(place.path, stat.mzxid, error)
-            order = None if place.in_doubt is None else place.in_doubt(stat)
-            return StandingOrder(order=order, version=stat.version, is_readable=False)
+            return self._unreadable(place, stat, error)
 
     async def give(self, place: Place[T], order: T, *, over: StandingOrder[T] | None) -> None:
         """Write it in the place of ``over``, what stood there when the decision was made.
@@ -174,7 +182,13 @@ class OrderBook:
         place_of: Callable[[str, BookieId], Place[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
-        bookies = [BookieId(name) for name in sorted(await children_if_any(self._store, parent))]
+        try:
+            names = sorted(await children_if_any(self._store, parent))
+        except UnauthorizedError as error:
+            self._report(parent, 0, error)
+            unreadable.append(parent)
+            return {}
+        bookies = [BookieId(name) for name in names]
         found = await asyncio.gather(
             *(self._readable(place_of(self._ur, bookie), unreadable) for bookie in bookies)
         )
@@ -189,7 +203,12 @@ class OrderBook:
             unreadable.append(place.path)
         return standing.order
 
-    def _report(self, path: str, mzxid: int, error: CorruptionError) -> None:
+    def _unreadable(self, place: Place[T], stat: Stat, error: BookmenderError) -> StandingOrder[T]:
+        self._report(place.path, stat.mzxid, error)
+        order = None if place.in_doubt is None else place.in_doubt(stat)
+        return StandingOrder(order=order, version=stat.version, is_readable=False)
+
+    def _report(self, path: str, mzxid: int, error: BookmenderError) -> None:
         if self._reported.get(path) != mzxid:  # once, not at each reading
             self._reported[path] = mzxid
             log.warning("order.unreadable", path=path, error=str(error))

@@ -15,10 +15,12 @@ from daemon.operating import (
     maintenance_command,
 )
 from daemon.operating.maintenance_command import open_window
+from daemon.operating.unreadable_orders import unreadable_drains, unreadable_texts
 from replication.cluster.order_book import (
     OrderBook,
     checks_place,
     drain_place,
+    draining_path,
     hold_place,
     limits_place,
     maintenance_place,
@@ -135,6 +137,14 @@ def test_what_it_says_to_do_does_it(
     assert result.exit_code == 0, result.output
     assert path not in left
     assert path not in result.output
+
+
+def test_orders_that_cannot_even_be_listed_are_told_and_are_nobodys() -> None:
+    [said] = unreadable_texts([draining_path(UR)])
+
+    assert said.startswith("the orders to drain bookies cannot be listed")
+    assert said.endswith(f"({draining_path(UR)})")
+    assert unreadable_drains([draining_path(UR), DRAIN]) == {B1: DRAIN}
 
 
 def test_a_hold_that_cannot_be_read_is_shown_as_one_that_stands(

@@ -1,16 +1,19 @@
 """What operators order: as values, and as it stands in ZooKeeper for every session."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
-from ledgers.errors import ConflictError, CorruptionError
+from ledgers.errors import ConflictError, CorruptionError, UnauthorizedError
+from ledgers.store import Stat
 from replication.cluster.order_book import (
     OrderBook,
     Place,
     checks_place,
     drain_place,
+    draining_path,
     hold_place,
     limits_place,
     maintenance_place,
@@ -245,6 +248,37 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
 
     await cluster.store.delete(place.path)
     assert (await book.read()).limits == LimitsOrder(), "taken back"
+
+
+@in_virtual_time
+async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    book, shut = OrderBook(cluster.store, UR), hold_place(UR).path
+    await book.give(hold_place(UR), HoldOrder(since_ms=1, is_released=True), over=None)
+    await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
+    await book.give(maintenance_place(UR, B1), WINDOW, over=None)
+    get, children = cluster.store.get, cluster.store.children
+
+    async def refuse(path: str) -> tuple[bytes, Stat]:
+        if path == shut:
+            raise UnauthorizedError("the ACL shuts us out")
+        return await get(path)
+
+    async def refuse_to_list(path: str) -> Sequence[str]:
+        if path == draining_path(UR):
+            raise UnauthorizedError("the ACL shuts us out")
+        return await children(path)
+
+    monkeypatch.setattr(cluster.store, "get", refuse)
+    monkeypatch.setattr(cluster.store, "children", refuse_to_list)
+
+    found = await book.read()
+
+    assert found.is_held
+    assert (found.draining, found.maintenance) == ({}, {B1: WINDOW})
+    assert found.unreadable == (draining_path(UR), shut)
 
 
 @in_virtual_time
