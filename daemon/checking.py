@@ -29,7 +29,6 @@ from daemon.session import Session
 from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
@@ -65,14 +64,7 @@ async def run_checks(
         bulk.pace.set(
             bytes_per_s=settings.checks.bytes_per_s, entries_per_s=settings.checks.reads_per_s
         )
-        bookies = BookieClient(
-            resolve=session.views.resolve,
-            budgets=budgets,
-            bulk=bulk,
-            clock=session.clock,
-            rng=session.rng,
-            settings=BookieClientSettings(),
-        )
+        bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
         records = CheckRecords(session.store, batcher, session.ur)
         runner = CheckRunner(

@@ -18,6 +18,9 @@ from daemon.limits import keep_to_requests_per_s
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
+from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import SessionLostError
 from ledgers.instance_id import read_instance_id
@@ -53,6 +56,17 @@ class Session:
     def node(self) -> str:
         """What other nodes and people know us by."""
         return self.local or socket.gethostname()
+
+    def bookie_client(self, budgets: Budgets, bulk: BulkTransfers) -> BookieClient:
+        """For bookies as this session sees them. The caller closes it."""
+        return BookieClient(
+            resolve=self.views.resolve,
+            budgets=budgets,
+            bulk=bulk,
+            clock=self.clock,
+            rng=self.rng,
+            settings=BookieClientSettings(),
+        )
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from daemon.session import Session, open_session
 from daemon.settings import Settings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.client import BookieClient
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -66,14 +66,7 @@ async def open_worker(
         session = await stack.enter_async_context(open_session(settings, half, journal))
         budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
         bulk = BulkTransfers(budgets, resolve=session.views.resolve)
-        bookies = BookieClient(
-            resolve=session.views.resolve,
-            budgets=budgets,
-            bulk=bulk,
-            clock=session.clock,
-            rng=session.rng,
-            settings=BookieClientSettings(),
-        )
+        bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
         quarantine = Quarantine(session.clock, session.views.life)
         batcher = Batcher(session.store, [session.membership.guard])
