@@ -213,8 +213,12 @@ def _run(settings: Settings, wanted: Wanted) -> Summary:
     from daemon.fsck_texts import showing_progress
 
     places = asyncio.run(look_up_places(settings))
-    with showing_progress() as on_progress:
-        summary = run(wanted, places, on_progress)
+    try:
+        with showing_progress() as on_progress:
+            summary = run(wanted, places, on_progress)
+    except (UnavailableError, OSError):
+        tell([f"the run broke off; {what_stays(wanted.output)}"])
+        raise
     asyncio.run(tell_daemon(settings, summary))
     return summary
 

@@ -12,6 +12,8 @@ import click
 from auditor.fsck.levels import FsckOptions, Level, SessionTimeouts
 from daemon.cli import note_output
 from daemon.settings import Settings, load_settings
+from ledgers.errors import SettingsError
+from ledgers.formats.layout import MetadataUri
 
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
@@ -82,7 +84,13 @@ def settings_for(
     uri: str | None, config: Path | None, environment: Mapping[str, str] = os.environ
 ) -> Settings:
     """Those of the other commands; ``uri`` wins. Raises SettingsError."""
-    given = {URI_VARIABLE: uri} if uri else {}
+    given = {}
+    if uri:
+        given[URI_VARIABLE] = uri
+        try:
+            MetadataUri.parse(uri)
+        except SettingsError as error:
+            raise SettingsError(f"--metadata-service-uri: {error}") from error
     return load_settings(config, {**environment, **given})
 
 

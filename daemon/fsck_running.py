@@ -152,6 +152,7 @@ async def look_up_places(settings: Settings) -> Places:
 
 def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     """To its end, on Spark. The output is held by the caller; raises as ``run_fsck`` does."""
+    from auditor.fsck.results.run_folder import RunFolder
     from auditor.fsck.spark.job import run_fsck
     from auditor.fsck.spark.session import open_spark, submitted_spark
 
@@ -164,6 +165,9 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
         racks=places.racks,
         seed=zlib.crc32(job.run.encode()),  # another sample each time, and the same when it goes on
     )
+    folder = RunFolder(wanted.output, job.run)
+    if folder.is_begun:
+        folder.check_order(options)  # before Spark starts, which takes its time
     if wanted.master is None and _SUBMITTED in os.environ:
         spark = submitted_spark()
     else:

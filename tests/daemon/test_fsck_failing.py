@@ -13,7 +13,7 @@ from daemon import fsck_command
 from daemon.fsck_running import holding_output
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
-from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call_run, failing, fake_runs
+from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call, call_run, failing, fake_runs
 from tests.fsck.results import RUN
 
 
@@ -97,6 +97,31 @@ def test_what_fails_does_not_look_like_damage(
     arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
 
     assert failing(monkeypatch, *arguments) == 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(UnavailableError("no answer"), id="ZooKeeper, or Spark, fails"),
+        pytest.param(OSError(28, "no space left"), id="the disk is full"),
+    ],
+)
+def test_where_a_run_breaks_off_it_is_told_how_it_goes_on(
+    runs: FakeRuns, tmp_path: Path, error: Exception
+) -> None:
+    runs.raises = error
+
+    said = call_run(tmp_path)
+
+    assert said.exception is error
+    assert "no part of it was finished: the same command begins at the first" in said.stderr
+
+
+def test_a_wrong_address_is_named_as_it_was_given(runs: FakeRuns, tmp_path: Path) -> None:
+    said = call("run", "--metadata-service-uri", "zk1:2181", "--output", tmp_path)
+
+    assert isinstance(said.exception, SettingsError)
+    assert str(said.exception).startswith("--metadata-service-uri: ")
 
 
 def test_marks_that_cannot_be_made_leave_what_was_found_told(

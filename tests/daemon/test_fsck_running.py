@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from auditor.findings import read_findings
-from auditor.fsck.levels import FsckOptions
+from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.publishing import Fault, Published
 from auditor.fsck.results.cluster import Cluster as Origin
 from auditor.fsck.results.cluster import keep_cluster
@@ -113,6 +113,20 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
     assert job_of(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
+
+
+def test_a_run_that_cannot_be_gone_on_with_is_refused_before_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(tmp_path, "20250101T000000Z")
+    places = Places(
+        cluster=Origin(instance_id="a", metadata_service_uri="zk://a"), rule=None, racks={}
+    )
+    monkeypatch.setattr("auditor.fsck.spark.session.open_spark", None)
+    other = replace(wanted(tmp_path), options=replace(OPTIONS, level=Level.FULL))
+
+    with pytest.raises(SettingsError, match="level ends, not full"):
+        run(other, places, lambda progress: None)
 
 
 def test_a_run_that_died_while_it_began_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from auditor.fsck.results.files import read_note, replace_table
 from auditor.fsck.results.plan import Plan
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
 from auditor.fsck.results.summary import Counts, replace_file
+from ledgers.errors import SettingsError
 
 STATE = "state"
 LEDGERS = "ledgers"
@@ -59,6 +60,7 @@ class RunFolder:
     """Of one run, begun or to be begun. Only one process writes to it."""
 
     def __init__(self, output: Path, run: str) -> None:
+        self._run = run
         self.state = output / STATE
         self._state = self.state / f"{_PREFIX}{run}"
         self._growing = self._state / LEDGERS
@@ -81,6 +83,14 @@ class RunFolder:
         """When the run was begun, however often it was killed since."""
         started_ms: int = json.loads(self._order.read_bytes())["started_ms"]
         return started_ms
+
+    def check_order(self, options: FsckOptions) -> None:
+        """Raises SettingsError where it was begun with others."""
+        if differences := self.differences(options):
+            raise SettingsError(
+                f"the run {self._run}, which was killed, had other options: {'; '.join(differences)}. "
+                "Give those, or give it up (--anew)"
+            )
 
     def differences(self, options: FsckOptions) -> list[str]:
         """What it was begun with where these are others, for people: ``level full, not ends``."""

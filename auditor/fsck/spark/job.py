@@ -35,7 +35,6 @@ from auditor.fsck.running import FsckJob, FsckProgress, OnProgress
 from auditor.fsck.spark.dispatch import Dispatch
 from auditor.fsck.spark.looks import ROWS, FirstLook, Look, SecondLook, looking
 from auditor.fsck.weighing import is_weighed, weigh
-from ledgers.errors import SettingsError
 
 SECOND_LOOK_LEDGERS = 500
 """That are looked at again in one task, about."""
@@ -53,13 +52,10 @@ def run_fsck(
     """
     folder = RunFolder(job.output, job.run)
     dispatch = Dispatch(spark, f"fsck {job.run}")
-    if not folder.is_begun:
+    if folder.is_begun:
+        folder.check_order(options)
+    else:
         _begin(folder, options, job, dispatch, on_progress)
-    elif differences := folder.differences(options):
-        raise SettingsError(
-            f"the run {job.run}, which was killed, had other options: {'; '.join(differences)}. "
-            "Give those, or give it up (--anew)"
-        )
     run = _Run(folder, options, job, dispatch, on_progress)
     run.look()
     run.look_again()
