@@ -6,13 +6,14 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from auditor.fsck.levels import Level
+from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.advice import advice_for, headline
 from auditor.fsck.results.changes import compare
 from auditor.fsck.results.figures import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.reading import Results
 from auditor.fsck.results.rows import VERSION_NOTE
+from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary, read_summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.errors import CorruptionError, SettingsError
@@ -133,6 +134,17 @@ def test_where_there_are_no_results_it_is_said(tmp_path: Path) -> None:
         Results.named(f"{tmp_path}@R")
     with pytest.raises(SettingsError, match="of two runs"):
         Results.last_two(tmp_path)
+
+
+def test_what_results_there_are_is_said_where_others_are_asked_for(tmp_path: Path) -> None:
+    leave_results(tmp_path, [LOST])
+    begun = RunFolder(tmp_path / "begun", LATER_RUN)
+    begun.begin([], FsckOptions(metadata_service_uri="zk://a/ledgers"), started_ms=0)
+
+    with pytest.raises(SettingsError, match=f"no results of the run R; there are those of {RUN}"):
+        Results.named(f"{tmp_path}@R")
+    with pytest.raises(SettingsError, match=f"the run {LATER_RUN} has not come to its end"):
+        Results.named(str(tmp_path / "begun"))
 
 
 # --- What the report shows ------------------------------------------------------------------------

@@ -11,10 +11,13 @@ import pyarrow.dataset as ds
 
 from auditor.fsck.results.files import read_note
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, from_table
-from auditor.fsck.results.run_folder import LEDGERS
+from auditor.fsck.results.run_folder import LEDGERS, unfinished_runs
 from auditor.fsck.results.summary import Summary, check_version, read_summary, summary_runs
 from auditor.fsck.verdicts import LedgerVerdict
 from ledgers.errors import SettingsError
+
+KNOWN_MAX = 5
+"""Runs that are named, the last ones, where another is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +33,7 @@ class Results:
         try:
             return cls(folder, read_summary(folder, run))
         except FileNotFoundError as error:
-            what = f"results of the run {run}" if run else "results of a run of fsck"
-            raise SettingsError(f"{folder}: there are no {what}") from error
+            raise SettingsError(f"{folder}: {_none_there(folder, run)}") from error
         except OSError as error:
             raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
 
@@ -76,3 +78,14 @@ class Results:
         for path in islice(self.path.glob("*.parquet"), 1):  # one release wrote them all
             check_version("rows", int(read_note(path, VERSION_NOTE)), VERSION)
         return ds.dataset(self.path, format="parquet", schema=SCHEMA)
+
+
+def _none_there(folder: Path, run: str | None) -> str:
+    """What to say instead."""
+    if run is not None:
+        told = f"there are no results of the run {run}"
+        known = summary_runs(folder)[-KNOWN_MAX:]
+        return f"{told}; there are those of {', '.join(known)}" if known else told
+    told = "there are no results of a run of fsck"
+    under_way = next(unfinished_runs(folder), None)
+    return f"{told}; the run {under_way} has not come to its end" if under_way else told
