@@ -15,7 +15,7 @@ from auditor.fsck.verdicts import LedgerVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastVerdict:
-    """``later_runs``: that ended since; none of them looked at the ledger as closely."""
+    """``later_runs``: those that ended since; none of them looked at the ledger as closely."""
 
     summary: Summary
     verdict: LedgerVerdict
@@ -24,15 +24,14 @@ class PastVerdict:
 
 def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
     """The last first. Empty where no run whose rows are there looked at it. Raises CorruptionError."""
-    said: list[PastVerdict] = []
-    runs = summary_runs(folder)
-    for later_runs, run in enumerate(reversed(runs)):
+    past: list[PastVerdict] = []
+    for later_runs, run in enumerate(reversed(summary_runs(folder))):
         results = Results.open(folder, run)
-        is_closer = not said or results.summary.level.depth > said[-1].summary.level.depth
+        is_closer = not past or results.summary.level.depth > past[-1].summary.level.depth
         if not is_closer or not results.path.is_dir():  # rows of old runs may be deleted
             continue
-        for verdict in results.verdicts(pc.field("ledger_id") == ledger_id):
-            said.append(
-                PastVerdict(summary=results.summary, verdict=verdict, later_runs=later_runs)
-            )
-    return said
+        past += [
+            PastVerdict(summary=results.summary, verdict=verdict, later_runs=later_runs)
+            for verdict in results.verdicts(pc.field("ledger_id") == ledger_id)
+        ]
+    return past
