@@ -73,11 +73,9 @@ def no_faults(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
 class MemoryBookies:
     """See the module. ``faults`` may be replaced at any time; ``fail`` comes before it."""
 
-    def __init__(
-        self, bookies: Iterable[BookieId], *, clock: Clock, faults: Faults = no_faults
-    ) -> None:
+    def __init__(self, bookies: Iterable[BookieId], *, clock: Clock) -> None:
         self._clock = clock
-        self.faults = faults
+        self.faults: Faults = no_faults
         self._bookies = {bookie: MemoryBookie() for bookie in bookies}
         self._failing: dict[tuple[BookieId, Op], Fault] = {}
         self.standings: dict[BookieId, Standing] = {}

@@ -47,11 +47,9 @@ class LedgerReader:
         digest: EntryDigest,
         bookies: Bookies,
         clock: Clock,
-        speculative_s: float = SPECULATIVE_S,
     ) -> None:
         self._ledger_id, self._metadata, self._digest = ledger_id, metadata, digest
         self._bookies, self._clock = bookies, clock
-        self._speculative_s = speculative_s
 
     async def read(self, entry_id: int) -> bytes:
         """The stored entry, header and digest included; from the next replica after any error.
@@ -68,7 +66,7 @@ class LedgerReader:
             partial(self._read, entry_id=entry_id),
             first_good,
             clock=self._clock,
-            hedge_s=self._speculative_s,
+            hedge_s=SPECULATIVE_S,
         )
         if entry is None:
             raise _unreadable(replies, ledger_id=self._ledger_id, entry_id=entry_id)
