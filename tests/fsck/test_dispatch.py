@@ -1,30 +1,45 @@
 """Tasks given out to Spark, of which as much is here as they need."""
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, Dispatch
-from auditor.fsck.spark.looks import MapInArrow
+from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, WAITING, Dispatch
 from auditor.fsck.spark.session import with_attempts
+from auditor.fsck.spark.streams import Work
 from ledgers.errors import UnavailableError
 
 NUMBERS = pa.schema([("number", pa.int64())])
 
 
+FAILURE = """Job aborted: Task 0 failed 4 times, most recent failure: Traceback (most recent call last):
+  File "looks.py", line 70, in run
+    raise ValueError("below 0")
+ValueError: below 0
+ SQLSTATE: 38000
+\tat org.apache.spark.api.python.BasePythonRunner.read(PythonRunner.scala:1624)
+
+Driver stacktrace:
+\tat java.lang.Thread.run(Thread.java:840)
+"""
+"""As Spark 4.3 tells it."""
+
+
 class FakeSpark:
     """A session, its context and its frames in one. All jobs but the ``free`` first wait to be let go."""
 
-    def __init__(self, *, slots: int, free: int = 1_000) -> None:
+    def __init__(
+        self, *, slots: int, free: int = 1_000, error: PySparkException | None = None
+    ) -> None:
+        """``error``: what becomes of each job."""
         self.defaultParallelism = slots
         self.cancelled: list[str] = []
         self.task_counts: list[int] = []
         self.is_let_go = threading.Event()
-        self._free = free
+        self._free, self._error = free, error
         self._begun = threading.Condition()
 
     @property
@@ -38,9 +53,9 @@ class FakeSpark:
         self.cancelled.append(name)
         self.is_let_go.set()
 
-    def range(self, start: int, stop: int, step: int, partitions: int) -> Any:
-        assert (start, stop, step) == (0, partitions, 1)
-        return _FakeFrame(self, stop)
+    def parallelize(self, positions: range, partitions: int) -> "_FakeRdd":
+        assert positions in (range(partitions), range(0))
+        return _FakeRdd(self, positions, partitions)
 
     def run_job(self, task_count: int) -> None:
         with self._begun:
@@ -48,37 +63,38 @@ class FakeSpark:
             self._begun.notify_all()
             is_free = len(self.task_counts) <= self._free
         assert is_free or self.is_let_go.wait(30)
+        if self._error is not None:
+            raise self._error
 
     def wait_for_jobs(self, count: int) -> None:
         with self._begun:
             assert self._begun.wait_for(lambda: len(self.task_counts) >= count, timeout=30)
 
 
-class _FakeFrame:
-    def __init__(self, spark: FakeSpark, count: int) -> None:
-        self._spark, self._count = spark, count
-        self._function: MapInArrow | None = None
+class _FakeRdd:
+    def __init__(self, spark: FakeSpark, positions: range, partitions: int) -> None:
+        self._spark, self._positions, self._partitions = spark, positions, partitions
+        self._function: Callable[[Iterable[int]], Iterable[bytes]] | None = None
 
-    def mapInArrow(self, function: MapInArrow, schema: object) -> "_FakeFrame":  # noqa: N802
+    def mapPartitions(  # noqa: N802
+        self, function: Callable[[Iterable[int]], Iterable[bytes]]
+    ) -> "_FakeRdd":
         self._function = function
         return self
 
-    def toArrow(self) -> pa.Table:  # noqa: N802
+    def collect(self) -> list[bytes]:
         assert self._function is not None
-        self._spark.run_job(self._count)
-        positions = pa.RecordBatch.from_pydict({"id": list(range(self._count))})
-        return pa.Table.from_batches(self._function(iter([positions])), NUMBERS)
+        self._spark.run_job(self._partitions)
+        return list(self._function(iter(self._positions)))
 
 
-def numbers_of(tasks: Sequence[int]) -> MapInArrow:
+def numbers_of(tasks: Sequence[int]) -> Work:
     """Each task gives its own number. Below 0 it fails."""
 
-    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for position in batch.column(0).to_pylist():
-                if tasks[position] < 0:
-                    raise PySparkException("Job aborted:\n  4 times\nValueError: below 0")
-                yield pa.RecordBatch.from_pylist([{"number": tasks[position]}], NUMBERS)
+    def rows(position: int) -> Iterator[pa.RecordBatch]:
+        if tasks[position] < 0:
+            raise PySparkException(FAILURE)
+        yield pa.RecordBatch.from_pylist([{"number": tasks[position]}], NUMBERS)
 
     return rows
 
@@ -92,8 +108,8 @@ def dispatch(spark: FakeSpark) -> Dispatch:
     [
         pytest.param(1, 1, id="one after the other"),
         pytest.param(3, 1, id="some beside each other"),
-        pytest.param(JOBS_AT_ONCE_MAX, 1, id="as many as threads are good for"),
-        pytest.param(JOBS_AT_ONCE_MAX + 1, 2, id="more"),
+        pytest.param(JOBS_AT_ONCE_MAX - WAITING, 1, id="as many as threads are good for"),
+        pytest.param(JOBS_AT_ONCE_MAX - WAITING + 1, 2, id="more"),
     ],
 )
 def test_every_task_is_done_once(slots: int, tasks_per_job: int) -> None:
@@ -106,7 +122,7 @@ def test_every_task_is_done_once(slots: int, tasks_per_job: int) -> None:
     assert set(spark.task_counts) == {tasks_per_job}
 
 
-def test_tasks_are_taken_only_as_there_are_slots() -> None:
+def test_tasks_are_taken_only_as_they_are_to_run_soon() -> None:
     spark, taken = FakeSpark(slots=2), []
 
     def tasks() -> Iterator[int]:
@@ -117,7 +133,7 @@ def test_tasks_are_taken_only_as_there_are_slots() -> None:
     results = dispatch(spark).results(tasks(), numbers_of, NUMBERS)
     next(results)
 
-    assert len(taken) == 2
+    assert len(taken) == 2 + WAITING
     results.close()
 
 
@@ -130,7 +146,7 @@ def test_executors_that_come_later_are_given_tasks_too() -> None:
     spark.defaultParallelism = 4
     reader.start()
 
-    spark.wait_for_jobs(1 + 4)
+    spark.wait_for_jobs(1 + 4 + WAITING)
     spark.is_let_go.set()
     reader.join(30)
     assert len(spark.task_counts) == 10
@@ -139,10 +155,10 @@ def test_executors_that_come_later_are_given_tasks_too() -> None:
 def test_a_task_that_fails_for_good_ends_the_others() -> None:
     spark = FakeSpark(slots=2)
 
-    with pytest.raises(UnavailableError, match="ValueError: below 0"):
-        list(dispatch(spark).results([1, -1, 2, -1, 3, -1], numbers_of, NUMBERS))
+    with pytest.raises(UnavailableError, match=r"again: ValueError: below 0$"):
+        list(dispatch(spark).results([1, -1] * 10, numbers_of, NUMBERS))
 
-    assert len(spark.task_counts) < 6
+    assert len(spark.task_counts) < 20
 
 
 def test_who_stops_reading_stops_what_is_under_way() -> None:
@@ -153,7 +169,37 @@ def test_who_stops_reading_stops_what_is_under_way() -> None:
     results.close()
 
     assert spark.cancelled == ["a run"]
-    assert len(spark.task_counts) == 2
+    assert len(spark.task_counts) <= 2 + WAITING
+
+
+def test_what_work_needs_is_there_before_the_first_task() -> None:
+    spark = FakeSpark(slots=3)
+
+    with dispatch(spark).warming_up(numbers_of([])):
+        spark.wait_for_jobs(1)
+
+    assert spark.task_counts == [3]
+
+
+def test_that_nothing_could_be_made_ready_is_the_first_tasks_to_say() -> None:
+    spark = FakeSpark(slots=1, error=PySparkException("no executors"))
+
+    with dispatch(spark).warming_up(numbers_of([])):
+        spark.wait_for_jobs(1)
+
+
+def test_nothing_goes_on_being_made_ready_for_a_run_that_does_not_begin() -> None:
+    spark = FakeSpark(slots=1, free=0)
+
+    def begin() -> None:
+        with dispatch(spark).warming_up(numbers_of([])):
+            spark.wait_for_jobs(1)
+            raise UnavailableError("nothing can be listed")
+
+    with pytest.raises(UnavailableError):
+        begin()
+
+    assert spark.cancelled == ["a run"]
 
 
 @pytest.mark.parametrize(

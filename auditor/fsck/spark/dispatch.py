@@ -4,23 +4,28 @@ One job over all parts would tell nothing before its last part is done. A job he
 there are more slots than threads are good for.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import islice
+from contextlib import contextmanager
+from itertools import islice, takewhile
 from typing import TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from auditor.fsck.spark.looks import MapInArrow
+from auditor.fsck.spark.streams import Work, in_streams, out_of_streams
 from ledgers.errors import UnavailableError
 
 JOBS_AT_ONCE_MAX = 64
+WAITING = 2
+"""Tasks that Spark has beside those that run, so that none of its slots stands still while it plans the next one
+and the driver writes what the last one gave."""
 LOOK_S = 1.0
 """Between two looks at how many executors there are: they come, and go, while a run is under way."""
+
+_JAVAS_OWN = (" SQLSTATE", "\tat ", "Driver stacktrace")
 
 T = TypeVar("T")
 
@@ -39,23 +44,37 @@ class Dispatch:
         count: int = self._spark.sparkContext.defaultParallelism
         return max(1, count)
 
+    @contextmanager
+    def warming_up(self, work: Work) -> Iterator[None]:
+        """Meanwhile, in every slot, Python starts and imports what the ``work`` needs, which is not called yet.
+
+        What fails of that is told by the first tasks, which need it.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="fsck-job") as pool:
+            pool.submit(self._collect, range(0), self.slot_count, work)
+            try:
+                yield
+            except BaseException:
+                self._spark.sparkContext.cancelJobGroup(self._name)
+                raise
+
     def results(
-        self, tasks: Iterable[T], work: Callable[[Sequence[T]], MapInArrow], schema: pa.Schema
+        self, tasks: Iterable[T], work: Callable[[Sequence[T]], Work], schema: pa.Schema
     ) -> Generator[tuple[Sequence[T], pa.Table], None, None]:
-        """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when there is room.
+        """The rows of each few tasks, as they are done. A task is taken from ``tasks`` when it is to run soon.
 
         To be closed by who does not read it to its end: what is under way ends then. ``work``: given tasks, what
-        ``mapInArrow`` is to call with their positions. Raises UnavailableError when a task failed as often as
-        Spark tries one; the others end then, too.
+        is to be called with their positions, and gives rows of the ``schema``. Raises UnavailableError when a
+        task failed as often as Spark tries one; the others end then, too.
         """
         left = iter(tasks)
         running: dict[Future[pa.Table], Sequence[T]] = {}
         with ThreadPoolExecutor(JOBS_AT_ONCE_MAX, thread_name_prefix="fsck-job") as pool:
             try:
                 while True:
-                    slot_count = self.slot_count
-                    tasks_per_job = -(-slot_count // JOBS_AT_ONCE_MAX)
-                    while len(running) * tasks_per_job < slot_count:
+                    room = self.slot_count + WAITING
+                    tasks_per_job = -(-room // JOBS_AT_ONCE_MAX)
+                    while len(running) * tasks_per_job < room:
                         some = list(islice(left, tasks_per_job))
                         if not some:
                             break
@@ -70,16 +89,25 @@ class Dispatch:
                 if running:
                     self._spark.sparkContext.cancelJobGroup(self._name)
 
-    def _run(self, task_count: int, function: MapInArrow, schema: pa.Schema) -> pa.Table:
-        self._spark.sparkContext.setJobGroup(self._name, self._name, interruptOnCancel=True)
-        positions = self._spark.range(0, task_count, 1, task_count)
-        found = positions.mapInArrow(function, from_arrow_schema(schema)).toArrow()
-        return found.cast(schema)
+    def _run(self, task_count: int, work: Work, schema: pa.Schema) -> pa.Table:
+        return out_of_streams(self._collect(range(task_count), task_count, work), schema)
+
+    def _collect(self, positions: range, task_count: int, work: Work) -> list[bytes]:
+        context = self._spark.sparkContext
+        context.setJobGroup(self._name, self._name, interruptOnCancel=True)
+        return context.parallelize(positions, task_count).mapPartitions(in_streams(work)).collect()
 
 
 def _rows(job: Future[pa.Table]) -> pa.Table:
     try:
         return job.result()
     except (PySparkException, Py4JError) as error:
-        last_line = str(error).strip().splitlines()[-1]
-        raise UnavailableError(f"a task failed on Spark again and again: {last_line}") from error
+        raise UnavailableError(
+            f"a task failed on Spark again and again: {_reason(str(error))}"
+        ) from error
+
+
+def _reason(text: str) -> str:
+    """What a person wants to know of a failure: the last line before Java says where it was."""
+    lines = takewhile(lambda line: not line.startswith(_JAVAS_OWN), text.splitlines())
+    return next((line for line in reversed(list(lines)) if line.strip()), text)

@@ -18,14 +18,13 @@ from auditor.fsck.levels import FsckOptions
 from auditor.fsck.pace import BeginPace
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
+from auditor.fsck.spark.streams import Work, from_stream, to_stream
 from auditor.fsck.unchanged import unchanged
 from auditor.fsck.verdicts import LedgerVerdict
 
 ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("seems_wrong", pa.bool_()))
 """What a task gives. A ledger that was left out, as it has not changed, has a row without a verdict."""
 BATCH_ROWS = 1_000
-
-MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +60,13 @@ class SecondLook:
 
     @classmethod
     def at(cls, tables: Mapping[int, pa.Table]) -> "SecondLook":
-        return cls(rows={part: _to_stream(table) for part, table in tables.items()})
+        return cls(rows={part: to_stream(table) for part, table in tables.items()})
 
     async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
         doubtful = {
             verdict.ledger_id: (part, verdict)
             for part, rows in self.rows.items()
-            for verdict in from_table(pa.ipc.open_stream(rows).read_all())
+            for verdict in from_table(from_stream(rows))
         }
         verdicts = [verdict for _, verdict in doubtful.values()]
         return await _in_batches(
@@ -79,14 +78,12 @@ class SecondLook:
 Look = FirstLook | SecondLook
 
 
-def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) -> MapInArrow:
-    """For ``mapInArrow``: in goes the position of a look, out come its rows (``ROWS``)."""
+def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) -> Work:
+    """In goes the position of a look, out come its rows (``ROWS``)."""
 
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def run(position: int) -> Iterator[pa.RecordBatch]:
         _quiet_logs()
-        for batch in batches:
-            for position in batch.column(0).to_pylist():
-                yield from asyncio.run(looks[position].run(options, begin_pace))
+        yield from asyncio.run(looks[position].run(options, begin_pace))
 
     return run
 
@@ -116,14 +113,6 @@ def _batch(verdicts: Sequence[LedgerVerdict], part_of: Callable[[int], int]) -> 
 def _left_out(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
     rows = [{"ledger_id": ledger_id, "part": part} for ledger_id in ledger_ids]
     return pa.RecordBatch.from_pylist(rows, schema=ROWS)
-
-
-def _to_stream(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
 
 
 def _quiet_logs() -> None:
