@@ -17,8 +17,8 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, FsckProgress
 from auditor.fsck.spark.dispatch import Dispatch
 from auditor.fsck.spark.job import run_fsck
-from auditor.fsck.spark.looks import MapInArrow
 from auditor.fsck.spark.sources import register
+from auditor.fsck.spark.streams import Work
 from daemon.local.cluster import LocalCluster
 from ledgers.metadata import BookieId
 from replication.queue import payloads
@@ -174,6 +174,7 @@ def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
     assert summary.counts.entries_read >= 2 * ENTRY_COUNT * WHOLE_COUNT
     assert list(dict.fromkeys(each.phase for each in seen)) == [
         "listing",
+        "weighing",
         "looking",
         "looking again",
         "writing",
@@ -251,18 +252,16 @@ def test_what_is_deleted_in_mid_run_leaves_the_report(
 NUMBERS = pa.schema([("number", pa.int64())])
 
 
-def failing_once(folder: Path) -> Callable[[Sequence[int]], MapInArrow]:
+def failing_once(folder: Path) -> Callable[[Sequence[int]], Work]:
     """Each task gives some rows, and dies at its first attempt."""
 
-    def work(numbers: Sequence[int]) -> MapInArrow:
-        def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            for batch in batches:
-                for position in batch.column(0).to_pylist():
-                    marker = folder / str(numbers[position])
-                    yield pa.RecordBatch.from_pylist([{"number": numbers[position]}], NUMBERS)
-                    if not marker.exists():
-                        marker.touch()
-                        os.kill(os.getpid(), signal.SIGKILL)
+    def work(numbers: Sequence[int]) -> Work:
+        def rows(position: int) -> Iterator[pa.RecordBatch]:
+            marker = folder / str(numbers[position])
+            yield pa.RecordBatch.from_pylist([{"number": numbers[position]}], NUMBERS)
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
 
         return rows
 

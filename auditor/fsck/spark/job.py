@@ -75,11 +75,12 @@ def _begin(
     def on_listed(count: int) -> None:
         on_progress(FsckProgress(phase="listing", ledgers_done=count))
 
-    listed = asyncio.run(
-        list_ledger_ids(
-            options.metadata_service_uri, timeouts=options.timeouts, on_listed=on_listed
+    with dispatch.warming_up(looking([], options, FixedPace)):
+        listed = asyncio.run(
+            list_ledger_ids(
+                options.metadata_service_uri, timeouts=options.timeouts, on_listed=on_listed
+            )
         )
-    )
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
     if is_weighed(options.level):
         rows = _weighed(rows, options, on_progress)
