@@ -48,7 +48,7 @@ class LedgerManager:
     def __init__(
         self, store: MetadataStore, root: str, layout: Layout, *, journal: Journal | None = None
     ) -> None:
-        self._store, self._root, self.layout = store, root, layout
+        self._store, self.root, self.layout = store, root, layout
         self._journal = journal
 
     @classmethod
@@ -76,7 +76,7 @@ class LedgerManager:
 
     def path(self, ledger_id: int) -> str:
         """The ledger's znode. Raises SettingsError for an id that the layout cannot hold."""
-        return self.layout.path(self._root, ledger_id)
+        return self.layout.path(self.root, ledger_id)
 
     async def sync(self, ledger_id: int) -> None:
         """Later reads of the ledger see what was written anywhere before this call."""
@@ -179,7 +179,7 @@ class LedgerManager:
             await self._delete_empty_parents(path)
 
     async def _delete_empty_parents(self, path: str) -> None:
-        while (path := path.rpartition("/")[0]) != self._root:
+        while (path := path.rpartition("/")[0]) != self.root:
             try:
                 await self._store.delete(path)
             except (NotEmptyError, NoNodeError, UnknownOutcomeError):
@@ -187,20 +187,16 @@ class LedgerManager:
 
     async def new_ledger_id(self) -> int:
         """An id that nobody was given before."""
-        return await new_ledger_id(self._store, self._root, self.layout)
+        return await new_ledger_id(self._store, self.root, self.layout)
 
     def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
         """All ledgers, a leaf directory at a time; fails rather than comes back short (rule S8)."""
-        return walk_ledger_ids(self._store, self._root, self.layout)
+        return walk_ledger_ids(self._store, self.root, self.layout)
 
     def ledger_ids_of(self, tree: str, *, on_stray: OnStray) -> AsyncIterator[Sequence[int]]:
         """Likewise those of one of ``trees``, ascending from one directory to the next."""
-        return walk_ledger_ids(self._store, self._root, self.layout, tree=tree, on_stray=on_stray)
+        return walk_ledger_ids(self._store, self.root, self.layout, tree=tree, on_stray=on_stray)
 
     async def trees(self) -> list[str]:
         """The topmost znodes below which all ledgers lie, and, but for a flat layout, nothing else."""
-        return await ledger_trees(self._store, self._root, self.layout)
-
-    @property
-    def root(self) -> str:
-        return self._root
+        return await ledger_trees(self._store, self.root, self.layout)
