@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +29,7 @@ from auditor.fsck.results.plan import (
 from auditor.fsck.results.rows import to_batch
 from auditor.fsck.running import FsckJob
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from auditor.fsck.weighing import COPY_BYTES
 
 NOW_MS = 1_000 * DAY_MS
 OUTPUT = Path("unused")
@@ -162,7 +164,7 @@ def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> N
     path = tmp_path / "plan.parquet"
 
     rows = planned([], table(), options(), job())
-    Plan.write(path, cut_by_weight(rows, Level.FULL, job(), slot_count=2))
+    Plan.write(path, cut_by_weight(rows, options(Level.FULL), job(), slot_count=2))
 
     assert Plan(path).part_count == 0
     assert Plan(path).ledger_count == 0
@@ -172,7 +174,7 @@ def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
     """The weights of each part, of ledgers at level ``full`` on two slots."""
     rows = planned(range(len(weights)), table(), options(Level.FULL), job(days=0, **wanted))  # type: ignore[arg-type]
     rows = with_weights(rows, array("q", weights))
-    parts = cut_by_weight(rows, Level.FULL, job(**wanted), slot_count=2)  # type: ignore[arg-type]
+    parts = cut_by_weight(rows, options(Level.FULL), job(**wanted), slot_count=2)  # type: ignore[arg-type]
     return [part["weight"].to_pylist() for part in parts]
 
 
@@ -191,7 +193,7 @@ def test_ledgers_that_weigh_alike_are_cut_by_their_number(
 ) -> None:
     rows = planned(range(ledgers), table(), options(level), job(days=0))
 
-    parts = cut_by_weight(rows, level, job(partition_count=count), slot_count=2)
+    parts = cut_by_weight(rows, options(level), job(partition_count=count), slot_count=2)
 
     assert parts[0].num_rows == size
     assert sum(part.num_rows for part in parts) == ledgers
@@ -225,6 +227,24 @@ def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
 def test_a_part_has_a_least_and_a_largest_weight(weights: list[int], sizes: list[int]) -> None:
     assert PART_MAX[Level.FULL] == 500
     assert [len(part) for part in weighed(weights)] == sizes
+
+
+@pytest.mark.parametrize(
+    "limited",
+    [
+        pytest.param(replace(options(Level.FULL), reads_per_s=2_000), id="entries"),
+        pytest.param(replace(options(Level.FULL), bytes_per_s=2_000 * COPY_BYTES), id="bytes"),
+    ],
+)
+def test_where_reads_are_limited_a_part_still_takes_about_a_minute(
+    limited: FsckOptions,
+) -> None:
+    rows = planned(range(100), table(), limited, job(days=0))
+    rows = with_weights(rows, array("q", [20_000] * 100))
+
+    parts = cut_by_weight(rows, limited, job(), slot_count=2)
+
+    assert {sum(part["weight"].to_pylist()) for part in parts} == {60_000, 20_000}
 
 
 def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:

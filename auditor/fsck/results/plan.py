@@ -17,7 +17,7 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.checked import last_looks, skippable
 from auditor.fsck.results.files import replace_tables
 from auditor.fsck.running import FsckJob
-from auditor.fsck.weighing import LIGHTEST, is_weighed
+from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
 PART_MIN = 25
 """Ledgers: for fewer an executor's session is not worth opening."""
@@ -30,6 +30,8 @@ PART_MAX: Mapping[Level, int] = {
 """Ledgers: what is lost when a run is killed, and what an executor holds the verdicts of, in memory."""
 WEIGHT_MIN, WEIGHT_MAX = 20_000, 2_000_000
 """The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten seconds."""
+PART_S = 60
+"""What a part may take where the run's reads are limited, above that least weight."""
 PARTS_PER_SLOT = 4
 """At least, where there are ledgers enough: so that no slot waits long for the slowest."""
 DAY_MS = 86_400_000
@@ -148,25 +150,31 @@ def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
     return rows.set_column(rows.schema.get_field_index("weight"), PLANNED.field("weight"), column)
 
 
-def cut_by_weight(rows: pa.Table, level: Level, job: FsckJob, *, slot_count: int) -> list[pa.Table]:
+def cut_by_weight(
+    rows: pa.Table, options: FsckOptions, job: FsckJob, *, slot_count: int
+) -> list[pa.Table]:
     """The parts, of about the same weight where no single ledger weighs more. ``slot_count``: tasks that run at once.
 
     The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
     there may be no time for all.
     """
     weights = rows["weight"].to_pylist()
-    bounds = _bounds(weights, _weight_max(sum(weights), level, job, slot_count), PART_MAX[level])
+    weight_max = _weight_max(sum(weights), options, job, slot_count)
+    bounds = _bounds(weights, weight_max, PART_MAX[options.level])
     if not job.time_budget_s:
         bounds.sort(key=lambda bound: -sum(weights[slice(*bound)]))
     return [rows.slice(start, stop - start) for start, stop in bounds]
 
 
-def _weight_max(total: int, level: Level, job: FsckJob, slot_count: int) -> int:
+def _weight_max(total: int, options: FsckOptions, job: FsckJob, slot_count: int) -> int:
     if job.partition_count:
         return max(1, _quotient_up(total, job.partition_count))
     even = _quotient_up(total, PARTS_PER_SLOT * slot_count)
-    least, most = (WEIGHT_MIN, WEIGHT_MAX) if is_weighed(level) else (PART_MIN, PART_MAX[level])
-    return min(max(even, least), most)
+    if not is_weighed(options.level):
+        return min(max(even, PART_MIN), PART_MAX[options.level])
+    limits = (options.reads_per_s, options.bytes_per_s // COPY_BYTES)
+    limited = (limit * PART_S // slot_count for limit in limits if limit)
+    return max(min(even, WEIGHT_MAX, *limited), WEIGHT_MIN)
 
 
 def _bounds(weights: Sequence[int], weight_max: int, count_max: int) -> list[tuple[int, int]]:

@@ -84,7 +84,7 @@ def _begin(
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
     if is_weighed(options.level):
         rows = _weighed(rows, options, on_progress)
-    parts = cut_by_weight(rows, options.level, job, slot_count=dispatch.slot_count)
+    parts = cut_by_weight(rows, options, job, slot_count=dispatch.slot_count)
     folder.begin(parts, options, started_ms=started_ms)
 
 
