@@ -14,7 +14,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from kazoo.exceptions import ConnectionLoss
+from kazoo.exceptions import ConnectionLoss, SessionMovedError
 from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
 
 from ledgers.errors import NoNodeError, UnavailableError, UnsupportedError
@@ -196,7 +196,7 @@ class ZooKeeperStore:
         for _ in range(READ_ATTEMPTS_MAX):
             try:
                 return await self._ask(request)
-            except ConnectionLoss as error:
+            except (ConnectionLoss, SessionMovedError) as error:
                 lost = error
             except REPLY_ERRORS as error:
                 raise error_of(error, path=path, is_write=False) from error
