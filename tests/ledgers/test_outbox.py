@@ -1,8 +1,6 @@
 """What is sent, together with what, and when, without a server. With one: the contract of the store."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from kazoo.exceptions import (
@@ -15,48 +13,10 @@ from kazoo.protocol.serialization import Exists, GetData
 
 from ledgers.errors import SessionLostError
 from ledgers.store import SessionState
-from ledgers.zookeeper.kazoo_multi_read import MultiRead
-from ledgers.zookeeper.kazoo_session import OnReply
 from ledgers.zookeeper.outbox import READS_MAX, Outbox
-from ledgers.zookeeper.session import session_lost
 from ledgers.zookeeper.window import REQUESTS_FIRST, REQUESTS_MIN, SLOW_TIMES
 from tests import virtual_time
-
-SOON_S = 0.001
-"""A latency that is nothing special."""
-
-
-class ScriptedSession:
-    """Keeps what is sent, and answers when told."""
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.replies: list[OnReply] = []
-        self.sent_at_s: list[float] = []
-        self.state = SessionState.CONNECTED
-        self.on_not_suspended: Callable[[], None] = lambda: None
-
-    def send(self, request: Any, on_reply: OnReply) -> None:
-        if self.state is SessionState.LOST:
-            raise session_lost()
-        self.sent.append(request)
-        self.replies.append(on_reply)
-        self.sent_at_s.append(asyncio.get_running_loop().time())
-
-    def reply(self, index: int, value: Any = None, error: BaseException | None = None) -> None:
-        self.replies[index](value, error, SOON_S)
-
-    def become(self, state: SessionState) -> None:
-        self.state = state
-        if state is not SessionState.SUSPENDED:
-            self.on_not_suspended()
-
-    def sent_paths(self) -> list[Any]:
-        """A path for a single request, a list for joined reads."""
-        return [
-            list(request.paths) if isinstance(request, MultiRead) else request.path
-            for request in self.sent
-        ]
+from tests.ledgers.scripted_session import SOON_S, ScriptedSession, turn
 
 
 def read(path: str) -> GetData:
@@ -66,11 +26,6 @@ def read(path: str) -> GetData:
 def exists(path: str) -> Exists:
     """A request that is joined with no other."""
     return Exists(path, None)
-
-
-async def turn() -> None:
-    """Let the loop turn once."""
-    await asyncio.sleep(0)
 
 
 def test_reads_of_one_turn_go_together_and_are_answered_in_order() -> None:

@@ -9,7 +9,7 @@ from kazoo.exceptions import ConnectionLoss, SessionMovedError, ThrottledOpError
 from ledgers.errors import UnavailableError
 from ledgers.zookeeper.session import READ_ATTEMPTS_MAX
 from ledgers.zookeeper.store import ZooKeeperStore
-from tests.ledgers.test_outbox import ScriptedSession, turn
+from tests.ledgers.scripted_session import ScriptedSession, turn
 
 
 async def is_sent(session: ScriptedSession, count: int) -> None:
@@ -20,7 +20,6 @@ async def is_sent(session: ScriptedSession, count: int) -> None:
 
 
 def store_on(session: ScriptedSession) -> ZooKeeperStore:
-    session.is_old = True  # type: ignore[attr-defined]  # reads are sent one by one
     return ZooKeeperStore(cast(Any, session), is_secured=False)
 
 
@@ -29,7 +28,7 @@ def test_a_read_is_sent_again_when_the_connection_it_was_sent_on_is_no_more(
     error: Exception,
 ) -> None:
     async def scenario() -> None:
-        session = ScriptedSession()
+        session = ScriptedSession(is_old=True)
         reading = asyncio.create_task(store_on(session).children("/a"))
         await is_sent(session, 1)
         session.reply(0, error=error)
@@ -44,7 +43,7 @@ def test_a_read_is_sent_again_when_the_connection_it_was_sent_on_is_no_more(
 
 def test_a_read_is_not_sent_again_for_ever() -> None:
     async def scenario() -> None:
-        session = ScriptedSession()
+        session = ScriptedSession(is_old=True)
         reading = asyncio.create_task(store_on(session).children("/a"))
         for attempt in range(READ_ATTEMPTS_MAX):
             await is_sent(session, attempt + 1)
@@ -58,7 +57,7 @@ def test_a_read_is_not_sent_again_for_ever() -> None:
 
 def test_a_read_that_an_overloaded_server_refuses_is_left_to_the_caller() -> None:
     async def scenario() -> None:
-        session = ScriptedSession()
+        session = ScriptedSession(is_old=True)
         reading = asyncio.create_task(store_on(session).children("/a"))
         await is_sent(session, 1)
         session.reply(0, error=ThrottledOpError())
