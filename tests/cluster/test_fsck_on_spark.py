@@ -175,7 +175,6 @@ def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
     assert list(dict.fromkeys(each.phase for each in seen)) == [
         "listing",
         "weighing",
-        "weighing",
         "looking",
         "looking again",
         "writing",
