@@ -176,7 +176,7 @@ def faults_record(faults: Sequence[Fault], published: Published | None) -> dict[
 
 def past_lines(past: Sequence[PastVerdict]) -> list[str]:
     """What runs said of a ledger, the last first."""
-    lines = []
+    lines: list[str] = []
     for each in past:
         summary, verdict = each.summary, each.verdict
         looked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
