@@ -7,7 +7,7 @@ from functools import partial
 from typing import TypeVar
 
 from ledgers.errors import CorruptionError, NoNodeError
-from ledgers.store import MetadataStore
+from ledgers.store import MetadataStore, children_if_any
 from replication.queue import payloads
 from replication.queue.payloads import Mark
 
@@ -46,11 +46,11 @@ async def marked_ledger_ids(store: MetadataStore, ur: str) -> list[int]:
         directories = [
             f"{directory}/{name}"
             for directory in directories
-            for name in await _names(store, directory)
+            for name in await children_if_any(store, directory)
         ]
     ledger_ids: list[int] = []
     for directory in directories:
-        names = await _names(store, directory)
+        names = await children_if_any(store, directory)
         ledger_ids += payloads.ledger_ids_below(directory[len(marks) + 1 :], names)
     return sorted(ledger_ids)
 
@@ -64,7 +64,7 @@ async def read_marks(
 
 async def locked_ledger_ids(store: MetadataStore, ur: str) -> set[int]:
     """Ledgers that some worker, ours or Java's, or a bookie's garbage collector holds now."""
-    names = await _names(store, payloads.locks_path(ur))
+    names = await children_if_any(store, payloads.locks_path(ur))
     return {i for name in names if (i := payloads.ledger_id_of_lock(name)) is not None}
 
 
@@ -112,10 +112,3 @@ async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLed
         return None
     except CorruptionError:
         return MarkedLedger(ledger_id=ledger_id, mark=None)
-
-
-async def _names(store: MetadataStore, path: str) -> list[str]:
-    try:
-        return await store.children(path)
-    except NoNodeError:
-        return []

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from msgspec import Struct
 
 from ledgers.errors import CorruptionError, NoNodeError, NotEmptyError
-from ledgers.store import Check, Delete, Event, MetadataStore
+from ledgers.store import Check, Delete, Event, MetadataStore, children_if_any
 from replication.queue import payloads
 from replication.queue.payloads import Mark
 
@@ -140,15 +140,11 @@ class MarkTree:
 
     async def _list(self, directories: Sequence[str]) -> list[list[str]]:
         """The children of each; those without any are left over."""
-        listings = await asyncio.gather(*map(self._children, directories))
+        listings = await asyncio.gather(
+            *(children_if_any(self._store, directory) for directory in directories)
+        )
         self._leftovers.update(
             d for d, names in zip(directories, listings, strict=True) if not names
         )
         self._leftovers.discard(self._root)
         return listings
-
-    async def _children(self, directory: str) -> list[str]:
-        try:
-            return await self._store.children(directory)
-        except NoNodeError:
-            return []

@@ -35,6 +35,7 @@ from ledgers.store import (
     MultiFailed,
     Operation,
     SetData,
+    children_if_any,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
 from replication.cluster.own_state import findings_path, own_path, read_json, texts
@@ -313,8 +314,5 @@ class Queue:
         )
 
     async def _locked(self) -> set[int | None]:
-        try:
-            names = await self._store.children(self._locks)
-        except NoNodeError:
-            names = []
+        names = await children_if_any(self._store, self._locks)
         return {payloads.ledger_id_of_lock(name) for name in names}
