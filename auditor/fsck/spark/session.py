@@ -29,7 +29,7 @@ def open_spark(
     project and what it needs. Raises UnavailableError.
     """
     builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
-    for key, value in {**_DEFAULTS, **addresses(master), **(settings or {})}.items():
+    for key, value in {**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
         spark: SparkSession = builder.getOrCreate()
@@ -50,11 +50,16 @@ def submitted_spark() -> SparkSession:
     return spark
 
 
-def addresses(master: str) -> Mapping[str, str]:
-    """Where all executors are on this machine, nobody else's is to reach the driver's ports."""
+def on_this_machine(master: str) -> Mapping[str, str]:
+    """Where all executors are here, nobody else's machine is to reach the driver's ports; and a JVM that shares
+    the cores with the work, and passes bytes on, has nothing that is worth being optimised at their cost."""
     if not re.fullmatch(r"local(\[.*\])?", master):
         return {}
-    return {"spark.driver.bindAddress": LOOPBACK, "spark.driver.host": LOOPBACK}
+    return {
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
+    }
 
 
 def with_attempts(master: str) -> str:
