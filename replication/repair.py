@@ -28,10 +28,10 @@ from ledgers.metadata import BookieId
 from ledgers.store import Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
+from replication.copying.results import Results
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
 from replication.planning.open_ledger import OpenLedgers, WriterSighting, held_back
 from replication.planning.plan import Plan, plan_repair
-from replication.planning.results import Results
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.queue.queue import Queue, Take
 from replication.reasons import Blocked, Reason, gravest

@@ -1,3 +1,3 @@
 """Carrying out the copies of a plan: ``copier`` those of a ledger, ``copy_index`` one of them (a
-``copy_job``), from the best of its ``sources``.
+``copy_job``), from the best of its ``sources``; ``results``: what may be written once that is done.
 """

@@ -7,10 +7,10 @@ import pytest
 from ledgers.errors import FencedError
 from ledgers.metadata import BookieId
 from replication.copying.copy_job import CopyOutcome
+from replication.copying.results import Results
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
-from replication.planning.results import Results
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment, survey_of
 
