@@ -7,6 +7,7 @@ from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, Unavaila
 from ledgers.store import Check, Delete, MetadataStore, MultiFailed
 from replication.queue import payloads
 from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
+from replication.queue.tree import prepare_tree
 
 
 @asynccontextmanager
@@ -15,8 +16,10 @@ async def locked(
 ) -> AsyncIterator[Check]:
     """Hold the ledger's lock, marked or not: made as the queue makes it. What is given proves that it stands.
 
-    ``session``: proves that it is still ours (rule S3). Raises UnavailableError when somebody else has it.
+    ``session``: proves that it is still ours (rule S3). Raises UnavailableError when somebody else has it,
+    SettingsError when the queue has a layout that we do not know.
     """
+    await prepare_tree(store, ur)  # no node, ours or Java's, may ever have run
     path, data = payloads.lock_path(ur, ledger_id), payloads.lock_to_bytes(holder)
     try:
         await store.multi([session, *lock_operations(path, data)])
