@@ -23,6 +23,8 @@ from ledgers.formats.layout import Layout
 from ledgers.metadata import BookieId
 
 READY_TIMEOUT_S = 60.0
+TERMINATE_TIMEOUT_S = 30.0
+"""A bookie that is told to end flushes first, which takes a disk that is busy its time."""
 STOP_TIMEOUT_S = 5.0
 """A bookie that is asked to end in the very moment it has started may hang: then it is killed, which
 costs nothing that it acknowledged."""
@@ -155,7 +157,7 @@ class LocalCluster:
         """As a crash would (SIGKILL). It stays registered until its session expires."""
         self._running(bookie).kill()
 
-    def terminate(self, bookie: BookieId, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
+    def terminate(self, bookie: BookieId, *, timeout_s: float = TERMINATE_TIMEOUT_S) -> None:
         """As an operator would (SIGTERM). Raises UnavailableError when it does not end in time."""
         child = self._running(bookie)
         child.terminate()

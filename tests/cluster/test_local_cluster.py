@@ -80,7 +80,7 @@ def test_a_killed_bookie_is_down_at_once_and_registered_until_its_session_expire
 def test_a_bookie_that_is_asked_to_end_takes_its_leave(module_cluster: LocalCluster) -> None:
     bookie = module_cluster.bookies[2]  # not one that has only just started: such a one may hang
 
-    module_cluster.terminate(bookie, timeout_s=30)
+    module_cluster.terminate(bookie)
 
     wait_for(lambda: bookie not in module_cluster.writable())
 
