@@ -4,8 +4,8 @@ An executor is an ephemeral znode, ``<ur>/bookmender/fsck/executors/<run>.<uuid>
 watch the list: when one joins, or leaves, or dies, the others' parts change within a second. What a bookie may be
 asked at a time counts the executors of all runs, and the nodes of the daemon, who count them as well (rule S10).
 
-The parts never sum up to more than the whole: who joins waits until the others have made room, and who cannot
-see the list, as ZooKeeper is out of reach, reads nothing.
+The parts never sum up to more than the whole: who joins waits until the others have made room, unless there is
+enough for all as it is, and who cannot see the list, as ZooKeeper is out of reach, reads nothing.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ import structlog
 
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.pace import Apply, ReadShare
-from ledgers.bookie.budget import reads_in_flight_max
+from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import BookmenderError
 from ledgers.operations.tasks import task_scope
@@ -77,6 +77,17 @@ def share_of(
     )
 
 
+def takes_from_others(options: FsckOptions, *, reader_count: int) -> bool:
+    """Whether an executor that joins, and makes them so many readers, has its part from what the others had.
+
+    Not where a run is not limited and all may ask a bookie for as much as they are set to. Every task is an executor,
+    many are short, and none is to wait in vain.
+    """
+    wanted = min(options.reads_in_flight_per_bookie, READS_IN_FLIGHT_CEILING)
+    is_short = reads_in_flight_max(wanted, reader_count=reader_count) < wanted
+    return bool(options.reads_per_s or options.bytes_per_s or is_short)
+
+
 def _part(total: int, place: int, count: int) -> int | None:
     """None: nothing. 0: no limit, as it stands in settings."""
     if total == 0:
@@ -113,7 +124,7 @@ class LeasedPace:
                 for watched in (fsck_executors_path(self._ur), nodes_path(self._ur)):
                     scope.start(self._watch(watched))
                 scope.start(self._pause_while_suspended(apply))
-                if len(await self._executors()) > 1:
+                if await self._takes_from_others():
                     await self._clock.sleep(ROOM_S)
                 await self._follow(apply)
         finally:
@@ -133,17 +144,25 @@ class LeasedPace:
             await self._clock.sleep(LULL_S)
             await self._changed.wait()
 
+    async def _takes_from_others(self) -> bool:
+        count = len(await self._executors())
+        reader_count = count + await self._node_reader_count()
+        return count > 1 and takes_from_others(self._options, reader_count=reader_count)
+
     async def _share(self) -> ReadShare | None:
         executors = await self._executors()
         if self._name not in executors:
             return None  # the session is over, and whoever awaits it is told so next
-        nodes = await live_nodes(self._store, self._ur, self._nodes)
         return share_of(
             self._options,
             name=self._name,
             executors=executors,
-            node_reader_count=reader_count(nodes, executor_count=0),
+            node_reader_count=await self._node_reader_count(),
         )
+
+    async def _node_reader_count(self) -> int:
+        nodes = await live_nodes(self._store, self._ur, self._nodes)
+        return reader_count(nodes, executor_count=0)
 
     async def _executors(self) -> list[str]:
         return await children_if_any(self._store, fsck_executors_path(self._ur))

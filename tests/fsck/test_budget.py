@@ -8,7 +8,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from auditor.fsck.budget import LULL_S, ROOM_S, LeasedPace, SharedPace, share_of
+from auditor.fsck.budget import (
+    LULL_S,
+    ROOM_S,
+    LeasedPace,
+    SharedPace,
+    share_of,
+    takes_from_others,
+)
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.pace import ReadShare
 from ledgers.errors import SessionLostError
@@ -115,6 +122,25 @@ def test_a_bookie_is_never_asked_for_more_than_its_cap(
     assert share.reads_in_flight_per_bookie == in_flight
 
 
+@pytest.mark.parametrize(
+    ("limits", "reader_count", "is_waited_for"),
+    [
+        pytest.param({}, 31, False, id="64 reads in flight each are there for 31"),
+        pytest.param({}, 32, True, id="and no more"),
+        pytest.param({"reads_in_flight_per_bookie": 500}, 4, False, id="500 are for 4"),
+        pytest.param({"reads_in_flight_per_bookie": 500}, 5, True, id="and no more either"),
+        pytest.param({"reads_per_s": 10}, 2, True, id="the reads are shared out"),
+        pytest.param({"bytes_per_s": 10}, 2, True, id="the bytes are"),
+    ],
+)
+def test_others_have_to_make_room_where_there_is_not_enough_for_all(
+    limits: dict[str, int], reader_count: int, is_waited_for: bool
+) -> None:
+    options = FsckOptions(metadata_service_uri=URI, **limits)  # type: ignore[arg-type]
+
+    assert takes_from_others(options, reader_count=reader_count) is is_waited_for
+
+
 def test_the_pace_of_a_run_can_be_sent_to_executors() -> None:
     pace = SharedPace(run="20261121T193500Z")
 
@@ -147,6 +173,18 @@ async def test_who_joins_reads_nothing_until_the_others_have_made_room() -> None
 
         assert [each.reads_per_s for each in executors] == [250] * 4
         assert most == 1_000
+
+
+@in_virtual_time
+async def test_where_there_is_enough_for_all_who_joins_begins_at_once() -> None:
+    tree = MemoryTree(clock=LoopClock())
+    unlimited = FsckOptions(metadata_service_uri=URI)
+    async with executing(tree, options=unlimited):
+        await asyncio.sleep(SETTLED_S)
+        async with executing(tree, options=unlimited) as second:
+            await asyncio.sleep(LULL_S / 2)
+
+            assert second.share == ReadShare()
 
 
 @in_virtual_time
