@@ -161,7 +161,7 @@ class ReplicationWorker:
             self._busy.add(candidate.ledger_id)
             tasks.create_task(self._work(candidate, slots))
         if not candidates and not self._busy:
-            self._summary.tell(at_work_count=0)
+            self._summary.tell_if_done()
             await self._tidy()
         return bool(candidates)
 
