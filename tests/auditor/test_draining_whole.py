@@ -5,22 +5,15 @@ import asyncio
 import pytest
 
 from auditor.records import last_drains
-from daemon.operating.drains import cancel_drains, order_drains
+from daemon.operating.drains import cancel_drains
 from ledgers.metadata import BookieId, LedgerState
-from replication.cluster.own_state import own_path
-from replication.queue.listing import marked_ledger_ids
 from tests.auditor.auditing import auditing, draining
+from tests.auditor.drains import own_marks
 from tests.auditor.scenes import with_ledgers
-from tests.daemon.visits import visiting
+from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR, working
-
-OWN = own_path(UR)
-
-
-async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -> None:
-    await order_drains(visiting(cluster), bookies, may_fence=may_fence, clock=cluster.clock)
 
 
 async def are_drained(cluster: Cluster, *bookies: BookieId) -> bool:
@@ -42,7 +35,7 @@ async def test_two_bookies_are_emptied_at_once_and_no_ledger_has_ever_fewer_copi
 
     assert not await members(cluster, 0, 1, 2) & {B1, B2}
     await cluster.assert_whole(0, 1, 2, 3)
-    assert await marked_ledger_ids(cluster.store, OWN) == []
+    assert await own_marks(cluster) == []
 
 
 @pytest.mark.parametrize("may_fence", [True, False], ids=["told to fence", "not told to"])
@@ -58,7 +51,7 @@ async def test_rule_s16_an_open_ledger_is_fenced_only_when_that_was_ordered(
 
         assert (await cluster.metadata(1)).is_closed is may_fence
         assert await are_drained(cluster, B1) is may_fence
-        assert (await marked_ledger_ids(cluster.store, OWN) == []) is may_fence
+        assert (await own_marks(cluster) == []) is may_fence
 
 
 @in_virtual_time
@@ -68,13 +61,13 @@ async def test_marks_of_a_drain_that_was_taken_back_are_worked_off_and_nothing_m
     await order_drain(cluster, B1)
     async with draining(cluster):
         await asyncio.sleep(1)
-        assert await marked_ledger_ids(cluster.store, OWN) == [0, 1]
+        assert await own_marks(cluster) == [0, 1]
         await cancel_drains(visiting(cluster), [B1])
         await asyncio.sleep(1)
         async with cluster.node() as node, working(node):
             await asyncio.sleep(10)
 
-    assert await marked_ledger_ids(cluster.store, OWN) == []
+    assert await own_marks(cluster) == []
     assert [await cluster.ensembles(ledger_id) for ledger_id in (0, 1)] == before
     assert await cluster.locked() == []
 

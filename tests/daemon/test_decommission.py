@@ -8,7 +8,6 @@ from click.testing import CliRunner
 
 from daemon.operating import decommission, decommission_command
 from daemon.operating.decommission import Decommissioned
-from daemon.operating.drains import order_drains
 from daemon.operating.hold import begin_hold
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.metadata import BookieId
@@ -17,7 +16,7 @@ from replication.queue import payloads
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.decommissioning import decommissioned, has_cookie
-from tests.daemon.visits import Heard, visiting
+from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import ROOT, UR, working
@@ -201,7 +200,7 @@ async def test_a_mark_that_names_it_counts_when_its_ledger_cannot_be_read() -> N
 @in_virtual_time
 async def test_its_drain_order_goes_with_it() -> None:
     cluster = await with_ledgers((B2, B3))
-    await order_drains(visiting(cluster), [B1, B4], may_fence=False, clock=cluster.clock)
+    await order_drain(cluster, B1, B4)
     await cluster.kill(B1)
 
     await decommissioned(cluster)

@@ -6,7 +6,6 @@ import pytest
 
 from daemon.operating import decommission
 from daemon.operating.decommission import decommission_bookie
-from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import open_window
 from ledgers.errors import RejectedError, UnavailableError
 from ledgers.metadata import BookieId
@@ -17,7 +16,7 @@ from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.decommissioning import decommissioned, has_cookie
-from tests.daemon.visits import Heard, shut_out, visiting
+from tests.daemon.visits import Heard, order_drain, shut_out, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR, working
@@ -57,7 +56,7 @@ async def test_a_running_bookie_that_is_read_only_and_drained_goes_when_it_is_em
 ) -> None:
     cluster = await with_ledgers((B3, B2) if is_empty else (B1, B2))
     await turn_read_only(cluster, B1)
-    await order_drains(visiting(cluster), [B1], may_fence=False, clock=cluster.clock)
+    await order_drain(cluster, B1)
 
     if is_empty:
         assert (await decommissioned(cluster)).had_cookie
