@@ -8,16 +8,16 @@ from structlog.testing import capture_logs
 
 from auditor.index import keeper as keeper_module
 from auditor.index import tree_scan
-from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.store import Operation, Stat
+from ledgers.store import Operation
 from tests.auditor.indexing import (
     keeping,
     soon,
     store_of,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B4
 from tests.replication.nodes import ROOT
 
@@ -111,14 +111,7 @@ async def test_rule_s8_a_ledger_that_is_not_listed_is_gone_only_if_a_second_read
 async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as keeper:
-        get = store_of(keeper).get
-
-        async def refuse(path: str) -> tuple[bytes, Stat]:
-            if path == ledgers.manager.path(1):
-                raise UnauthorizedError("shut out")
-            return await get(path)
-
-        store_of(keeper).get = refuse  # type: ignore[method-assign]
+        shut_out(store_of(keeper), ledgers.manager.path(1))
 
         assert await soon(keeper) == [0, 1, 2]
         assert keeper.index.unreadable == {1}
@@ -129,14 +122,7 @@ async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other() -> No
 async def test_a_ledger_whose_acl_is_opened_is_read_though_nobody_writes_it() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as keeper:
-        get, shut = store_of(keeper).get, {ledgers.manager.path(i) for i in (0, 1)}
-
-        async def refuse(path: str) -> tuple[bytes, Stat]:
-            if path in shut:
-                raise UnauthorizedError("shut out")
-            return await get(path)
-
-        store_of(keeper).get = refuse  # type: ignore[method-assign]
+        shut = shut_out(store_of(keeper), *map(ledgers.manager.path, (0, 1)))
         await soon(keeper)
         keeper.take_touched()
         shut.remove(ledgers.manager.path(1))

@@ -6,11 +6,11 @@ import pytest
 
 from auditor import scan
 from auditor.scan import Scan, may_be_named, scan_ledgers
-from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
-from ledgers.store import Operation, Stat
-from tests.replication.cluster import Cluster, in_virtual_time
+from ledgers.store import Operation
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 
 
@@ -65,14 +65,7 @@ async def test_a_ledger_that_may_not_be_read_is_reported_and_may_name_anybody() 
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
-    get = cluster.store.get
-
-    async def get_if_allowed(path: str) -> tuple[bytes, Stat]:
-        if path == cluster.manager.path(1):
-            raise UnauthorizedError("shut out")
-        return await get(path)
-
-    cluster.store.get = get_if_allowed  # type: ignore[method-assign]
+    shut_out(cluster.store, cluster.manager.path(1))
 
     found = await scanned(cluster, {B1})
     named = await may_be_named(cluster.store, cluster.manager, found.unreadable, [B3])

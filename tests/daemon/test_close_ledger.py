@@ -21,8 +21,8 @@ from replication.cluster.orders import HoldOrder
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
 from replication.queue import payloads
-from tests.daemon.visits import shut_out, visiting
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
+from tests.daemon.visits import visiting
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, UR, node_info
 from tests.replication.repairs import watch_fencing
@@ -270,7 +270,9 @@ async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None
     await cluster.store.set(cluster.manager.path(0), b"", version=-1)
     await asyncio.sleep(3)
 
-    visit = shut_out(visiting(cluster), cluster.manager.path(1))
+    visit = visiting(cluster)
+    shut_out(visit.store, cluster.manager.path(1))
+
     found = await find_idle(visit, after_s=1, clock=cluster.clock)
 
     assert [each.ledger_id for each in found.ledgers] == [2]

@@ -16,8 +16,8 @@ from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.decommissioning import decommissioned, has_cookie
-from tests.daemon.visits import Heard, order_drain, shut_out, visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.daemon.visits import Heard, order_drain, visiting
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR, working
 
@@ -95,7 +95,9 @@ async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_to
     visit, heard = visiting(cluster), Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
-        shut = asyncio.get_running_loop().call_later(0.01, shut_out, visit, cluster.manager.path(0))
+        shut = asyncio.get_running_loop().call_later(
+            0.01, shut_out, visit.store, cluster.manager.path(0)
+        )
         with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
             await decommission_bookie(
                 visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock

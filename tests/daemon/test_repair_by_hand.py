@@ -14,8 +14,8 @@ from replication.queue import payloads
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 from tests.auditor.scenes import with_ledgers
-from tests.daemon.visits import Heard, shut_out, visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.daemon.visits import Heard, visiting
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR
 
@@ -39,7 +39,8 @@ async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> No
 @in_virtual_time
 async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
-    visit = shut_out(visiting(cluster), cluster.manager.path(1))
+    visit = visiting(cluster)
+    shut_out(visit.store, cluster.manager.path(1))
 
     found = await find_ledgers(visit, [1, 0], None)
 

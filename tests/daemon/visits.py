@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 from daemon.operating.drains import order_drains
 from daemon.settings import Settings
 from daemon.visit import Visit
-from ledgers.errors import UnauthorizedError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
-from ledgers.store import Stat
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT
 
@@ -25,19 +23,6 @@ def visiting(cluster: Cluster) -> Visit:
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
         registration=Registration(store, ROOT),
     )
-
-
-def shut_out(visit: Visit, shut_path: str) -> Visit:
-    """The same, but that ZooKeeper's ACLs keep it from reading this znode."""
-    get = visit.store.get
-
-    async def refuse(path: str) -> tuple[bytes, Stat]:
-        if path == shut_path:
-            raise UnauthorizedError("the ACL shuts us out")
-        return await get(path)
-
-    visit.store.get = refuse  # type: ignore[method-assign]
-    return visit
 
 
 @dataclass(slots=True)

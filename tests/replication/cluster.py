@@ -13,13 +13,13 @@ from typing import Any, ParamSpec
 
 from ledgers.bookies import Bookies
 from ledgers.entry import EntryDigest
-from ledgers.errors import NoNodeError
+from ledgers.errors import NoNodeError, UnauthorizedError
 from ledgers.formats.layout import Layout
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory.bookie import MemoryBookie
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.store import Create, Operation
+from ledgers.store import Create, MetadataStore, Operation, Stat
 from ledgers.striping import write_set
 from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids
@@ -297,6 +297,27 @@ def fault_once(
         return fault
 
     cluster.tree.faults = choose
+
+
+def shut_out(store: MetadataStore, *paths: str) -> set[str]:
+    """ZooKeeper's ACLs keep the session from reading these znodes, as long as they are in the set that is given."""
+    shut, get, children = set(paths), store.get, store.children
+
+    def check(path: str) -> None:
+        if path in shut:
+            raise UnauthorizedError("the ACL shuts us out")
+
+    async def get_if_allowed(path: str) -> tuple[bytes, Stat]:
+        check(path)
+        return await get(path)
+
+    async def children_if_allowed(path: str) -> list[str]:
+        check(path)
+        return await children(path)
+
+    store.get = get_if_allowed  # type: ignore[method-assign]
+    store.children = children_if_allowed  # type: ignore[method-assign]
+    return shut
 
 
 async def until(cluster: Cluster, condition: Callable[[], Awaitable[bool]]) -> float:

@@ -1,13 +1,11 @@
 """What operators order: as values, and as it stands in ZooKeeper for every session."""
 
 import json
-from collections.abc import Sequence
 
 import pytest
 from structlog.testing import capture_logs
 
-from ledgers.errors import ConflictError, CorruptionError, UnauthorizedError
-from ledgers.store import Stat
+from ledgers.errors import ConflictError, CorruptionError
 from replication.cluster.order_book import (
     OrderBook,
     Place,
@@ -26,7 +24,7 @@ from replication.cluster.orders import (
     MaintenanceWindow,
     Orders,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import UR
 
@@ -251,34 +249,19 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
 
 
 @in_virtual_time
-async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node() -> None:
     cluster = await Cluster.start()
-    book, shut = OrderBook(cluster.store, UR), hold_place(UR).path
+    book, shut = OrderBook(cluster.store, UR), (draining_path(UR), hold_place(UR).path)
     await book.give(hold_place(UR), HoldOrder(since_ms=1, is_released=True), over=None)
     await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
     await book.give(maintenance_place(UR, B1), WINDOW, over=None)
-    get, children = cluster.store.get, cluster.store.children
-
-    async def refuse(path: str) -> tuple[bytes, Stat]:
-        if path == shut:
-            raise UnauthorizedError("the ACL shuts us out")
-        return await get(path)
-
-    async def refuse_to_list(path: str) -> Sequence[str]:
-        if path == draining_path(UR):
-            raise UnauthorizedError("the ACL shuts us out")
-        return await children(path)
-
-    monkeypatch.setattr(cluster.store, "get", refuse)
-    monkeypatch.setattr(cluster.store, "children", refuse_to_list)
+    shut_out(cluster.store, *shut)
 
     found = await book.read()
 
     assert found.is_held
     assert (found.draining, found.maintenance) == ({}, {B1: WINDOW})
-    assert found.unreadable == (draining_path(UR), shut)
+    assert found.unreadable == shut
 
 
 @in_virtual_time
