@@ -28,7 +28,7 @@ from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
-from ledgers.operations.tasks import task_scope, wake_on
+from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.queue.disable_switch import DisableSwitch
@@ -103,7 +103,7 @@ class Auditor:
             tasks.create_task(self._absences.keep_noted(self._records))
             while True:
                 wait_s = await self._try_run_once()
-                await self._wait(wait_s)
+                await wait_woken(self._wake, timeout_s=wait_s)
 
     @property
     def is_loss_pending(self) -> bool:
@@ -284,13 +284,6 @@ class Auditor:
                 self._holds.wait_s,
             ),
         )
-
-    async def _wait(self, wait_s: float) -> None:
-        try:
-            async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
 
     async def _wake_on_ledgers(self) -> None:
         seen = self._keeper.change_count

@@ -7,7 +7,6 @@ merely looks on (``observer``) keeps them likewise and notes nothing.
 import asyncio
 import math
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 
 import structlog
 
@@ -19,6 +18,7 @@ from auditor.records import Records, read_absences
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
+from ledgers.operations.tasks import wait_woken
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView
 
@@ -113,10 +113,7 @@ class Absences:
                 log.warning("absences.unnoted", error=str(error), retry_s=RETRY_S)
 
     async def _wait_for_news(self) -> None:
-        wait_s = self._write_due_s - self._clock.now_s()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if math.isinf(wait_s) else wait_s):
-                await self._was_seen.wait()
+        await wait_woken(self._was_seen, timeout_s=self._write_due_s - self._clock.now_s())
         self._was_seen.clear()
 
     async def _note(self, records: Records) -> None:

@@ -14,7 +14,7 @@ from prometheus_client import Counter
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, SessionLostError, UnavailableError
-from ledgers.operations.tasks import wake_on
+from ledgers.operations.tasks import wait_woken, wake_on
 from replication.cluster.cluster_view import ViewSource
 from replication.outcome import Outcome, OutcomeKind
 from replication.queue.choice import Candidate
@@ -124,7 +124,7 @@ class ReplicationWorker:
                     continue
                 wait_s = self._idle_waits.next_s(worker_count=self._lookout.worker_count)
                 pause_s = 0.0 if has_found else LOOK_PAUSE * self._lookout.took_s
-                is_woken = await self._wait_idle(max(wait_s, pause_s))
+                is_woken = await wait_woken(self._wake, timeout_s=max(wait_s, pause_s))
                 if has_found or is_woken or self._lookout.is_cut_short:
                     self._idle_waits.restart()
 
@@ -275,12 +275,3 @@ class ReplicationWorker:
         while True:
             await self._clock.sleep(SUMMARY_INTERVAL_S)
             self._summary.tell(at_work_count=len(self._busy))
-
-    async def _wait_idle(self, wait_s: float) -> bool:
-        """Whether something happened within that time."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._wake.wait()
-        except TimeoutError:
-            return False
-        return True

@@ -8,7 +8,6 @@ writes it also when it was disabled in between, and never after a ledger that it
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
@@ -24,7 +23,7 @@ from auditor.index.ledger_index import LedgerIndex
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.operations.tasks import task_scope, wake_on
+from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.orders import Orders
@@ -103,7 +102,7 @@ class CheckRunner:
                     tasks.create_task(wake_on(self._store.watch(path), self._wake))
                 tasks.create_task(wake_on(self._views.changes(), self._wake))
                 while True:
-                    await self._wait(await self._try_run_once())
+                    await wait_woken(self._wake, timeout_s=await self._try_run_once())
         finally:
             meters.clear()
 
@@ -156,11 +155,6 @@ class CheckRunner:
         if check.kind.audit is None:
             return check_path(self._ur, check.kind.name)
         return payloads.audit_time_path(self._ur, check.kind.audit)
-
-    async def _wait(self, wait_s: float | None) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._wake.wait()
 
     # --- One run -----------------------------------------------------------------------------------
 
@@ -239,12 +233,12 @@ class CheckRunner:
     async def _wait_allowed(self, progress: Progress) -> None:
         while pause := await self._retried(self._pause):
             await progress.note_pause(pause)
-            await self._wait(POLL_S)
+            await wait_woken(self._wake, timeout_s=POLL_S)
         await progress.note_pause("")
 
     async def _wait_pause(self) -> None:
         while not await self._pause():
-            await self._wait(POLL_S)
+            await wait_woken(self._wake, timeout_s=POLL_S)
 
     async def _pause(self) -> str:
         self._wake.clear()  # what happens from here on is looked at the next time

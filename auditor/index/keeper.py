@@ -31,6 +31,7 @@ from ledgers.errors import (
 )
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
+from ledgers.operations.tasks import wait_woken
 from ledgers.store import Event, EventKind, MetadataStore
 
 log = structlog.get_logger()
@@ -186,10 +187,8 @@ class IndexKeeper(Changing):
             await self._retrying(self._scan_trees, "all metadata")
 
     async def _wait_due(self) -> None:
-        try:
-            async with asyncio.timeout(None if self._is_told else self._rescan_interval_s):
-                await self._has_due.wait()
-        except TimeoutError:
+        timeout_s = None if self._is_told else self._rescan_interval_s
+        if not await wait_woken(self._has_due, timeout_s=timeout_s):
             self.rescan()
 
     async def _scan_trees(self) -> None:

@@ -1,6 +1,7 @@
-"""Tasks that end with the block that started them, and one that wakes another."""
+"""Tasks that end with the block that started them, and those that wake another, which waits for that."""
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
@@ -13,6 +14,16 @@ async def wake_on(happenings: AsyncGenerator[object, None], wake: asyncio.Event)
     async with aclosing(happenings):
         async for _ in happenings:
             wake.set()
+
+
+async def wait_woken(wake: asyncio.Event, *, timeout_s: float | None) -> bool:
+    """Whether ``wake`` is set within that time; None, or infinity: there is no end. It stays set."""
+    try:
+        async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
+            await wake.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 class TaskScope:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from ledgers.store import MetadataStore
 from replication.queue.batching import Batcher
 from replication.queue.disable_switch import UnheededSwitch
+from replication.queue.listing import locked_ledger_ids
 from replication.queue.queue import Look, Queue, QueuedLedger
 
 
@@ -32,7 +33,7 @@ class GivenLedgers(Queue):
 
     async def look(self, rng: random.Random) -> Look:
         """Without a list of marks, of which a look at a long queue tells but a part."""
-        free = frozenset(self._left - await self._locked())
+        free = frozenset(self._left - await locked_ledger_ids(self._store, self._ur))
         return Look(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:

@@ -35,13 +35,13 @@ from ledgers.store import (
     MultiFailed,
     Operation,
     SetData,
-    children_if_any,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
 from replication.cluster.own_state import findings_path, own_path, read_json, texts
 from replication.queue import payloads
 from replication.queue.batching import Batcher, Results, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
+from replication.queue.listing import locked_ledger_ids
 from replication.queue.mark_tree import MarkTree, SeenMark
 from replication.queue.urgent import read_urgent
 
@@ -118,7 +118,6 @@ class Queue:
         self._store = store
         self._batcher = batcher
         self._ur = ur
-        self._locks = payloads.locks_path(ur)
         self._lock_data = payloads.lock_to_bytes(holder)
         self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
         self._known_nodes: dict[str, LiveNode | None] = {}
@@ -129,7 +128,9 @@ class Queue:
         shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
         if self._shared.is_empty and self._own.is_empty:
             return Look(free=frozenset(), losses=frozenset(), urgent=())
-        locked, urgent = await asyncio.gather(self._locked(), read_urgent(self._store, self._ur))
+        locked, urgent = await asyncio.gather(
+            locked_ledger_ids(self._store, self._ur), read_urgent(self._store, self._ur)
+        )
         return Look(
             free=(shared | own) - locked,
             losses=shared - locked,
@@ -312,7 +313,3 @@ class Queue:
             and stat.ephemeral_owner == self._store.session_id
             and stat.version == OWN_LOCK_VERSION
         )
-
-    async def _locked(self) -> set[int | None]:
-        names = await children_if_any(self._store, self._locks)
-        return {payloads.ledger_id_of_lock(name) for name in names}

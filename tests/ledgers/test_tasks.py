@@ -1,9 +1,10 @@
 import asyncio
+import math
 
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.operations.tasks import task_scope
+from ledgers.operations.tasks import task_scope, wait_woken
 from tests.virtual_time import run
 
 
@@ -64,5 +65,27 @@ def test_a_cancelled_block_is_cancelled_and_so_are_its_tasks() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert started[0].cancelled()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("timeout_s", [None, math.inf, 3.0])
+def test_who_waits_is_woken(timeout_s: float | None) -> None:
+    async def scenario() -> None:
+        wake = asyncio.Event()
+        asyncio.get_running_loop().call_later(2, wake.set)
+
+        assert await wait_woken(wake, timeout_s=timeout_s)
+        assert asyncio.get_running_loop().time() == 2
+        assert wake.is_set()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("timeout_s", "waited_s"), [(2.0, 2), (0.0, 0), (-1.0, 0)])
+def test_who_waits_goes_on_when_the_time_is_over(timeout_s: float, waited_s: float) -> None:
+    async def scenario() -> None:
+        assert not await wait_woken(asyncio.Event(), timeout_s=timeout_s)
+        assert asyncio.get_running_loop().time() == waited_s
 
     run(scenario())
