@@ -6,6 +6,7 @@ ledger manager. ``root`` is always the ledgers root path, ``/ledgers`` unless co
 
 import enum
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ledgers.errors import CorruptionError, SettingsError
@@ -40,13 +41,31 @@ class Layout(enum.Enum):
 
     def ledger_id(self, root: str, path: str) -> int | None:
         """The ledger whose znode this is, or None when it is no ledger's in this layout."""
-        if not path.startswith(f"{root}/") or not _LEAF.fullmatch(path, len(root) + 1):
-            return None
-        ledger_id = int(path[len(root) + 1 :].replace("/", "").replace("L", ""))
-        # The pattern lets through digits that the layout would put elsewhere: a strayed znode.
-        if ledger_id < self.ledger_id_stop and self.path(root, ledger_id) == path:
-            return ledger_id
-        return None
+        directory, _, name = path.rpartition("/")
+        ledger_ids, _ = self.ledgers_among(root, directory, [name])
+        return ledger_ids[0] if ledger_ids else None
+
+    def ledgers_among(
+        self, root: str, directory: str, names: Iterable[str]
+    ) -> tuple[list[int], list[str]]:
+        """Of a znode's children the ledgers in this layout, in the same order, and the names of all others."""
+        if not self._holds_ledgers(root, directory):
+            return [], list(names)
+        allowed = self.ids_below(root, directory)
+        digits, leaf = _digits(root, directory), _LEAF if directory != root else _FLAT_LEAF
+        ledger_ids, others = [], []
+        for name in names:
+            if leaf.fullmatch(name) and (ledger_id := int(digits + name[1:])) in allowed:
+                ledger_ids.append(ledger_id)
+            else:
+                others.append(name)
+        return ledger_ids, others
+
+    def _holds_ledgers(self, root: str, directory: str) -> bool:
+        """Whether ledgers' znodes are right below it."""
+        if directory == root:
+            return self is Layout.FLAT
+        return self.is_parent(root, directory) and len(_digits(root, directory)) in (6, 15)
 
     def is_parent(self, root: str, path: str) -> bool:
         """Whether ledgers lie somewhere below this znode (``root`` itself included)."""
@@ -56,17 +75,17 @@ class Layout(enum.Enum):
             parent.fullmatch(path, len(root) + 1) for parent in _PARENTS[self]
         )
 
-    def ids_below(self, root: str, tree: str) -> range:
-        """The ids whose znodes lie below ``tree``: the root, or a directory right below it."""
-        if tree == root:
+    def ids_below(self, root: str, directory: str) -> range:
+        """The ids whose znodes lie below it: the root, or a directory of ledgers (``is_parent``)."""
+        if directory == root:
             return range(self.ledger_id_stop)
-        name = tree[len(root) + 1 :]
-        if len(name) == 2:  # as many digits as follow: see _split
-            size, least, stop = 10**8, 0, SHORT_ID_STOP
+        digits = _digits(root, directory)
+        if len(digits) in (2, 6):
+            size, least, stop = 10 ** (10 - len(digits)), 0, SHORT_ID_STOP
         else:
-            size, stop = 10**16, self.ledger_id_stop
+            size, stop = 10 ** (19 - len(digits)), self.ledger_id_stop
             least = SHORT_ID_STOP if self is Layout.HIERARCHICAL else 0
-        return range(max(int(name) * size, least), min((int(name) + 1) * size, stop))
+        return range(max(int(digits) * size, least), min((int(digits) + 1) * size, stop))
 
     @property
     def ledger_id_stop(self) -> int:
@@ -83,7 +102,12 @@ def _split(digits: str) -> str:
     return f"{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
 
 
-_LEAF = re.compile(r"L[0-9]{10}|[0-9]{2}/[0-9]{4}/L[0-9]{4}|[0-9]{3}(/[0-9]{4}){3}/L[0-9]{4}")
+def _digits(root: str, directory: str) -> str:
+    """Those that all ids below it begin with."""
+    return directory[len(root) + 1 :].replace("/", "")
+
+
+_FLAT_LEAF, _LEAF = re.compile(r"L[0-9]{10}"), re.compile(r"L[0-9]{4}")
 _SHORT_PARENT = re.compile(r"[0-9]{2}(/[0-9]{4})?")
 _LONG_PARENT = re.compile(r"[0-9]{3}(/[0-9]{4}){0,3}")
 _PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {

@@ -45,11 +45,9 @@ async def walk_ledger_ids(
         batch = [directories.popleft() for _ in range(count)]
         listings = await asyncio.gather(*(_children(store, root, path) for path in batch))
         for path, names in zip(batch, listings, strict=True):
-            ledger_ids = []
-            for child in sorted(f"{path}/{name}" for name in names):
-                if (ledger_id := layout.ledger_id(root, child)) is not None:
-                    ledger_ids.append(ledger_id)
-                elif layout.is_parent(root, child):
+            ledger_ids, others = layout.ledgers_among(root, path, names)
+            for child in sorted(f"{path}/{name}" for name in others):
+                if layout.is_parent(root, child):
                     directories.append(child)
                 elif path != root or not _is_reserved(child[len(root) + 1 :]):
                     on_stray(child)

@@ -123,6 +123,19 @@ def test_what_lies_elsewhere_is_no_ledger(layout: Layout, path: str) -> None:
     assert layout.ledger_id(ROOT, path) is None
 
 
+def test_the_ledgers_of_a_directory_are_told_from_what_else_lies_there() -> None:
+    names = ["L0007", "notes", "L0002", "L00020", "0003"]
+
+    ledger_ids, others = Layout.HIERARCHICAL.ledgers_among(ROOT, f"{ROOT}/00/0001", names)
+
+    assert (ledger_ids, others) == ([10_007, 10_002], ["notes", "L00020", "0003"])
+
+
+@pytest.mark.parametrize("directory", [ROOT, f"{ROOT}/00", "/other/00/0001"])
+def test_no_ledger_lies_in_a_directory_of_another_kind(directory: str) -> None:
+    assert Layout.HIERARCHICAL.ledgers_among(ROOT, directory, ["L0007"]) == ([], ["L0007"])
+
+
 @given(path=st.text(alphabet="/L0123456789x", max_size=40))
 @LAYOUTS
 def test_any_name_is_answered(layout: Layout, path: str) -> None:
