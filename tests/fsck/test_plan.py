@@ -75,6 +75,10 @@ def table(*rows: dict[str, object]) -> pa.Table:
     return pa.Table.from_pylist(list(rows), schema=CHECKED)
 
 
+def ids(*ledger_ids: int) -> pa.ChunkedArray:
+    return pa.chunked_array([ledger_ids], pa.int64())
+
+
 def planned(listed: Sequence[int], known: pa.Table, *args: object, **kwargs: object) -> pa.Table:
     return plan_rows(array("q", listed), known, *args, now_ms=NOW_MS, **kwargs)  # type: ignore[arg-type]
 
@@ -179,33 +183,34 @@ def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("ledgers", "level", "count", "size"),
+    ("ledgers", "level", "count", "sizes"),
     [
-        pytest.param(13, Level.ENDS, 0, 13, id="a small cluster is one part"),
-        pytest.param(1_000, Level.ENDS, 0, 125, id="four for each slot"),
-        pytest.param(100_000, Level.ENDS, 0, 2_000, id="never too much to lose"),
-        pytest.param(200_000, Level.METADATA, 0, 10_000, id="metadata is cheap"),
-        pytest.param(10, Level.FULL, 4, 3, id="as told"),
+        pytest.param(13, Level.ENDS, 0, [13], id="a small cluster is one part"),
+        pytest.param(1_000, Level.ENDS, 0, [250, 188, 141, 106, 100, 100, 100, 15], id="ever less"),
+        pytest.param(10_000, Level.ENDS, 0, [2_000, 2_000, 1_500], id="never too much to lose"),
+        pytest.param(200_000, Level.METADATA, 0, [25_000] * 5, id="metadata is cheap"),
+        pytest.param(10, Level.FULL, 4, [3, 3, 3, 1], id="as told"),
     ],
 )
 def test_ledgers_that_weigh_alike_are_cut_by_their_number(
-    ledgers: int, level: Level, count: int, size: int
+    ledgers: int, level: Level, count: int, sizes: list[int]
 ) -> None:
     rows = planned(range(ledgers), table(), options(level), job(days=0))
 
     parts = cut_by_weight(rows, options(level), job(partition_count=count), slot_count=2)
 
-    assert parts[0].num_rows == size
+    assert [part.num_rows for part in parts][: len(sizes)] == sizes
     assert sum(part.num_rows for part in parts) == ledgers
 
 
-def test_parts_weigh_alike_however_the_ledgers_differ() -> None:
+def test_parts_weigh_ever_less_however_the_ledgers_differ() -> None:
     light, heavy = [1_000] * 1_000, [100_000] * 10
 
     parts = weighed([*light, *heavy])
 
-    assert sorted(len(part) for part in parts) == [2, 2, 2, 2, 2, 250, 250, 250, 250]
-    assert {sum(part) for part in parts} == {200_000, 250_000}
+    assert [sum(part) for part in parts][:4] == [500_000, 375_000, 225_000, 200_000]
+    assert sum(parts[-1]) == 100_000
+    assert sum(map(len, parts)) == 1_010
 
 
 def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
@@ -220,13 +225,13 @@ def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
     [
         pytest.param([1] * 100, [100], id="next to nothing is one part"),
         pytest.param([9 * WEIGHT_MAX, 1, 9 * WEIGHT_MAX], [1, 1, 1], id="one ledger is never cut"),
-        pytest.param([WEIGHT_MAX // 4] * 100, [4] * 25, id="never too much to lose"),
+        pytest.param([WEIGHT_MAX // 4] * 100, [4] * 20, id="never too much to lose"),
         pytest.param([1] * 1_200, [500, 500, 200], id="nor too many verdicts at a time"),
     ],
 )
 def test_a_part_has_a_least_and_a_largest_weight(weights: list[int], sizes: list[int]) -> None:
     assert PART_MAX[Level.FULL] == 500
-    assert [len(part) for part in weighed(weights)] == sizes
+    assert [len(part) for part in weighed(weights)][: len(sizes)] == sizes
 
 
 @pytest.mark.parametrize(
@@ -244,7 +249,7 @@ def test_where_reads_are_limited_a_part_still_takes_about_a_minute(
 
     parts = cut_by_weight(rows, limited, job(), slot_count=2)
 
-    assert {sum(part["weight"].to_pylist()) for part in parts} == {60_000, 20_000}
+    assert [sum(part["weight"].to_pylist()) for part in parts][:30] == [60_000] * 30
 
 
 def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
@@ -265,7 +270,7 @@ def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: P
     before = table(checked(1), checked(2), checked(3))
     found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
 
-    write_checked(tmp_path, after_run(before, found, options(Level.FULL), listed=[2, 3, 4]))
+    write_checked(tmp_path, after_run(before, found, options(Level.FULL), listed=ids(2, 3, 4)))
 
     after = {row.pop("ledger_id"): row for row in read_checked(tmp_path).to_pylist()}
     assert after.keys() == {2, 3, 4}  # 1 was deleted
@@ -292,7 +297,7 @@ def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: P
 def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
     rows = pa.Table.from_batches([to_batch([found])])
 
-    after = after_run(table(), rows, options(), listed=[1])
+    after = after_run(table(), rows, options(), listed=ids(1))
 
     assert after["is_settled"].to_pylist() == [False]
 
@@ -318,7 +323,7 @@ def test_what_a_closer_look_settled_is_so_until_something_is_found(
 ) -> None:
     rows = pa.Table.from_batches([to_batch([found])])
 
-    after = after_run(table(checked(1)), rows, options(level), listed=[1])
+    after = after_run(table(checked(1)), rows, options(level), listed=ids(1))
 
     told = dict(zip(after["depth"].to_pylist(), after["is_settled"].to_pylist(), strict=True))
     assert told == {each.depth: is_so for each, is_so in settled.items()}
@@ -339,9 +344,9 @@ def test_what_was_wrong_and_is_left_for_the_next_run_counts(
     last: dict[str, object], level: Level, wrong: int
 ) -> None:
     found = pa.Table.from_batches([to_batch([verdict(2)])])
-    after = after_run(table(last), found, options(level), listed=[1, 2])
+    after = after_run(table(last), found, options(level), listed=ids(1, 2))
 
-    assert wrong_among(after, pa.array([1])) == wrong
+    assert wrong_among(after, ids(1)) == wrong
 
 
 def test_what_an_earlier_release_kept_is_read(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 What a run leaves out goes by it, and what comes first when there is no time for all.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,7 +75,7 @@ def _greatest(checked: pa.Table, column: str) -> pa.Table:
 
 
 def after_run(
-    before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: Sequence[int]
+    before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: pa.ChunkedArray
 ) -> pa.Table:
     """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was known ``before`` holds, if it is still
     listed. So does that a closer look was had, and what it settled unless this one found something."""
@@ -103,7 +102,7 @@ def after_run(
     unsettled = verdicts["ledger_id"].filter(pc.invert(is_settled))
     is_upheld = pc.and_(before["is_settled"], pc.invert(pc.is_in(before["ledger_id"], unsettled)))
     is_kept = pc.and_(
-        pc.is_in(before["ledger_id"], pa.array(listed, pa.int64())),
+        pc.is_in(before["ledger_id"], listed),
         pc.or_(
             pc.greater(before["depth"], options.level.depth),
             pc.invert(pc.is_in(before["ledger_id"], verdicts["ledger_id"])),
@@ -114,7 +113,7 @@ def after_run(
     return pa.concat_tables([kept, now])
 
 
-def wrong_among(checked: pa.Table, ledger_ids: Sequence[int]) -> int:
+def wrong_among(checked: pa.Table, ledger_ids: pa.ChunkedArray) -> int:
     """How many of these were wrong when they were looked at last, or before, and more closely."""
     chosen = pc.and_(checked["is_wrong"], pc.is_in(checked["ledger_id"], ledger_ids))
     return len(pc.unique(checked.filter(chosen)["ledger_id"]))

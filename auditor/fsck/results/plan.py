@@ -4,7 +4,7 @@ Pure, but for ``Plan``, which reads what was fixed. A ledger made after the list
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,10 @@ from auditor.fsck.results.files import replace_tables
 from auditor.fsck.running import FsckJob
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
-PART_MIN = 25
-"""Ledgers: for fewer an executor's session is not worth opening."""
+PART_MIN: Mapping[Level, int] = {Level.METADATA: 1_000, Level.ENDS: 100}
+"""Ledgers, where they are not weighed: for fewer an executor's session is not worth opening."""
 PART_MAX: Mapping[Level, int] = {
-    Level.METADATA: 10_000,
+    Level.METADATA: 25_000,
     Level.ENDS: 2_000,
     Level.SAMPLE: 500,
     Level.FULL: 500,
@@ -32,8 +32,8 @@ WEIGHT_MIN, WEIGHT_MAX = 20_000, 2_000_000
 """The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten seconds."""
 PART_S = 60
 """What a part may take where the run's reads are limited, above that least weight."""
-PARTS_PER_SLOT = 4
-"""At least, where there are ledgers enough: so that no slot waits long for the slowest."""
+PART_SHARE = 2
+"""A part is at most one in so many of what each slot has left: the last ones are small, and no slot waits long."""
 DAY_MS = 86_400_000
 PLANNED = pa.schema(
     [("ledger_id", pa.int64()), ("known_version", pa.int32()), ("weight", pa.int64())]
@@ -153,38 +153,53 @@ def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
 def cut_by_weight(
     rows: pa.Table, options: FsckOptions, job: FsckJob, *, slot_count: int
 ) -> list[pa.Table]:
-    """The parts, of about the same weight where no single ledger weighs more. ``slot_count``: tasks that run at once.
+    """The parts: large ones first, then ever smaller ones, but that no ledger is cut. ``slot_count``: tasks that
+    run at once.
 
     The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
     there may be no time for all.
     """
     weights = rows["weight"].to_pylist()
-    weight_max = _weight_max(sum(weights), options, job, slot_count)
+    least, most = _weight_range(sum(weights), options, job, slot_count)
+
+    def weight_max(left: int) -> int:
+        return max(least, min(most, _quotient_up(left, PART_SHARE * slot_count)))
+
     bounds = _bounds(weights, weight_max, PART_MAX[options.level])
     if not job.time_budget_s:
         bounds.sort(key=lambda bound: -sum(weights[slice(*bound)]))
     return [rows.slice(start, stop - start) for start, stop in bounds]
 
 
-def _weight_max(total: int, options: FsckOptions, job: FsckJob, slot_count: int) -> int:
+def _weight_range(
+    total: int, options: FsckOptions, job: FsckJob, slot_count: int
+) -> tuple[int, int]:
+    """What a part weighs, at least and at most."""
     if job.partition_count:
-        return max(1, _quotient_up(total, job.partition_count))
-    even = _quotient_up(total, PARTS_PER_SLOT * slot_count)
+        even = max(1, _quotient_up(total, job.partition_count))
+        return even, even
     if not is_weighed(options.level):
-        return min(max(even, PART_MIN), PART_MAX[options.level])
+        return PART_MIN[options.level], PART_MAX[options.level]
     limits = (options.reads_per_s, options.bytes_per_s // COPY_BYTES)
     limited = (limit * PART_S // slot_count for limit in limits if limit)
-    return max(min(even, WEIGHT_MAX, *limited), WEIGHT_MIN)
+    return WEIGHT_MIN, min([WEIGHT_MAX, *limited])
 
 
-def _bounds(weights: Sequence[int], weight_max: int, count_max: int) -> list[tuple[int, int]]:
-    """Where parts begin and end, which is behind their last ledger. One that weighs more is a part of its own."""
+def _bounds(
+    weights: Sequence[int], weight_max: Callable[[int], int], count_max: int
+) -> list[tuple[int, int]]:
+    """Where parts begin and end, which is behind their last ledger. One that weighs more is a part of its own.
+
+    ``weight_max``: of the next part, by what is left.
+    """
     bounds = []
+    left, limit = sum(weights), weight_max(sum(weights))
     start = weight = 0
     for position, each in enumerate(weights):
-        if position > start and (weight + each > weight_max or position - start == count_max):
+        if position > start and (weight + each > limit or position - start == count_max):
             bounds.append((start, position))
-            start, weight = position, 0
+            left -= weight
+            start, weight, limit = position, 0, weight_max(left)
         weight += each
     if weights:
         bounds.append((start, len(weights)))
