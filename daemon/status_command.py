@@ -148,7 +148,10 @@ def _audit(audit: AuditRecord, *, now_ms: int) -> str:
 def _fsck(summary: Summary, *, now_ms: int) -> str:
     age = duration_text(age_s(summary.finished_ms, now_ms))
     blind = ", no copy was looked at" if summary.level is Level.METADATA else ""
-    return f"{age} ago, level {summary.level.value}{blind}: {counts_text(summary.counts)}"
+    left = f"; {summary.left:,} left for lack of time" if summary.left else ""
+    if summary.left_wrong:
+        left += f", {summary.left_wrong:,} of them wrong before"
+    return f"{age} ago, level {summary.level.value}{blind}: {counts_text(summary.counts)}{left}"
 
 
 def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> str:

@@ -1,6 +1,7 @@
 """What the last run found, as the daemon shows it."""
 
 import asyncio
+from dataclasses import replace
 from collections.abc import Sequence
 
 import pytest
@@ -84,6 +85,20 @@ async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
     told = render(await gather_status(visiting(cluster)), now_ms=62_000)
 
     assert "level metadata, no copy was looked at: 1 ledger: 1 whole" in told
+
+
+@in_virtual_time
+async def test_status_says_what_was_left_and_that_some_of_it_was_wrong() -> None:
+    cluster = await Cluster.start()
+    run = replace(summary(whole(0)), left=3)
+
+    for each, text in (
+        (run, "1 whole; 3 left for lack of time"),
+        (replace(run, left_wrong=2), "1 whole; 3 left for lack of time, 2 of them wrong before"),
+    ):
+        await write_last(cluster.store, UR, each)
+        lines = render(await gather_status(visiting(cluster)), now_ms=62_000).splitlines()
+        assert lines[-1].endswith(text)
 
 
 @in_virtual_time
