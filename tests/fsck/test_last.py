@@ -1,8 +1,8 @@
 """What the last run found, as the daemon shows it."""
 
 import asyncio
-from dataclasses import replace
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
