@@ -21,6 +21,7 @@ from auditor.checks.records import CheckRecords, CheckRun, check_path
 from auditor.checks.schedule import Timetable
 from auditor.index.ledger_index import LedgerIndex
 from auditor.settings import ChecksSettings
+from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.operations.tasks import task_scope, wait_woken, wake_on
@@ -219,14 +220,13 @@ class CheckRunner:
 
     async def _retried(self, work: Callable[[], Awaitable[T]]) -> T:
         """Until ZooKeeper is to be had. Raises SessionLostError, and whatever is not Unavailable."""
-        while True:
-            try:
-                return await work()
-            except SessionLostError:
-                raise
-            except UnavailableError as error:
-                log.warning("check.delayed", error=str(error), retry_s=RETRY_S)
-                await self._clock.sleep(RETRY_S)
+        return await until_answered(
+            work,
+            event="check.delayed",
+            clock=self._clock,
+            retry_min_s=RETRY_S,
+            retry_max_s=RETRY_S,
+        )
 
     # --- Pauses ------------------------------------------------------------------------------------
 

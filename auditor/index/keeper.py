@@ -21,14 +21,10 @@ from auditor.index.ledger_index import LedgerIndex
 from auditor.index.progress import ScanProgress
 from auditor.index.reader import READS_AT_ONCE, IndexReader
 from auditor.index.tree_scan import TreeScan
+from ledgers.answers import until_answered
 from ledgers.changing import Changing
 from ledgers.clock import Clock
-from ledgers.errors import (
-    SessionLostError,
-    UnauthorizedError,
-    UnavailableError,
-    UnsupportedError,
-)
+from ledgers.errors import UnauthorizedError, UnavailableError, UnsupportedError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.operations.tasks import wait_woken
@@ -274,16 +270,15 @@ class IndexKeeper(Changing):
 
     async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
         """What it returns once it succeeds; the pauses grow. The index stays in use as it is."""
-        retry_s = RETRY_MIN_S
-        while True:
-            try:
-                return await read()
-            except SessionLostError:
-                raise
-            except (UnavailableError, UnauthorizedError) as error:
-                log.warning("index.read_failed", what=what, error=str(error), retry_s=retry_s)
-            await self._clock.sleep(retry_s)
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+        return await until_answered(
+            read,
+            event="index.read_failed",
+            what=what,
+            clock=self._clock,
+            errors=(UnavailableError, UnauthorizedError),
+            retry_min_s=RETRY_MIN_S,
+            retry_max_s=RETRY_MAX_S,
+        )
 
     def _tell(self, changed: Collection[int]) -> None:
         """Of changes, and of completed scans."""
