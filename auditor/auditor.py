@@ -86,7 +86,7 @@ class Auditor:
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
-        self._switch = DisableSwitch(store, ur)
+        self._switch = DisableSwitch(store, ur, clock)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
         self._wake = asyncio.Event()

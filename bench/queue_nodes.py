@@ -104,7 +104,7 @@ async def _node(
     info = NodeInfo(half=Half.WORKER, host=name, pid=number, bookie_id=None, started_ms=0)
     membership = await Membership.join(store, task.ur, info)
     batcher = Batcher(store, [membership.guard])
-    queue = Queue(store, batcher, task.ur, holder=name)
+    queue = Queue(store, batcher, task.ur, holder=name, clock=clock)
     repair = _Timed(queue, task.repair_s)
     worker = ReplicationWorker(
         queue=queue,

@@ -50,7 +50,8 @@ class OpenWorker:
 
 
 def _whole_queue(session: Session, batcher: Batcher) -> Queue:
-    return Queue(session.store, batcher, session.ur, holder=socket.gethostname())
+    holder = socket.gethostname()
+    return Queue(session.store, batcher, session.ur, holder=holder, clock=session.clock)
 
 
 @asynccontextmanager

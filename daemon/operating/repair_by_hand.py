@@ -86,7 +86,12 @@ async def repair_by_hand(
 
     def queue(session: Session, batcher: Batcher) -> GivenLedgers:
         return GivenLedgers(
-            session.store, batcher, session.ur, holder=socket.gethostname(), ledger_ids=ledger_ids
+            session.store,
+            batcher,
+            session.ur,
+            holder=socket.gethostname(),
+            clock=session.clock,
+            ledger_ids=ledger_ids,
         )
 
     async with open_worker(settings, journal, half=Half.HAND, make_queue=queue) as opened:

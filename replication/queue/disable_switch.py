@@ -3,6 +3,9 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from ledgers.answers import until_answered
+from ledgers.clock import Clock
+from ledgers.errors import UnavailableError
 from ledgers.store import EventKind, MetadataStore
 from replication.queue import payloads
 
@@ -10,22 +13,23 @@ from replication.queue import payloads
 class DisableSwitch:
     """What one session knows of it: with many nodes it is not to be asked for at each look."""
 
-    def __init__(self, store: MetadataStore, ur: str) -> None:
+    def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
         self._store = store
+        self._clock = clock
         self._path = payloads.disable_path(ur)
         self._is_watched = False
         self.may_take = True
-        """Whether it was off when we last heard of it; otherwise no lock is asked for, not even for
-        ledgers whose turn to be asked for comes only now."""
+        """Whether it was off when we last heard of it, and not asked for in vain since; otherwise no lock
+        is asked for, not even for ledgers whose turn to be asked for comes only now."""
 
     async def is_on(self) -> bool:
-        """Read only while nothing tells of its changes (``watch``)."""
+        """Read only while nothing tells of its changes (``watch``). Raises UnavailableError."""
         if not self._is_watched:
             await self._read()
         return not self.may_take
 
     async def watch(self) -> AsyncGenerator[None, None]:
-        """Keep ``may_take`` as the switch says; tells of each time it was read."""
+        """Keep ``may_take`` as the switch says; tells of each time it was read. Ends with the session."""
         async with aclosing(self._store.watch(self._path)) as events:
             try:
                 async for event in events:
@@ -33,14 +37,21 @@ class DisableSwitch:
                         self._is_watched = False
                     if event.kind is EventKind.CREATED:  # locks could be asked for while it is read
                         self.may_take = False
-                    await self._read()
+                    await until_answered(
+                        self._read, event="disable_switch.unread", clock=self._clock
+                    )
                     self._is_watched = True
                     yield
             finally:
                 self._is_watched = False
 
     async def _read(self) -> None:
-        self.may_take = await self._store.exists(self._path) is None
+        """One that cannot be read may be on: nothing is begun before it is known to be off (rule S8)."""
+        try:
+            self.may_take = await self._store.exists(self._path) is None
+        except UnavailableError:
+            self.may_take = self._is_watched = False
+            raise
 
 
 class UnheededSwitch(DisableSwitch):

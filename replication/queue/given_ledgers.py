@@ -7,6 +7,7 @@ where the one who asked does not stay to see the end.
 import random
 from collections.abc import Collection, Iterable
 
+from ledgers.clock import Clock
 from ledgers.store import MetadataStore
 from replication.queue.batching import Batcher
 from replication.queue.disable_switch import UnheededSwitch
@@ -24,10 +25,11 @@ class GivenLedgers(Queue):
         ur: str,
         *,
         holder: str,
+        clock: Clock,
         ledger_ids: Collection[int],
     ) -> None:
-        super().__init__(store, batcher, ur, holder=holder)
-        self.switch = UnheededSwitch(store, ur)
+        super().__init__(store, batcher, ur, holder=holder, clock=clock)
+        self.switch = UnheededSwitch(store, ur, clock)
         self._left = set(ledger_ids)
         """Those that have not been found without a mark yet: they were all marked before we began."""
 

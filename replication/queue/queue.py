@@ -17,6 +17,7 @@ from functools import cached_property
 
 from msgspec import Struct
 
+from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
@@ -114,14 +115,16 @@ class Queue:
     ``batcher`` carries the transactions and proves our session; ``holder`` is what our locks say.
     """
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, *, holder: str) -> None:
+    def __init__(
+        self, store: MetadataStore, batcher: Batcher, ur: str, *, holder: str, clock: Clock
+    ) -> None:
         self._store = store
         self._batcher = batcher
         self._ur = ur
         self._lock_data = payloads.lock_to_bytes(holder)
         self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
         self._known_nodes: dict[str, LiveNode | None] = {}
-        self.switch = DisableSwitch(store, ur)
+        self.switch = DisableSwitch(store, ur, clock)
 
     async def look(self, rng: random.Random) -> Look:
         """List a bounded part of both trees and, unless they are empty, the locks."""

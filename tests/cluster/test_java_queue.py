@@ -70,7 +70,7 @@ async def our_node(uri: str) -> AsyncIterator[OurNode]:
                 ur=ur,
                 membership=membership,
                 marker=Marker(client.store, batcher, ur, client.clock),
-                queue=Queue(client.store, batcher, ur, holder=US),
+                queue=Queue(client.store, batcher, ur, holder=US, clock=client.clock),
             )
             sender.cancel()
 

@@ -131,7 +131,7 @@ async def _node(
     await views.refresh()
     membership = await Membership.join(store, UR, node_info(name))
     batcher = Batcher(store, [membership.guard])
-    queue = Queue(store, batcher, UR, holder=name)
+    queue = Queue(store, batcher, UR, holder=name, clock=clock)
     quarantine = Quarantine(clock, views.life)
     answering = QuarantiningBookies(bookies, quarantine)
     receivers = Receivers(

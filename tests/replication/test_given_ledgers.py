@@ -23,7 +23,14 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
     """A worker of this session that was given the ledgers."""
     rng = random.Random(cluster.seed)
     return ReplicationWorker(
-        queue=GivenLedgers(node.store, node.batcher, UR, holder="hand", ledger_ids=ledger_ids),
+        queue=GivenLedgers(
+            node.store,
+            node.batcher,
+            UR,
+            holder="hand",
+            clock=cluster.clock,
+            ledger_ids=ledger_ids,
+        ),
         repairer=node.repairer,
         views=node.views,
         notes=node.notes,

@@ -243,7 +243,7 @@ async def test_rule_s8_after_a_lost_reply_the_server_is_brought_up_to_date_befor
     async with cluster.node() as node:
         queued = await node.queued()
         behind = BehindUntilSynced(node.store, LOCK)
-        queue = Queue(behind, node.batcher, UR, holder="node-1")
+        queue = Queue(behind, node.batcher, UR, holder="node-1", clock=cluster.clock)
         fault_once(cluster, node.store, Create, Fault.LOST_REPLY)
 
         assert await queue.take(queued) is not None
