@@ -12,7 +12,7 @@ from auditor.fsck.executor import Executor, open_executor
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from ledgers.errors import CorruptionError
+from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.operations.tasks import task_scope
 
 SECOND_LOOK_S = 2.0
@@ -78,7 +78,7 @@ async def _look(
 ) -> LedgerVerdict | None:
     try:
         versioned = await executor.manager.find(ledger_id)
-    except CorruptionError as error:
+    except (CorruptionError, UnauthorizedError) as error:
         return _unreadable(ledger_id, error, checked_ms=executor.clock.wall_ms())
     return None if versioned is None else await executor.copies.look(versioned, since)
 
@@ -87,19 +87,22 @@ async def _version(executor: Executor, ledger_id: int) -> int | None:
     """As in a verdict: -1 where it cannot be read. None: it is gone."""
     try:
         versioned = await executor.manager.find(ledger_id)
-    except CorruptionError:
+    except (CorruptionError, UnauthorizedError):
         return -1
     return None if versioned is None else versioned.version
 
 
-def _unreadable(ledger_id: int, error: CorruptionError, *, checked_ms: int) -> LedgerVerdict:
+def _unreadable(
+    ledger_id: int, error: CorruptionError | UnauthorizedError, *, checked_ms: int
+) -> LedgerVerdict:
     finding = Finding.UNREADABLE_METADATA
+    code = "corrupt" if isinstance(error, CorruptionError) else "unauthorized"
     return LedgerVerdict(
         ledger_id=ledger_id,
         grade=Grade.UNKNOWN,
         findings=(finding,),
         rests_on_unknown=True,
-        evidence=(Evidence(finding=finding, code="corrupt", detail=str(error)),),
+        evidence=(Evidence(finding=finding, code=code, detail=str(error)),),
         checked_ms=checked_ms,
     )
 

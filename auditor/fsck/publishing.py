@@ -13,7 +13,7 @@ from itertools import islice
 from auditor.findings import Findings
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from auditor.marking import Marker
-from ledgers.errors import CorruptionError
+from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 
@@ -44,7 +44,7 @@ class Fault:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """``new``: marks that are, or name more bookies now. ``changed``: ledgers that are gone, or whose metadata
-    was written since, so that what was found may be mended: not marked."""
+    was written since, or can no longer be read, so that what was found may be mended: not marked."""
 
     new: int = 0
     known: int = 0
@@ -116,7 +116,7 @@ class Publisher:
     async def _is_unchanged(self, fault: Fault) -> bool:
         try:
             found = await self._manager.find(fault.ledger_id)
-        except CorruptionError:
+        except (CorruptionError, UnauthorizedError):
             return False
         if found is None:
             return False

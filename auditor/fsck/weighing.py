@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.read_session import read_session
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
 
@@ -53,7 +53,7 @@ async def weigh(
         async def weight(ledger_id: int) -> int:
             try:
                 return weight_of((await manager.read(ledger_id)).metadata, options)
-            except (NoSuchLedgerError, CorruptionError):
+            except (NoSuchLedgerError, CorruptionError, UnauthorizedError):
                 return LIGHTEST
 
         for start in range(0, len(ledger_ids), READ_AT_ONCE):

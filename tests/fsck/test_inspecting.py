@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.inspecting import look_again
+from auditor.fsck.inspecting import look_again, look_at
 from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
@@ -24,7 +24,7 @@ from tests.fsck.looking import (
     replace_payload,
     told,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER
 
@@ -216,6 +216,21 @@ async def test_metadata_that_cannot_be_read_is_a_finding(level: Level, data: byt
     verdict = await look_twice(cluster, level)
 
     assert told(verdict) == (Grade.UNKNOWN, (Finding.UNREADABLE_METADATA,))
+
+
+@at_each_level
+@in_virtual_time
+async def test_metadata_that_acls_shut_away_is_a_finding_likewise(level: Level) -> None:
+    cluster, _ = await one_ledger()
+    looking = await executor(cluster, options(level))
+    shut_out(looking.manager._store, cluster.manager.path(LEDGER))
+
+    first = await look_at(looking, LEDGER)
+    assert first is not None
+    second = await look_again(looking, first)
+
+    assert told(first) == told(second) == (Grade.UNKNOWN, (Finding.UNREADABLE_METADATA,))
+    assert [each.code for each in first.evidence] == ["unauthorized"]
 
 
 @at_each_level

@@ -15,7 +15,7 @@ from ledgers.metadata import BookieId
 from replication.queue import payloads
 from tests.auditor.auditing import leading
 from tests.fsck.looking import look_twice, told
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR, working
 
@@ -142,6 +142,21 @@ async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
         assert await publisher.publish(faults) == Published(changed=3)
 
     assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_acls_have_shut_away_since_is_not_marked_and_stops_no_other() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    await cluster.write_ledger([B1, B2, B3], ledger_id=LEDGER + 1)
+    fault = await missing_fault(cluster)
+    shut_out(cluster.store, cluster.manager.path(LEDGER + 1))
+
+    async with publishing(cluster) as publisher:
+        found = await publisher.publish([replace(fault, ledger_id=LEDGER + 1), fault])
+
+    assert found == Published(new=1, changed=1)
+    assert await cluster.marked() == [LEDGER]
 
 
 @in_virtual_time

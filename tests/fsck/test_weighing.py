@@ -13,7 +13,7 @@ from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata, LedgerState, Segment
 from tests.fsck.looking import ALL, options
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.nodes import ROOT
 
 OPEN = LedgerMetadata(
@@ -62,15 +62,16 @@ def test_what_is_gone_or_cannot_be_read_weighs_least(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(weighing, "read_session", session)
         monkeypatch.setattr(LedgerManager, "open", manager)
-        for ledger_id in (1, 3):
+        for ledger_id in (1, 3, 4):
             await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
         await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)
+        shut_out(cluster.store, cluster.manager.path(4))
         counts: list[int] = []
 
-        weights = await weigh(options(), [1, 2, 3], counts.append)
+        weights = await weigh(options(), [1, 2, 3, 4], counts.append)
 
         assert weights[0] > LIGHTEST
-        assert list(weights[1:]) == [LIGHTEST, LIGHTEST]
-        assert counts == [3]
+        assert list(weights[1:]) == [LIGHTEST, LIGHTEST, LIGHTEST]
+        assert counts == [4]
 
     scenario()
