@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from daemon.operating.unreadable_orders import unreadable_drains, unreadable_windows
+from daemon.operating.unreadable_orders import bookies_of
 from daemon.settings import load_settings
 from daemon.visit import Visit, visit
 from ledgers.errors import BookmenderError, CorruptionError, SessionLostError, UnavailableError
@@ -66,8 +66,7 @@ async def known_bookies(cluster: Visit) -> frozenset[BookieId]:
             *await cluster.registration.cookies(),
             *orders.draining,
             *orders.maintenance,
-            *unreadable_drains(orders.unreadable),
-            *unreadable_windows(orders.unreadable),
+            *bookies_of(orders.unreadable),
         )
     )
 

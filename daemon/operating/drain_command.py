@@ -60,9 +60,7 @@ def drain(
 
     async def act(cluster: Visit) -> Drains:
         if not bookies:
-            drains = await read_drains(cluster)
-            tell(unreadable_texts(drains.orders.unreadable))
-            return drains
+            return await read_drains(cluster)
         require_known(bookies, await known_bookies(cluster))
         if cancel:
             cancelled = await cancel_drains(cluster, bookies)
@@ -85,6 +83,7 @@ def drain(
 
     with saying_when_interrupted(_what_stays(bookies, is_ordered=wait)):
         drains = run_visit(config, act)
+    tell(unreadable_texts(drains.orders.unreadable))
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
     if wait or not bookies:
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))

@@ -52,9 +52,7 @@ class Drains:
         return Drains(
             orders=Orders(
                 draining=draining,
-                unreadable=tuple(
-                    p for p in self.orders.unreadable if p.rpartition("/")[2] in bookies
-                ),
+                unreadable=unreadable_drains(self.orders.unreadable, bookies),
             ),
             progress={b: p for b, p in self.progress.items() if b in bookies},
         )
@@ -76,10 +74,7 @@ class Drains:
 async def read_drains(cluster: Visit) -> Drains:
     """Of the orders those about drains."""
     every = await OrderBook(cluster.store, cluster.ur).read()
-    orders = Orders(
-        draining=every.draining,
-        unreadable=tuple(unreadable_drains(every.unreadable).values()),
-    )
+    orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
 
 

@@ -93,7 +93,7 @@ def maintenance(
     if reason and duration_s is None:
         raise click.UsageError("--reason goes with --for")
 
-    async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], dict[BookieId, str]]:
+    async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
         if bookie is not None:
             require_known([bookie], await known_bookies(cluster))
         if bookie is not None and duration_s is not None:
@@ -105,19 +105,14 @@ def maintenance(
             has_ended = await end_window(cluster, bookie)
             tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
         windows = await read_windows(cluster, SystemClock())
-        unreadable = await read_unreadable_windows(cluster)
-        chosen = {b: path for b, path in unreadable.items() if bookie in (None, b)}
-        tell(unreadable_texts(list(chosen.values())))
-        return {b: window for b, window in windows.items() if bookie in (None, b)}, chosen
+        unreadable = await read_unreadable_windows(cluster, bookie)
+        tell(unreadable_texts(unreadable))
+        return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
 
     windows, unreadable = run_visit(config, act)
     if output == "json":
         record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
-        click.echo(
-            json.dumps(
-                {"bookies": record, "unreadable_orders": list(unreadable.values())}, indent=2
-            )
-        )
+        click.echo(json.dumps({"bookies": record, "unreadable_orders": [*unreadable]}, indent=2))
     else:
         now_ms = SystemClock().wall_ms()
         for each, window in sorted(windows.items()):
@@ -148,10 +143,10 @@ async def end_window(cluster: Visit, bookie: BookieId) -> bool:
     return True
 
 
-async def read_unreadable_windows(cluster: Visit) -> dict[BookieId, str]:
-    """By bookie, the paths of the orders that cannot be read."""
+async def read_unreadable_windows(cluster: Visit, bookie: BookieId | None) -> tuple[str, ...]:
+    """The paths of those that cannot be read; of this bookie alone, if given."""
     orders = await OrderBook(cluster.store, cluster.ur).read()
-    return unreadable_windows(orders.unreadable)
+    return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
 
 
 async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, MaintenanceWindow]:

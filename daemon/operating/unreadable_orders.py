@@ -3,7 +3,7 @@
 Nobody follows most of them, and nobody would know but for what is said here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from ledgers.metadata import BookieId
 
@@ -13,19 +13,34 @@ def unreadable_texts(paths: Sequence[str]) -> list[str]:
     return [f"{_what(path)} ({path})" for path in paths]
 
 
-def unreadable_drains(paths: Sequence[str]) -> dict[BookieId, str]:
-    """By bookie, the paths of those of its drain."""
-    return _about_bookies(paths, "draining")
+def unreadable_drains(
+    paths: Sequence[str], bookies: Collection[BookieId] | None = None
+) -> tuple[str, ...]:
+    """Those about drains: of ``bookies``, or of whomever where none can be listed. None: all."""
+    return _about_bookies(paths, "draining", bookies)
 
 
-def unreadable_windows(paths: Sequence[str]) -> dict[BookieId, str]:
-    """By bookie, the paths of those of its maintenance."""
-    return _about_bookies(paths, "maintenance")
+def unreadable_windows(
+    paths: Sequence[str], bookies: Collection[BookieId] | None = None
+) -> tuple[str, ...]:
+    """Likewise, about maintenance."""
+    return _about_bookies(paths, "maintenance", bookies)
 
 
-def _about_bookies(paths: Sequence[str], kind: str) -> dict[BookieId, str]:
+def bookies_of(paths: Sequence[str]) -> set[BookieId]:
+    """Whom they are about, as far as their names say."""
+    return {BookieId(name) for _, name in map(_split, paths) if name}
+
+
+def _about_bookies(
+    paths: Sequence[str], kind: str, bookies: Collection[BookieId] | None
+) -> tuple[str, ...]:
     split = ((path, *_split(path)) for path in paths)
-    return {BookieId(name): path for path, found, name in split if found == kind and name}
+    return tuple(
+        path
+        for path, found, name in split
+        if found == kind and (bookies is None or not name or name in bookies)
+    )
 
 
 def _split(path: str) -> tuple[str, str]:

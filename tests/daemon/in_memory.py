@@ -1,6 +1,6 @@
 """Commands, run as from a shell, on a cluster in memory."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from daemon.visit import Visit
 from tests.daemon.visits import visiting
-from tests.replication.cluster import Cluster
+from tests.replication.cluster import Cluster, shut_out
 from tests.virtual_time import run
 
 Prepare = Callable[[Cluster], Awaitable[None]]
@@ -26,15 +26,21 @@ def run_in_memory(
     *arguments: str,
     prepare: Prepare,
     look: Look | None = None,
+    shut: Sequence[str] = (),
 ) -> tuple[Result, Any]:
-    """What the command of this module prints on a cluster so prepared; and what ``look`` finds after it."""
+    """What the command of this module prints on a cluster so prepared; and what ``look`` finds after it.
+
+    ``shut``: znodes that the command's session may not read.
+    """
     found: list[Any] = []
 
     def visit(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
         async def acting() -> Any:
             cluster = await Cluster.start()
             await prepare(cluster)
-            returned = await action(visiting(cluster))
+            here = visiting(cluster)
+            shut_out(here.store, *shut)
+            returned = await action(here)
             if look is not None:
                 found.append(await look(cluster))
             return returned

@@ -15,7 +15,6 @@ from daemon.operating import (
     maintenance_command,
 )
 from daemon.operating.maintenance_command import open_window
-from daemon.operating.unreadable_orders import unreadable_drains, unreadable_texts
 from replication.cluster.order_book import (
     OrderBook,
     checks_place,
@@ -23,6 +22,7 @@ from replication.cluster.order_book import (
     draining_path,
     hold_place,
     limits_place,
+    maintenance_path,
     maintenance_place,
 )
 from replication.cluster.orders import DrainOrder, HoldOrder
@@ -139,12 +139,43 @@ def test_what_it_says_to_do_does_it(
     assert path not in result.output
 
 
-def test_orders_that_cannot_even_be_listed_are_told_and_are_nobodys() -> None:
-    [said] = unreadable_texts([draining_path(UR)])
+@pytest.mark.parametrize(
+    ("module", "command", "arguments", "path"),
+    [
+        pytest.param(drain_command, drain_command.drain, (), draining_path(UR), id="drains"),
+        pytest.param(
+            drain_command, drain_command.drain, (B1, "--wait"), draining_path(UR), id="drain --wait"
+        ),
+        pytest.param(
+            maintenance_command,
+            maintenance_command.maintenance,
+            (),
+            maintenance_path(UR),
+            id="windows",
+        ),
+        pytest.param(
+            maintenance_command,
+            maintenance_command.maintenance,
+            (B2,),
+            maintenance_path(UR),
+            id="window of one",
+        ),
+    ],
+)
+def test_rule_s8_orders_that_cannot_even_be_listed_are_not_taken_for_none(
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    command: click.Command,
+    arguments: tuple[str, ...],
+    path: str,
+) -> None:
+    result, _ = run_in_memory(
+        monkeypatch, module, command, *arguments, prepare=drain_three, shut=[path]
+    )
 
-    assert said.startswith("the orders to drain bookies cannot be listed")
-    assert said.endswith(f"({draining_path(UR)})")
-    assert unreadable_drains([draining_path(UR), DRAIN]) == {B1: DRAIN}
+    assert result.exit_code == 1
+    assert "cannot be listed" in result.stderr
+    assert f"({path})" in result.stderr
 
 
 def test_a_hold_that_cannot_be_read_is_shown_as_one_that_stands(
