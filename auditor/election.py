@@ -6,18 +6,23 @@ multi that checks the vote and the session's znode. Source: BookKeeper's ZkLedge
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
+from ledgers.answers import until_answered
+from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
 from ledgers.operations.tasks import task_scope
 from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
 from replication.cluster.membership import Membership, ensure
 from replication.queue import payloads
 from replication.queue.batching import Batcher, Guard
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -41,9 +46,16 @@ class Election:
     """One session's candidacy. ``candidate`` is what the vote says: a bookie id, or a host name."""
 
     def __init__(
-        self, store: MetadataStore, ur: str, membership: Membership, *, candidate: str
+        self,
+        store: MetadataStore,
+        ur: str,
+        membership: Membership,
+        *,
+        candidate: str,
+        clock: Clock,
     ) -> None:
         self._store = store
+        self._clock = clock
         self._election = payloads.election_path(ur)
         self._membership = membership
         self._vote = payloads.vote_to_bytes(candidate)
@@ -61,7 +73,7 @@ class Election:
         while (predecessor := await self._predecessor(vote_path)) is not None:
             await self._wait_either_gone(f"{self._election}/{predecessor}", vote_path)
         leadership = Leadership(vote_path=vote_path, membership=self._membership)
-        await self._announce(leadership)
+        await self._answered(lambda: self._announce(leadership))
         log.info("election.won", vote=vote_path)
         return leadership
 
@@ -79,7 +91,7 @@ class Election:
 
     async def _predecessor(self, vote_path: str) -> str | None:
         """The vote right before ours; None when ours is the first."""
-        votes = in_order(await self._store.children(self._election))
+        votes = in_order(await self._answered(lambda: self._store.children(self._election)))
         own = vote_path.rpartition("/")[2]
         if own not in votes:
             raise LeadershipLostError("our vote is gone", path=vote_path)
@@ -95,8 +107,12 @@ class Election:
         async with aclosing(self._store.watch(path)) as events:
             async for event in events:
                 is_deleted = event.kind is EventKind.DELETED
-                if is_deleted or await self._store.exists(path) is None:
+                if is_deleted or await self._answered(lambda: self._store.exists(path)) is None:
                     return
+
+    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Neither that a vote is gone follows from a reply that did not come, nor that it stands (rule S8)."""
+        return await until_answered(call, event="election.unanswered", clock=self._clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

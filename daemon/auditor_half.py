@@ -55,7 +55,13 @@ async def run_auditor_session(
         # Before the election: a leader is to lose no time with it.
         placing = await placing_of(session, settings.placement)
         tasks.create_task(placing.run())
-        election = Election(session.store, session.ur, session.membership, candidate=session.node)
+        election = Election(
+            session.store,
+            session.ur,
+            session.membership,
+            candidate=session.node,
+            clock=session.clock,
+        )
         leadership = await election.win()
         tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
         if not settings.auditor.standbys_keep_index:

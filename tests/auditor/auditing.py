@@ -59,7 +59,9 @@ async def leading(
         views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
         await views.refresh()
         membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
-        leadership = await Election(store, UR, membership, candidate=name).win()
+        leadership = await Election(
+            store, UR, membership, candidate=name, clock=cluster.clock
+        ).win()
         batcher = Batcher(store, leadership.guards)
         marker = Marker(store, batcher, UR, cluster.clock)
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)

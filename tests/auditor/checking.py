@@ -130,7 +130,9 @@ async def checker(
         views = ViewSource(Registration(store, ROOT), cluster.clock, OrderBook(store, UR))
         await views.refresh()
         membership = await Membership.join(store, UR, node_info(name, Half.AUDITOR))
-        leadership = await Election(store, UR, membership, candidate=name).win()
+        leadership = await Election(
+            store, UR, membership, candidate=name, clock=cluster.clock
+        ).win()
         batcher = Batcher(store, leadership.guards)
         beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)

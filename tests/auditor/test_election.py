@@ -6,12 +6,15 @@ import pytest
 
 from auditor.election import Election, Leader, Leadership, current_leader, in_order
 from ledgers.errors import LeadershipLostError, SessionLostError
-from ledgers.memory.store import MemoryStore
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.store import SetData
 from replication.cluster.membership import Half, Membership
 from replication.queue import payloads
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.nodes import UR, node_info
+from tests.replication.overload import overload
 from tests.replication.watched import settle
+from tests.virtual_time import LoopClock
 
 ELECTION = payloads.election_path(UR)
 
@@ -22,7 +25,7 @@ class Candidate:
     def __init__(self, store: MemoryStore, membership: Membership, name: str) -> None:
         self.store = store
         self.membership = membership
-        self.election = Election(store, UR, membership, candidate=name)
+        self.election = Election(store, UR, membership, candidate=name, clock=LoopClock())
         self.winning = asyncio.create_task(self.election.win())
 
     @classmethod
@@ -82,7 +85,7 @@ async def test_rule_s9_nobody_is_announced_as_leader_who_does_not_lead(
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
     membership = await Membership.join(store, UR, node_info("node-1", Half.AUDITOR))
-    election = Election(store, UR, membership, candidate="node-1")
+    election = Election(store, UR, membership, candidate="node-1", clock=cluster.clock)
 
     async def go_meanwhile(vote_path: str) -> None:
         await cluster.store.delete(membership.path if is_session_gone else vote_path)
@@ -228,6 +231,79 @@ async def test_a_candidate_whose_session_ends_while_it_waits_learns_that() -> No
         await two.leadership()
     for candidate in (one, two):
         await candidate.end()
+
+
+@in_virtual_time
+async def test_rule_s8_a_leader_whose_vote_cannot_be_read_goes_on_leading() -> None:
+    cluster = await Cluster.start()
+    ours = await Candidate.stand(cluster, "node-1")
+    leadership = await ours.leadership()
+    throttled = overload(ours.store, leadership.vote_path)
+    lost = asyncio.create_task(ours.election.wait_lost(leadership))
+    await asyncio.sleep(60)
+    assert not lost.done()
+
+    throttled.clear()
+    await asyncio.sleep(60)
+    assert not lost.done()
+
+    await cluster.store.delete(leadership.vote_path)
+    await asyncio.wait_for(lost, 1)
+    await ours.end()
+
+
+@in_virtual_time
+async def test_a_vote_that_went_while_it_could_not_be_read_is_found_gone() -> None:
+    cluster = await Cluster.start()
+    ours = await Candidate.stand(cluster, "node-1")
+    leadership = await ours.leadership()
+    throttled = overload(ours.store, leadership.vote_path)
+    lost = asyncio.create_task(ours.election.wait_lost(leadership))
+    await settle()
+    await cluster.store.delete(leadership.vote_path)
+    await asyncio.sleep(60)
+
+    throttled.clear()
+    await asyncio.wait_for(lost, 60)
+    await ours.end()
+
+
+@pytest.mark.parametrize(
+    "path", [f"{ELECTION}/V_0000000000", ELECTION], ids=["the vote before", "the list of votes"]
+)
+@in_virtual_time
+async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not_lead(
+    path: str,
+) -> None:
+    cluster = await Cluster.start()
+    one = await Candidate.stand(cluster, "node-1")
+    store = MemoryStore(cluster.tree)
+    throttled = overload(store, path)
+    membership = await Membership.join(store, UR, node_info("node-2", Half.AUDITOR))
+    two = Candidate(store, membership, "node-2")
+    await asyncio.sleep(60)
+    assert not two.has_won
+
+    await one.end()
+    await asyncio.sleep(60)
+    assert not two.winning.done(), "nothing is concluded from what cannot be read (rule S8)"
+
+    throttled.clear()
+    await asyncio.wait_for(asyncio.shield(two.winning), 60)
+    await two.end()
+
+
+@in_virtual_time
+async def test_rule_s9_an_announcement_that_was_lost_is_made_again_by_who_still_leads() -> None:
+    cluster = await Cluster.start()
+    store = MemoryStore(cluster.tree)
+    membership = await Membership.join(store, UR, node_info("node-1", Half.AUDITOR))
+    fault_once(cluster, store, SetData, Fault.LOST_REPLY)
+    ours = Candidate(store, membership, "node-1")
+
+    await asyncio.wait_for(asyncio.shield(ours.winning), 60)
+    assert (await cluster.store.get(ELECTION))[0] == b'bookieId: "node-1"\n'
+    await ours.end()
 
 
 @in_virtual_time

@@ -54,7 +54,9 @@ async def remembering(cluster: Cluster, table: Table) -> AsyncIterator[MemorySto
     views = ViewSource(Registration(store, ROOT), cluster.clock)
     await views.refresh()
     membership = await Membership.join(store, UR, node_info("leader", Half.AUDITOR))
-    leadership = await Election(store, UR, membership, candidate="leader").win()
+    leadership = await Election(
+        store, UR, membership, candidate="leader", clock=cluster.clock
+    ).win()
     batcher = Batcher(store, leadership.guards)
     racks = Racks(await remembered_racks(store, UR))
     keeper = RackKeeper(table, racks, views, clock=cluster.clock, resolve_host=_no_address)

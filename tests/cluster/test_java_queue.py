@@ -45,7 +45,9 @@ class OurNode:
     queue: Queue
 
     async def win_election(self) -> None:
-        await Election(self.client.store, self.ur, self.membership, candidate=US).win()
+        await Election(
+            self.client.store, self.ur, self.membership, candidate=US, clock=self.client.clock
+        ).win()
 
     async def take(self, ledger_id: int) -> Take:
         """Lock a marked ledger that nobody holds."""

@@ -228,7 +228,7 @@ async def test_that_javas_auditor_leads_is_said() -> None:
 async def test_that_a_node_of_ours_leads_is_no_concern() -> None:
     cluster = await Cluster.start()
     membership = await Membership.join(cluster.store, UR, node_info("node-1", Half.AUDITOR))
-    await Election(cluster.store, UR, membership, candidate="node-1").win()
+    await Election(cluster.store, UR, membership, candidate="node-1", clock=cluster.clock).win()
 
     found = await shown(cluster)
 
