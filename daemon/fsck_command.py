@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help nee
     from auditor.fsck.results.past import PastVerdict
     from auditor.fsck.results.reading import Results
 
-GOES_ON = "what was looked at is kept: the same command goes on from there"
+GOES_ON = "what was looked at is kept: the same command{} goes on from there"
 BEGINS_AGAIN = "no part of it was finished: the same command begins at the first"
 NO_RESULTS = "are these the results of a run, whole?"
 
@@ -170,11 +170,12 @@ def run_command(
     )
     check_spark()
     with holding_output(output):
-        with failing_as_unknown(lambda: what_stays(output)):
+        with failing_as_unknown(lambda: what_stays(wanted)):
             summary = _run(settings, wanted)
         with failing_as_unknown(
             lambda: f"the run is over: bookmender fsck report {output} tells of it"
         ):
+            asyncio.run(tell_daemon(settings, summary))
             record, lines = _left(settings, output, summary, is_marking=mark)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
@@ -201,12 +202,14 @@ def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
         raise click.exceptions.Exit(EXIT_UNKNOWN) from error
 
 
-def what_stays(output: Path) -> str:
+def what_stays(wanted: Wanted) -> str:
     """Of a run that did not come to its end."""
     from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 
-    is_kept = any(RunFolder(output, run).has_results for run in unfinished_runs(output))
-    return GOES_ON if is_kept else BEGINS_AGAIN
+    output = wanted.output
+    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
+        return BEGINS_AGAIN
+    return GOES_ON.format(", without --anew," if wanted.is_anew else "")
 
 
 def _run(settings: Settings, wanted: Wanted) -> Summary:
@@ -215,12 +218,10 @@ def _run(settings: Settings, wanted: Wanted) -> Summary:
     places = asyncio.run(look_up_places(settings))
     try:
         with showing_progress() as on_progress:
-            summary = run(wanted, places, on_progress)
+            return run(wanted, places, on_progress)
     except (UnavailableError, OSError):
-        tell([f"the run broke off; {what_stays(wanted.output)}"])
+        tell([f"the run broke off; {what_stays(wanted)}"])
         raise
-    asyncio.run(tell_daemon(settings, summary))
-    return summary
 
 
 def _left(

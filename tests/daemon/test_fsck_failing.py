@@ -9,6 +9,7 @@ from auditor.fsck.levels import FsckOptions
 from auditor.fsck.publishing import Fault, Published, Show
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import RunFolder
+from auditor.fsck.results.summary import Summary
 from daemon import fsck_command
 from daemon.fsck_running import holding_output
 from daemon.settings import Settings
@@ -77,6 +78,41 @@ def test_who_interrupts_it_is_told_how_it_goes_on(
 
     assert code == 130
     assert told in capsys.readouterr().err
+
+
+def test_who_gives_a_killed_run_up_and_interrupts_that_is_told_how_it_goes_on_all_the_same(
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, none = RunFolder(tmp_path, RUN), SCHEMA.empty_table()
+    folder.begin([], FsckOptions(metadata_service_uri=URI), started_ms=0)
+    folder.write_first_look(0, none, none, skipped=0, gone=1)
+    runs.raises = KeyboardInterrupt()
+
+    failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path, "--anew")
+
+    assert "the same command, without --anew, goes on from there" in capsys.readouterr().err
+
+
+def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def interrupted(settings: Settings, summary: Summary) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fsck_command, "tell_daemon", interrupted)
+
+    code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
+
+    assert code == 130
+    said = capsys.readouterr().err
+    assert "the run is over" in said
+    assert "no part of it was finished" not in said
 
 
 @pytest.mark.parametrize(
