@@ -19,9 +19,11 @@ class Changing:
                 while self.change_count == seen:
                     await self._changed.wait()
 
-    async def changes(self) -> AsyncGenerator[None, None]:
-        """It has changed. Changes while nobody asks for the next one make one together."""
-        seen = self.change_count
+    def changes(self) -> AsyncGenerator[None, None]:
+        """It has changed since this was called. Changes while nobody asks for the next one make one together."""
+        return self._changes_since(self.change_count)
+
+    async def _changes_since(self, seen: int) -> AsyncGenerator[None, None]:
         while True:
             await self.wait_change(seen)
             seen = self.change_count

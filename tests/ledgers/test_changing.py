@@ -71,3 +71,15 @@ def test_changes_while_nobody_asks_make_one_together() -> None:
             await asyncio.gather(third, return_exceptions=True)
 
     run(scenario())
+
+
+def test_a_change_before_whoever_follows_them_has_begun_is_not_missed() -> None:
+    async def scenario() -> None:
+        switch = Switch()
+        async with aclosing(switch.changes()) as changes:
+            switch.press()
+
+            async with asyncio.timeout(1):
+                await anext(changes)
+
+    run(scenario())
