@@ -48,7 +48,7 @@ VERDICTS = {
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "bookies-lost": "nothing is marked, but a bookie is lost, or will be after the recovery delay",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
-    "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read, and nobody follows it",
+    "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read",
 }
 
 

@@ -19,6 +19,7 @@ from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
+from replication.cluster.membership import Half
 from replication.cluster.orders import HoldOrder
 from replication.queue.listing import LockedLedger
 from replication.reasons import Reason
@@ -117,7 +118,8 @@ def _verdict(found: Status) -> str:
 
 
 def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
-    is_worked_on = bool(found.nodes) and not found.is_disabled
+    has_worker = any(node.half is Half.WORKER for node in found.nodes)
+    is_worked_on = has_worker and not found.is_disabled
     marked_count = found.marked_count if is_worked_on else 0
     return hold_text(hold, now_ms=now_ms, marked_count=marked_count)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from auditor.election import current_leader
 from daemon.operating.bookie_ids import registered_bookies
-from daemon.operating.progress import duration_text, printable
+from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
@@ -60,7 +60,7 @@ def hold_record(hold: HoldOrder) -> dict[str, Any]:
 
 
 def hold_text(hold: HoldOrder, *, now_ms: int, marked_count: int = 0) -> str:
-    """``marked_count``: ledgers that are marked, and worked on although it stands; 0 too where nobody knows."""
+    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody knows."""
     since = duration_text((now_ms - hold.since_ms) / 1000)
     by = "an operator" if hold.is_by_operator else "the leader"
     left = (
@@ -69,7 +69,8 @@ def hold_text(hold: HoldOrder, *, now_ms: int, marked_count: int = 0) -> str:
         else f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
     )
     why = f" ({printable(hold.reason)})" if hold.reason else ""
-    meanwhile = f"; {marked_count} marked before are repaired meanwhile" if marked_count else ""
+    marked = f"{counted(marked_count, 'ledger')} marked before"
+    meanwhile = f"; {marked} can be repaired meanwhile" if marked_count else ""
     return (
         f"held for {since} by {by}{why}, {left}: no further ledger is marked for lost bookies, "
         f"and nothing is fenced{meanwhile}"

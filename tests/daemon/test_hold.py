@@ -156,8 +156,11 @@ def test_a_hold_is_told_in_one_line(hold: HoldOrder, said: str) -> None:
     ("marked_count", "end"),
     [
         pytest.param(0, "and nothing is fenced", id="nothing is marked"),
+        pytest.param(1, "; 1 ledger marked before can be repaired meanwhile", id="a single one"),
         pytest.param(
-            503, "; 503 marked before are repaired meanwhile", id="a wave's first bookies"
+            1503,
+            "; 1,503 ledgers marked before can be repaired meanwhile",
+            id="a wave's first bookies",
         ),
     ],
 )

@@ -145,6 +145,7 @@ def test_a_hold_is_told_before_anything_else() -> None:
         pytest.param({}, True, id="a node works on them"),
         pytest.param({"is_disabled": True}, False, id="nobody does: it is switched off"),
         pytest.param({"nodes": ()}, False, id="nobody does: there is no node"),
+        pytest.param({"nodes": (node("host-a", 11, Half.AUDITOR),)}, False, id="nor a worker"),
     ],
 )
 def test_of_a_hold_it_is_told_what_is_repaired_meanwhile(
@@ -155,7 +156,7 @@ def test_of_a_hold_it_is_told_what_is_repaired_meanwhile(
 
     first = render(replace(held, **changes), now_ms=60_000).splitlines()[0]  # type: ignore[arg-type]
 
-    assert ("503 marked before are repaired meanwhile" in first) is is_told
+    assert ("503 ledgers marked before can be repaired meanwhile" in first) is is_told
 
 
 def test_a_cluster_in_trouble_is_told_in_full() -> None:
