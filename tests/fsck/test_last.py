@@ -20,6 +20,8 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.status import gather_status
 from daemon.status_command import render
+from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
+from ledgers.store import Stat
 from tests.daemon.visits import visiting
 from tests.fsck.results import counted, damaged, seen, whole
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -156,6 +158,36 @@ async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
     assert metric("finished_timestamp_seconds", level="ends") == 9
     assert metric("finished_timestamp_seconds", level="full") is None
     metering.cancel()
+
+
+@pytest.mark.parametrize("error", [UnavailableError, UnauthorizedError])
+def test_a_summary_that_cannot_be_had_costs_no_more_than_the_metrics(
+    error: type[BookmenderError],
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        cluster = await Cluster.start()
+        await write_last(cluster.store, UR, summary(LOST))
+        read = cluster.store.get
+        refused = [error("it is not to be had")]
+
+        async def get(path: str) -> tuple[bytes, Stat]:
+            if refused:
+                raise refused.pop()
+            return await read(path)
+
+        cluster.store.get = get  # type: ignore[method-assign]
+        metering = asyncio.create_task(meter_last(cluster.store, UR))
+        await asyncio.sleep(1)
+        assert not metering.done()
+
+        await write_last(cluster.store, UR, summary(LOST, SUSPECT))
+        await asyncio.sleep(1)
+
+        assert metric("wrong_ledgers") == 2
+        metering.cancel()
+
+    scenario()
 
 
 @pytest.mark.parametrize(

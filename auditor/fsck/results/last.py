@@ -8,13 +8,22 @@ import json
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
 
+import structlog
 from prometheus_client import Gauge
 
 from auditor.fsck.results.summary import Summary
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.store import ANY_VERSION, MetadataStore
 from replication.cluster.own_state import own_path, read_json
 
+log = structlog.get_logger()
 LEDGERS = Gauge(
     "bookmender_fsck_ledgers",
     "Ledgers that the last run of fsck looked at, by verdict.",
@@ -86,11 +95,19 @@ async def _read(store: MetadataStore, path: str) -> Summary | None:
 
 
 async def meter_last(store: MetadataStore, ur: str) -> None:
-    """Have the metrics say what the last run found, until cancelled. Of the leader alone."""
+    """Have the metrics say what the last run found, until cancelled. Of the leader alone.
+
+    Where that cannot be read they stay as they are: to lead matters more. Raises SessionLostError.
+    """
     async with aclosing(store.watch(last_path(ur))) as events:
         async for _ in events:
-            if (summary := await read_last(store, ur)) is not None:
-                _meter(summary, await read_closer(store, ur))
+            try:
+                if (summary := await read_last(store, ur)) is not None:
+                    _meter(summary, await read_closer(store, ur))
+            except SessionLostError:
+                raise
+            except (UnavailableError, UnauthorizedError) as error:
+                log.warning("fsck_summary.unread", error=str(error))
 
 
 def _meter(summary: Summary, closer: Summary | None) -> None:
