@@ -25,6 +25,7 @@ from auditor.noting import Absences, CauseNotes
 from auditor.outages import Outages
 from auditor.records import AuditRecord, Records, read_identities
 from auditor.settings import AuditorSettings
+from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
@@ -79,7 +80,9 @@ class Auditor:
         self._is_held = False
         self._settings = settings
         self._clock = clock
-        self._delay = RecoveryDelay(store, ur, default_s=settings.lost_bookie_recovery_delay_s)
+        self._delay = RecoveryDelay(
+            store, ur, default_s=settings.lost_bookie_recovery_delay_s, clock=clock
+        )
         self._marks = LossMarks(keeper.index, marker)
         self._absences = Absences(store, ur, clock, outages)
         self._causes = CauseNotes(store, ur, clock)
@@ -89,11 +92,12 @@ class Auditor:
         self._switch = DisableSwitch(store, ur, clock)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
+        self._has_looked = False
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is over."""
-        await self._prepare()
+        await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._wake_on_ledgers())
@@ -107,7 +111,9 @@ class Auditor:
 
     @property
     def is_loss_pending(self) -> bool:
-        """Whether a bookie is away whose recovery delay is not over."""
+        """Whether a bookie is away whose recovery delay is not over, or nobody has looked yet."""
+        if not self._has_looked:
+            return True
         return self._absences.next_loss_s(delay_s=self._delay.current.delay_s) is not None
 
     async def _prepare(self) -> None:
@@ -150,6 +156,7 @@ class Auditor:
     def _see(self, view: ClusterView) -> None:
         keeper = self._keeper
         self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
+        self._has_looked = True
 
     def _missing(self, view: ClusterView) -> Missing:
         """Whose ledgers are to be marked now: nobody's while a hold stands."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from ledgers.answers import until_answered
+from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.store import MetadataStore
 from replication.queue import payloads
@@ -36,14 +38,15 @@ class Delay:
 class RecoveryDelay:
     """``current`` is the one in force, once ``prepare`` was called."""
 
-    def __init__(self, store: MetadataStore, ur: str, *, default_s: int) -> None:
+    def __init__(self, store: MetadataStore, ur: str, *, default_s: int, clock: Clock) -> None:
         self._store, self._ur = store, ur
+        self._clock = clock
         self._path = payloads.recovery_delay_path(ur)
         self._default_s = default_s
         self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
 
     async def prepare(self) -> None:
-        """Make the znode where it is missing, and say what is in force."""
+        """Make the znode where it is missing, and say what is in force. Raises UnavailableError."""
         data = payloads.recovery_delay_to_bytes(self._default_s)
         is_new = False
         with suppress(NodeExistsError):
@@ -58,10 +61,16 @@ class RecoveryDelay:
         )
 
     async def changes(self) -> AsyncGenerator[tuple[Delay, Delay], None]:
-        """Each write, and the deletion: what was in force before, and what is now. Runs for good."""
+        """Each write, and the deletion: what was in force before, and what is now. Ends with the session.
+
+        One that cannot be read leaves in force what was.
+        """
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
-                before, self.current = self.current, await self._read()
+                now = await until_answered(
+                    self._read, event="recovery_delay.unread", clock=self._clock
+                )
+                before, self.current = self.current, now
                 if self.current != before:
                     log.info("recovery_delay.changed", delay_s=self.current.delay_s)
                     yield before, self.current

@@ -9,15 +9,21 @@ from auditor.marking import MarkSource
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.store import Delete
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
+    DELAY,
     SOON_S,
+    delayed,
     marked_soon,
+    set_delay,
     with_ledgers,
 )
 from tests.replication.cluster import in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
-from tests.replication.nodes import ROOT
+from tests.replication.nodes import ROOT, UR
+from tests.replication.overload import overload
 
 
 @pytest.mark.compat("G3", verdict="better", why="it is due until it is done")
@@ -92,6 +98,78 @@ async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
 
     async with auditing(cluster, "node-2"):
         assert await marked_soon(cluster) == list(range(20))
+
+
+@in_virtual_time
+async def test_rule_s8_a_delay_that_cannot_be_read_stays_in_force_and_counts_once_it_can() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)) as leader:
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        throttled = overload(leader.store, DELAY)
+        await set_delay(cluster, 10)
+        await asyncio.sleep(60)
+        assert await cluster.marked() == []
+
+        throttled.clear()
+        await asyncio.sleep(15)
+        assert await cluster.marked() == [0]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [DELAY, *(f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes"))],
+    ids=lambda path: path.rpartition("/")[2],
+)
+@in_virtual_time
+async def test_rule_s8_a_leader_begins_once_it_knows_where_the_one_before_it_was(path: str) -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    async with leading(cluster) as leader:
+        throttled = overload(leader.store, path)
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(60)
+        assert not auditor.done()
+        assert await cluster.marked() == [], "it may be neither away for long nor new"
+
+        throttled.clear()
+        await asyncio.sleep(15)
+        assert await cluster.marked() == [0]
+        auditor.cancel()
+        await asyncio.gather(auditor, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_rule_s8_before_its_first_look_no_leader_says_that_no_loss_is_pending() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        throttled = overload(leader.store, DELAY)
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(60)
+        assert leader.auditor.is_loss_pending, "checks mark, and are to wait"
+
+        throttled.clear()
+        await asyncio.sleep(15)
+        assert not leader.auditor.is_loss_pending
+        auditor.cancel()
+        await asyncio.gather(auditor, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_rule_s8_an_audit_waits_while_the_disable_switch_cannot_be_read() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster) as leader:
+        throttled = overload(leader.store, payloads.disable_path(UR))
+        cluster.tree.suspend(leader.store)
+        await asyncio.sleep(SOON_S)
+        cluster.tree.resume(leader.store)
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+        assert await cluster.marked() == []
+
+        throttled.clear()
+        await asyncio.sleep(15)
+        assert await cluster.marked() == [0]
 
 
 @in_virtual_time
