@@ -4,7 +4,15 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 
 from auditor.fsck.judging import StretchVerdict
-from auditor.fsck.verdicts import DAMAGE, Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
+from auditor.fsck.verdicts import (
+    DAMAGE,
+    WRONG_KEY,
+    Evidence,
+    Finding,
+    FragmentVerdict,
+    Grade,
+    LedgerVerdict,
+)
 from ledgers.fragments import Fragment
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
@@ -101,7 +109,7 @@ def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
 
 _WRONG_KEY = Evidence(
     finding=Finding.BAD_DIGEST,
-    code="wrong_key",
+    code=WRONG_KEY,
     detail="no entry fits the default password and digest type, and the metadata holds none",
 )
 

@@ -128,10 +128,12 @@ class LedgerVerdict:
     def kept_away(self) -> frozenset[BookieId]:
         """Bookies that are gone, and with them all good copies of some entries: they are to be started.
 
-        None where the loss is known, and where some other bookie may have copies: it did not answer, or is a
-        former member.
+        None where the loss is known, and where some other bookie may have copies: it did not answer, is a
+        former member, or has what our key does not fit.
         """
         if self.grade is Grade.LOST or _MAY_HAVE_COPIES.intersection(self.findings):
+            return frozenset()
+        if any(each.code == WRONG_KEY for each in self.evidence):
             return frozenset()
         return frozenset(
             each.bookie
@@ -152,6 +154,8 @@ class LedgerVerdict:
 
 DAMAGE = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR, Finding.BOOKIE_GONE})
 """What makes a ledger degraded that it should not be."""
+WRONG_KEY = "wrong_key"
+"""Code of evidence that no entry fits the key that ledgers without one are read by (rule S7)."""
 _MAY_HAVE_COPIES = frozenset({Finding.NOT_ANSWERED, Finding.STRAY})
 _DOUBTFUL = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
 """What a second look may make go away, whatever the grade."""

@@ -232,6 +232,20 @@ async def test_a_wrong_default_key_says_nothing_of_ledgers_without_one() -> None
 
 
 @in_virtual_time
+async def test_nor_that_a_bookie_that_is_gone_has_what_no_other_has() -> None:
+    cluster, _ = await one_ledger(
+        digest=WRONG_DIGEST, password=None, digest_type=None, metadata_version=1, ack_quorum=3
+    )
+    await cluster.kill(B1)
+
+    verdict = await look_twice(cluster)
+
+    assert verdict is not None
+    assert Finding.BOOKIE_GONE in verdict.findings
+    assert verdict.kept_away == frozenset()
+
+
+@in_virtual_time
 async def test_the_default_key_opens_ledgers_without_one() -> None:
     digest = EntryDigest(DigestType.HMAC, b"default")
     cluster, _ = await one_ledger(
