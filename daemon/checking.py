@@ -97,6 +97,7 @@ async def run_checks(
                     session.views,
                     session.membership,
                     budgets,
+                    clock=session.clock,
                     count_max=READS_IN_FLIGHT_MAX,
                 ),
                 tell_of_returns(session.views, bookies, bulk),

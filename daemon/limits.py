@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from daemon.settings import Settings
+from ledgers.answers import until_answered
 from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, Budgets, reads_in_flight_max
 from ledgers.bookie.bulk.transfers import BulkTransfers
+from ledgers.clock import Clock
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Membership
@@ -79,15 +81,19 @@ async def keep_to_our_share(
     membership: Membership,
     budgets: Budgets,
     *,
+    clock: Clock,
     count_max: int = READS_IN_FLIGHT_CEILING,
 ) -> None:
     """The more nodes and executors of fsck read, the fewer reads each may have at one bookie (rule S10).
 
-    The checks of whoever leads count as one more. ``count_max``: more than so many in no case.
+    The checks of whoever leads count as one more. ``count_max``: more than so many in no case. What was reckoned
+    last stays while nobody can be counted. Ends with the session.
     """
     async with aclosing(_each_in_force(settings, views, every_s=SHARES_INTERVAL_S)) as in_force:
         async for limits in in_force:
+            reader_count = await until_answered(
+                membership.reader_count, event="readers.uncounted", clock=clock
+            )
             budgets.reads_in_flight_max = reads_in_flight_max(
-                min(count_max, limits.reads_in_flight_per_bookie),
-                reader_count=await membership.reader_count(),
+                min(count_max, limits.reads_in_flight_per_bookie), reader_count=reader_count
             )

@@ -94,7 +94,13 @@ async def open_worker(
                 tasks.create_task(work)
                 for work in (
                     batcher.run(),
-                    keep_to_our_share(settings, session.views, session.membership, budgets),
+                    keep_to_our_share(
+                        settings,
+                        session.views,
+                        session.membership,
+                        budgets,
+                        clock=session.clock,
+                    ),
                     keep_to_pace(settings, session.views, bulk),
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),

@@ -10,21 +10,25 @@ enough for all as it is, and who cannot see the list, as ZooKeeper is out of rea
 
 import asyncio
 import uuid
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.pace import Apply, ReadShare
+from ledgers.answers import until_answered
 from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import BookmenderError
+from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.operations.tasks import task_scope
 from ledgers.store import MetadataStore, SessionState, children_if_any
 from replication.cluster.membership import LiveNode, live_nodes, reader_count
 from replication.cluster.own_state import fsck_executors_path, nodes_path
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -124,7 +128,7 @@ class LeasedPace:
                 for watched in (fsck_executors_path(self._ur), nodes_path(self._ur)):
                     scope.start(self._watch(watched))
                 scope.start(self._pause_while_suspended(apply))
-                if await self._takes_from_others():
+                if await self._seen(self._takes_from_others, apply):
                     await self._clock.sleep(ROOM_S)
                 await self._follow(apply)
         finally:
@@ -135,7 +139,7 @@ class LeasedPace:
         while True:
             self._changed.clear()
             break_count = self._break_count
-            share = await self._share()
+            share = await self._seen(self._share, apply)
             if break_count == self._break_count and self._store.state is SessionState.CONNECTED:
                 apply(share)
                 if share != told:
@@ -143,6 +147,18 @@ class LeasedPace:
                 told = share
             await self._clock.sleep(LULL_S)
             await self._changed.wait()
+
+    async def _seen(self, look: Callable[[], Awaitable[T]], apply: Apply) -> T:
+        """What a look at the others shows, once they can be seen; until then nothing is read."""
+
+        async def looking() -> T:
+            try:
+                return await look()
+            except UnavailableError:
+                apply(None)
+                raise
+
+        return await until_answered(looking, event="fsck_share.unknown", clock=self._clock)
 
     async def _takes_from_others(self) -> bool:
         count = len(await self._executors())

@@ -24,13 +24,14 @@ from ledgers.errors import CorruptionError
 from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, limits_place
 from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
-from replication.cluster.own_state import fsck_executors_path
+from replication.cluster.own_state import fsck_executors_path, nodes_path
 from replication.settings import ReplicationSettings
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import UR, node_info
+from tests.replication.overload import overload
 
 URI = "zk+hierarchical://zk:2181/ledgers"
 
@@ -225,7 +226,11 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         following = [
             tasks.create_task(keep_to_pace(settings, node.views, cast(BulkTransfers, copying))),
-            tasks.create_task(keep_to_our_share(settings, node.views, node.membership, budgets)),
+            tasks.create_task(
+                keep_to_our_share(
+                    settings, node.views, node.membership, budgets, clock=cluster.clock
+                )
+            ),
         ]
 
         def told() -> tuple[dict[str, int], bool, int]:
@@ -263,13 +268,43 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
 
 
 @in_virtual_time
+async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_counted() -> None:
+    cluster = await Cluster.start()
+    settings, budgets = Settings(metadata_service_uri=URI), Budgets()
+    here, place = OrderBook(cluster.store, UR), limits_place(UR)
+    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
+        keeping = tasks.create_task(
+            keep_to_our_share(settings, node.views, node.membership, budgets, clock=cluster.clock)
+        )
+        await here.give(place, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
+        await asyncio.sleep(SOON_S)
+        throttled = overload(node.store, nodes_path(UR))
+        for number in range(8):
+            await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Half.HAND))
+        await asyncio.sleep(5 * SHARES_INTERVAL_S)
+        assert budgets.reads_in_flight_max == 500
+
+        throttled.clear()
+        await asyncio.sleep(2 * SHARES_INTERVAL_S)
+        assert budgets.reads_in_flight_max == 2_000 // 10
+        keeping.cancel()
+
+
+@in_virtual_time
 async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_lower_one() -> None:
     cluster = await Cluster.start()
     settings, budgets = Settings(metadata_service_uri=URI), Budgets()
     here, place = OrderBook(cluster.store, UR), limits_place(UR)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
-            keep_to_our_share(settings, node.views, node.membership, budgets, count_max=16)
+            keep_to_our_share(
+                settings,
+                node.views,
+                node.membership,
+                budgets,
+                clock=cluster.clock,
+                count_max=16,
+            )
         )
 
         await asyncio.sleep(SOON_S)

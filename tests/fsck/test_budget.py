@@ -24,6 +24,7 @@ from replication.cluster.membership import Half, Membership
 from replication.cluster.own_state import fsck_executors_path
 from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import UR, node_info
+from tests.replication.overload import overload
 from tests.virtual_time import LoopClock
 
 URI = "zk+hierarchical://zk:2181/ledgers"
@@ -282,6 +283,41 @@ async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() 
         await asyncio.sleep(2 * LULL_S)
         assert ours.share is not None
         assert ours.share.reads_in_flight_per_bookie == 500, "nodes that go are noticed as well"
+
+
+@in_virtual_time
+async def test_who_cannot_read_the_list_reads_nothing_and_goes_on_once_it_can() -> None:
+    tree = MemoryTree(clock=LoopClock())
+    async with executing(tree) as ours:
+        await asyncio.sleep(SETTLED_S)
+        assert ours.reads_per_s == 1_000
+        throttled = overload(ours.store, fsck_executors_path(UR))
+        async with executing(tree) as theirs:
+            await asyncio.sleep(60)
+            assert (ours.share, theirs.reads_per_s) == (None, 500), "the others' part is theirs"
+
+            throttled.clear()
+            await asyncio.sleep(15)
+            assert (ours.reads_per_s, theirs.reads_per_s) == (500, 500)
+
+
+@in_virtual_time
+async def test_who_joins_and_cannot_read_the_list_waits() -> None:
+    tree = MemoryTree(clock=LoopClock())
+    store = MemoryStore(tree)
+    throttled = overload(store, fsck_executors_path(UR))
+    executor = Executor(store)
+    pace = LeasedPace(OPTIONS, store, UR, run="run-1", clock=LoopClock())
+    running = asyncio.create_task(pace.run(executor.apply))
+    await asyncio.sleep(60)
+    assert executor.share is None
+    assert not running.done()
+
+    throttled.clear()
+    await asyncio.sleep(15)
+    assert executor.reads_per_s == 1_000
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 @in_virtual_time
