@@ -135,6 +135,16 @@ def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path:
     assert call("diff", f"{tmp_path}@1", f"{tmp_path}@2").exit_code == 1
 
 
+def test_a_run_whose_rows_were_deleted_is_not_what_to_compare_with(tmp_path: Path) -> None:
+    for run, level in {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}.items():
+        leave_results(tmp_path, [whole(1)], run=run, level=level)
+    shutil.rmtree(tmp_path / "ledgers" / "run=1")
+
+    said = call("diff", tmp_path)
+
+    assert str(said.exception).endswith("run fsck again at level full")
+
+
 def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
     for name, cluster in (("a", CLUSTER), ("b", OTHER)):
         leave_results(tmp_path / name, [whole(1)])

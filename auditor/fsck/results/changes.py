@@ -97,7 +97,9 @@ def _less_close(before: Results, after: Results) -> str:
         for name in reversed(summary_runs(before.folder))
         if name < run
     )
-    other = next((each for each in earlier if each.summary.level.depth <= level.depth), None)
+    other = next(
+        (each for each in earlier if each.has_rows and each.summary.level.depth <= level.depth), None
+    )
     advice = (
         f"run fsck again at level {before.summary.level.value}"
         if other is None

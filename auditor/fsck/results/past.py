@@ -28,7 +28,7 @@ def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
     for later_runs, run in enumerate(reversed(summary_runs(folder))):
         results = Results.open(folder, run)
         is_closer = not past or results.summary.level.depth > past[-1].summary.level.depth
-        if not is_closer or not results.path.is_dir():  # rows of old runs may be deleted
+        if not is_closer or not results.has_rows:
             continue
         past += [
             PastVerdict(summary=results.summary, verdict=verdict, later_runs=later_runs)

@@ -72,8 +72,13 @@ class Results:
         return self.folder / LEDGERS / f"run={self.summary.run}"
 
     @property
+    def has_rows(self) -> bool:
+        """Those of old runs may be deleted."""
+        return self.path.is_dir()
+
+    @property
     def _rows(self) -> ds.Dataset:
-        if not self.path.is_dir():
+        if not self.has_rows:
             raise SettingsError(f"{self.path}: is not there any more")
         for path in islice(self.path.glob("*.parquet"), 1):  # one release wrote them all
             check_version("rows", int(read_note(path, VERSION_NOTE)), VERSION)
