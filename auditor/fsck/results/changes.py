@@ -98,7 +98,8 @@ def _less_close(before: Results, after: Results) -> str:
         if name < run
     )
     other = next(
-        (each for each in earlier if each.has_rows and each.summary.level.depth <= level.depth), None
+        (each for each in earlier if each.has_rows and each.summary.level.depth <= level.depth),
+        None,
     )
     advice = (
         f"run fsck again at level {before.summary.level.value}"
