@@ -46,6 +46,9 @@ SWEEP_S = 60.0
 SWEPT_PER_S = 200.0
 """Findings looked at; where they are many, the looks are fewer: each finding costs ZooKeeper three reads."""
 
+TRIES_MAX = 3
+"""To write a finding whose directory is not there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -84,8 +87,10 @@ class Findings:
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
-        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place."""
-        await self._make_directory()
+        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place.
+
+        Raises UnavailableError.
+        """
         finding = Finding(
             check=check,
             bookies=tuple(sorted(bookies)),
@@ -93,6 +98,16 @@ class Findings:
             found_ms=self._clock.wall_ms(),
         )
         path, data = findings_path(self._ur, ledger_id), finding.to_json()
+        for _ in range(TRIES_MAX):
+            await self._make_directory()
+            try:
+                return await self._put(path, data)
+            except NoNodeError:  # somebody's hand took the directory away
+                self._has_directory = False
+        raise UnavailableError("the directory of findings is deleted again and again", path=path)
+
+    async def _put(self, path: str, data: bytes) -> None:
+        """Raises NoNodeError where there is no directory."""
         try:
             await self._batcher.apply(Create(path=path, data=data))
         except NodeExistsError:

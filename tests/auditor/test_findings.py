@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.findings import SWEEP_S, Finding, Findings, read_findings
+from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.store import Delete, Operation
+from ledgers.store import Delete, MetadataStore, Operation
 from replication.cluster.own_state import findings_path
 from replication.queue import payloads
 from tests.auditor.auditing import leading
@@ -51,6 +52,34 @@ async def test_the_first_findings_of_a_cluster_may_come_together() -> None:
         await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in range(9)))
 
     assert sorted(await read_findings(cluster.store, UR, range(9))) == list(range(9))
+
+
+@in_virtual_time
+async def test_a_directory_that_somebody_deleted_is_made_again() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(6, "fsck", {B1}, "missing")
+        for path in (findings_path(UR, 6), findings_path(UR)):
+            await cluster.store.delete(path)
+
+        await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in (7, 8)))
+
+    assert sorted(await read_findings(cluster.store, UR, range(9))) == [7, 8]
+
+
+@in_virtual_time
+async def test_a_directory_that_goes_whenever_it_is_made_is_a_refusal_and_no_endless_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+
+        async def vanish(store: MetadataStore, path: str) -> None:
+            assert path == findings_path(UR)
+
+        monkeypatch.setattr("auditor.findings.ensure", vanish)
+        with pytest.raises(UnavailableError):
+            await findings.write(7, "fsck", {B1}, "missing")
 
 
 @in_virtual_time
