@@ -125,7 +125,8 @@ class Closer:
         """Recover and close it; one that is closed already stays as it is.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not
-        while a hold stands. Raises CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``.
+        while a hold stands. Raises CloseRefusedError; UnavailableError when somebody else holds the
+        ledger; else as ``recover_ledger``.
         """
         async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
             before = await self.look(ledger_id)

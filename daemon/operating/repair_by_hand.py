@@ -81,7 +81,7 @@ async def find_ledgers(
 async def repair_by_hand(
     settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered], *, show: Show
 ) -> RepairedByHand:
-    """Mark them, and work on them until no mark is left or each that is left waits for help."""
+    """Mark them, and work on them until no mark is left or each that is left waits, as ``RepairedByHand`` says."""
     ledger_ids = frozenset(ledger.ledger_id for ledger in ledgers)
 
     def queue(session: Session, batcher: Batcher) -> GivenLedgers:
