@@ -3,6 +3,7 @@
 What becomes of a call whose connection breaks:
 
 - a read is sent again when the same session is connected again, a few times;
+- a watch is asked for until it stands;
 - a write raises UnknownOutcomeError: it may have reached the server, or not;
 - once the session is lost every call raises SessionLostError, those under way too (a write among
   them may have happened).
@@ -17,6 +18,8 @@ from typing import Any
 from kazoo.exceptions import ConnectionLoss, SessionMovedError
 from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
 
+from ledgers.answers import until_answered
+from ledgers.clock import SystemClock
 from ledgers.errors import NoNodeError, UnavailableError, UnsupportedError
 from ledgers.store import (
     ANY_VERSION,
@@ -50,6 +53,7 @@ class ZooKeeperStore:
     def __init__(self, session: KazooSession, *, is_secured: bool) -> None:
         self._session = session
         self._is_secured = is_secured
+        self._clock = SystemClock()
         self._outbox = Outbox(session, can_join=not session.is_old)
         self._has_persistent_watches = not session.is_old
         """False also once another server, of before 3.6, has said that it knows none."""
@@ -179,7 +183,7 @@ class ZooKeeperStore:
             if after is not EventKind.RESET:
                 return
             try:  # a new connection knows of no watches
-                await self._read(AddWatch(path, mode), path)
+                await self._answered(AddWatch(path, mode), path)
                 return
             except UnsupportedError:
                 self._has_persistent_watches = False
@@ -187,10 +191,19 @@ class ZooKeeperStore:
             raise UnsupportedError("ZooKeeper before 3.6 does not watch whole trees", path=path)
         for what in OneShotWatch:
             with suppress(NoNodeError):  # then ZNODE tells when it comes, and both are renewed
-                await self._read(AddOneShotWatch(what, path), path)
+                await self._answered(AddOneShotWatch(what, path), path)
 
     async def close(self) -> None:
         await self._session.close()
+
+    async def _answered(self, request: Any, path: str) -> Any:
+        """As ``_read``, but without end: a watch that fails would end its reader, who lost nothing."""
+        return await until_answered(
+            lambda: self._read(request, path),
+            event="watch.unanswered",
+            clock=self._clock,
+            path=path,
+        )
 
     async def _read(self, request: Any, path: str) -> Any:
         for _ in range(READ_ATTEMPTS_MAX):

@@ -1,0 +1,107 @@
+"""What becomes of a watch that an overloaded server does not set, without a server."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, cast
+
+import pytest
+from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError, ThrottledOpError
+
+from ledgers.errors import SessionLostError
+from ledgers.store import Event, EventKind
+from ledgers.zookeeper.kazoo_watch import AddOneShotWatch, AddWatch, OneShotWatch
+from ledgers.zookeeper.session import READ_ATTEMPTS_MAX, Session, Subscription
+from ledgers.zookeeper.store import ZooKeeperStore
+from tests.ledgers.scripted_session import ScriptedSession
+from tests.virtual_time import run
+
+LONG_S = 60.0
+
+
+class WatchingSession(ScriptedSession):
+    """One that has readers of its watches, too. ``life``: tells them what happens to it."""
+
+    def __init__(self, *, is_old: bool = False) -> None:
+        super().__init__(is_old=is_old)
+        self.life = Session()
+
+    @contextmanager
+    def subscription(self, path: str, **options: Any) -> Iterator[Subscription]:
+        with self.life.subscription(path, **options) as subscription:
+            yield subscription
+
+    def subscription_count(self, path: str) -> int:
+        return self.life.subscription_count(path)
+
+    def tell(self, request: Any) -> None:
+        self.sent.append(request)
+
+
+def store_on(session: WatchingSession) -> ZooKeeperStore:
+    return ZooKeeperStore(cast(Any, session), is_secured=False)
+
+
+async def first(events: AsyncGenerator[Event, None]) -> Event:
+    async with aclosing(events):
+        return await anext(events)
+
+
+@pytest.mark.parametrize(
+    ("error", "request_count"),
+    [
+        pytest.param(ThrottledOpError(), 1, id="throttled"),
+        pytest.param(
+            ConnectionLoss(), READ_ATTEMPTS_MAX, id="the connection broke again and again"
+        ),
+    ],
+)
+def test_rule_s8_a_watch_tells_nothing_before_it_stands_and_is_asked_for_until_it_does(
+    error: KazooException, request_count: int
+) -> None:
+    async def scenario() -> None:
+        session = WatchingSession()
+        watching = asyncio.create_task(first(store_on(session).watch("/a")))
+        for index in range(request_count):
+            await asyncio.sleep(0.1)
+            session.reply(index, error=error)
+        await asyncio.sleep(LONG_S)
+        assert not watching.done(), "it ends with its session alone"
+        assert [type(each) for each in session.sent] == [AddWatch] * (request_count + 1)
+
+        session.reply(request_count, True)
+        assert (await watching).kind is EventKind.RESET
+
+    run(scenario())
+
+
+def test_the_watches_of_an_old_server_are_asked_for_again_likewise() -> None:
+    async def scenario() -> None:
+        session = WatchingSession(is_old=True)
+        watching = asyncio.create_task(first(store_on(session).watch("/a")))
+        for index, error in enumerate(
+            (ThrottledOpError(), None, ThrottledOpError(), NoNodeError())
+        ):
+            await asyncio.sleep(LONG_S)
+            session.reply(index, error=error)
+        assert (await watching).kind is EventKind.RESET
+
+        asked = [each.type for each in session.sent if isinstance(each, AddOneShotWatch)]
+        assert asked == [*[OneShotWatch.ZNODE] * 2, *[OneShotWatch.CHILDREN] * 2]
+
+    run(scenario())
+
+
+def test_the_session_s_end_ends_a_watch_that_does_not_stand_yet() -> None:
+    async def scenario() -> None:
+        session = WatchingSession()
+        watching = asyncio.create_task(first(store_on(session).watch("/a")))
+        await asyncio.sleep(0.1)
+        session.reply(0, error=ThrottledOpError())
+        await asyncio.sleep(LONG_S)
+        session.reply(1, error=SessionLostError("over"))
+
+        with pytest.raises(SessionLostError):
+            await watching
+
+    run(scenario())
