@@ -2,14 +2,16 @@
 
 ``nodes/<uuid>`` one ephemeral znode a session (``membership``); ``waiting/<ledger id>`` why a
 marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
-``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole: those of
-draining bookies (rule S16); ``urgent`` the leader's note of the most endangered (``urgent``);
-``racks`` where bookies were last known to be (``rack_memory``); ``fsck/executors/<run>.<uuid>`` one
-ephemeral znode for each executor of fsck. What the auditor and fsck keep for themselves beside these,
-their own modules say.
+``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole (rule S16), such
+as those of draining bookies; ``findings/<ledger id>`` what a check found wrong with a marked one;
+``urgent`` the leader's note of the most endangered (``urgent``); ``racks`` where bookies were last known
+to be (``rack_memory``); ``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck.
+What the auditor and fsck keep for themselves beside these, their own modules say.
+
 Java's payloads never carry a field of ours, so whatever it does not know of stands here. A reader
-skips what it cannot read: it is a later release's, or a slip of somebody's hand. All of it goes through
-``parse_record`` and the helpers below it, so that no bytes whatever make a session fall.
+skips what it cannot read (but see ``orders``): it is a later release's, or a slip of somebody's hand.
+All of it goes through ``parse_record`` and the helpers below it, so that no bytes whatever make a session
+fall.
 """
 
 import json
