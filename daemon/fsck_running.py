@@ -23,7 +23,8 @@ from auditor.fsck.levels import FsckOptions
 from auditor.fsck.publishing import Fault, Published, Publisher, Show
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
 from auditor.fsck.results.last import write_last
-from auditor.fsck.results.summary import Summary, replace_file
+from auditor.fsck.results.replacing import replace_file
+from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, OnProgress
 from auditor.marking import Marker
 from daemon.local.java import Java

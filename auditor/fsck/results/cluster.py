@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from auditor.fsck.results.summary import replace_file
+from auditor.fsck.results.replacing import replace_file
 from ledgers.errors import CorruptionError, SettingsError
 from replication.cluster.own_state import parse_record, text
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from auditor.fsck.results.advice import advice_for, headline
 from auditor.fsck.results.figures import AgeFigure, Figures, PlaceFigure, figures_of
 from auditor.fsck.results.reading import Results
+from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.results.style import STYLE
-from auditor.fsck.results.summary import Summary, replace_file
+from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from auditor.fsck.levels import Level
+from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.verdicts import Grade
 from ledgers.errors import CorruptionError
 from replication.cluster.own_state import parse_record, part, text, time_ms, whole
@@ -166,13 +167,6 @@ def check_version(what: str, found: int, known: int) -> None:
 
 def _of_run(folder: Path, run: str) -> Path:
     return folder / SUMMARIES / f"{run}.json"
-
-
-def replace_file(path: Path, content: str) -> None:
-    """Write it beside, and put it in place: never half a file."""
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(content, encoding="utf-8")
-    beside.replace(path)
 
 
 def _added(ours: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:

@@ -1,0 +1,22 @@
+"""Files that are there whole or not at all."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from auditor.fsck.results.replacing import replace_file
+
+
+def test_a_file_is_on_disk_before_it_stands_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "order.json"
+    stood: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: stood.append(path.exists()))
+
+    replace_file(path, "{}")
+
+    assert stood == [False]
+    assert [each.name for each in tmp_path.iterdir()] == ["order.json"]
+    assert path.read_text() == "{}"
