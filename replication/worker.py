@@ -200,7 +200,7 @@ class ReplicationWorker:
     async def _hold(self, held: Holding, slots: Slots) -> None:
         if not await self._see_to_its_end(held, slots):
             self._waiting.put_off_failed(held)
-            await self._queue.give_back(held.take)  # failing here ends the session, which does it
+            await self._queue.give_back(held.take)
 
     async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""

@@ -10,13 +10,15 @@ ZkLedgerUnderreplicationManager.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 from msgspec import Struct
 
+from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
@@ -24,7 +26,8 @@ from ledgers.errors import (
     LockLostError,
     NodeExistsError,
     NoNodeError,
-    UnknownOutcomeError,
+    SessionLostError,
+    UnavailableError,
 )
 from ledgers.metadata import BookieId
 from ledgers.store import (
@@ -45,6 +48,8 @@ from replication.queue.disable_switch import DisableSwitch
 from replication.queue.listing import locked_ledger_ids
 from replication.queue.mark_tree import MarkTree, SeenMark
 from replication.queue.urgent import read_urgent
+
+T = TypeVar("T")
 
 OWN_LOCK_VERSION = 1
 
@@ -120,6 +125,7 @@ class Queue:
     ) -> None:
         self._store = store
         self._batcher = batcher
+        self._clock = clock
         self._ur = ur
         self._lock_data = payloads.lock_to_bytes(holder)
         self._shared, self._own = MarkTree(store, ur), MarkTree(store, own_path(ur))
@@ -150,7 +156,10 @@ class Queue:
         return [queued for queued in found if queued is not None]
 
     async def take(self, queued: QueuedLedger) -> Take | None:
-        """Lock a ledger; None when somebody else was quicker, a mark has changed, or all is disabled."""
+        """Lock a ledger; None when somebody else was quicker, a mark has changed, or all is disabled.
+
+        While nobody can tell whether the lock is ours it is asked for: it would stand as long as the session.
+        """
         lock_path = payloads.lock_path(self._ur, queued.ledger_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
@@ -164,8 +173,10 @@ class Queue:
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
             raise failure.cause from failure
-        except UnknownOutcomeError:
-            if not await self._is_ours(lock_path):
+        except SessionLostError:
+            raise
+        except UnavailableError:  # it may have been done
+            if not await self._answered(lambda: self._is_ours(lock_path)):
                 return None
         return Take(queued=queued, lock_path=lock_path)
 
@@ -246,12 +257,17 @@ class Queue:
         """Delete our lock, if it still is ours. The marks stay.
 
         Another node of ours would have made it at the same version: only the session tells them
-        apart, and the batcher's guards prove it.
+        apart, and the batcher's guards prove it. Raises SessionLostError alone: it is tried until it is known
+        to be gone, as nobody else could take the ledger.
         """
-        if not await self._is_ours(take.lock_path):
+        await self._answered(lambda: self._unlock(take.lock_path))
+
+    async def _unlock(self, lock_path: str) -> None:
+        """Any number of times."""
+        if not await self._is_ours(lock_path):
             return
         with suppress(NoNodeError, ConflictError):
-            await self._batcher.apply(Delete(path=take.lock_path, version=OWN_LOCK_VERSION))
+            await self._batcher.apply(Delete(path=lock_path, version=OWN_LOCK_VERSION))
 
     async def is_marked(self, ledger_id: int) -> bool:
         """In either tree."""
@@ -303,6 +319,9 @@ class Queue:
             return None
         is_loss = any(map(self._shared.owns, marks))
         return QueuedLedger(ledger_id=ledger_id, marks=marks, is_loss=is_loss)
+
+    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await until_answered(call, event="lock.unanswered", clock=self._clock)
 
     async def _is_ours(self, lock_path: str) -> bool:
         """Whether the lock stands, made by this very session; after a lost reply, too.

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -9,12 +10,16 @@ from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
+from ledgers.memory.nodes import Result
+from ledgers.memory.store import Fault as StoreFault
+from ledgers.store import Create, Operation
 from replication.outcome import Outcome
 from replication.queue import payloads
 from replication.queue.queue import Look, Take
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import (
     Cluster,
+    fault_once,
     in_virtual_time,
     queue_empty,
     times_taken,
@@ -23,6 +28,7 @@ from tests.replication.cluster import (
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import UR, working
+from tests.replication.overload import overload
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
@@ -197,6 +203,69 @@ async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
             took_s = await until(cluster, lambda: queue_empty(cluster))
 
     assert took_s < 4 * ReplicationSettings().idle_wait_s
+    await cluster.assert_whole(*range(3))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(StoreFault.LOST_REPLY, id="it was taken, as is found out then"),
+        pytest.param(StoreFault.LOST_REQUEST, id="it was not, as is found out then"),
+    ],
+)
+@in_virtual_time
+async def test_rule_s14_a_take_of_which_nobody_can_tell_ends_no_session(fault: StoreFault) -> None:
+    cluster = await with_lost_b2(3)
+    async with cluster.node() as node:
+        throttled = overload(node.store, payloads.lock_path(UR, 1))
+        fault_once(cluster, node.store, Create, fault, path=payloads.lock_path(UR, 1))
+        async with working(node):
+            await asyncio.sleep(60)
+            assert 1 in await cluster.marked()
+
+            throttled.clear()
+            await until(cluster, lambda: queue_empty(cluster))
+    await cluster.assert_whole(*range(3))
+
+
+@in_virtual_time
+async def test_a_take_that_an_overloaded_server_refuses_is_tried_again() -> None:
+    cluster = await with_lost_b2(3)
+    async with cluster.node() as node:
+        multi, refusals = node.store.multi, [UnavailableError("ZooKeeper is overloaded")] * 5
+
+        async def refuse_at_first(operations: Sequence[Operation]) -> list[Result]:
+            if refusals and any(isinstance(each, Create) for each in operations):
+                raise refusals.pop()
+            return await multi(operations)
+
+        node.store.multi = refuse_at_first  # type: ignore[method-assign]
+        async with working(node):
+            await until(cluster, lambda: queue_empty(cluster))
+    await cluster.assert_whole(*range(3))
+
+
+@in_virtual_time
+async def test_a_lock_that_cannot_be_given_back_at_first_is_given_back_later() -> None:
+    cluster = await with_lost_b2(3)
+    async with cluster.node() as node:
+        repair, failures = node.repairer.repair, [UnavailableError("no answer in time")]
+        throttled = overload(node.store)
+
+        async def fail_on_1(take: Take, sighting: object = None, **_: object) -> Outcome:
+            if take.ledger_id == 1 and failures:
+                throttled.add(take.lock_path)
+                raise failures.pop()
+            return await repair(take)
+
+        node.repairer.repair = fail_on_1  # type: ignore[method-assign]
+        async with working(node):
+            await asyncio.sleep(60)
+            assert len(await cluster.locked()) == 1
+            assert await cluster.marked() == [1], "the others go on"
+
+            throttled.clear()
+            await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole(*range(3))
 
 
