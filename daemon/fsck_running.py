@@ -100,10 +100,12 @@ def holding_output(folder: Path) -> Iterator[None]:
     with lock:  # the system takes the lock back from a process that dies
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise SettingsError(
                 f"--output {folder}: another run of fsck writes there now"
             ) from error
+        except OSError as error:
+            raise SettingsError(f"--output {folder}: cannot be locked: {error.strerror}") from error
         yield
 
 

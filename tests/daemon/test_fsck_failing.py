@@ -1,5 +1,7 @@
 """What stands in the way of ``bookmender fsck run``: it is told, and does not look like damage."""
 
+import errno
+import fcntl
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,6 +52,20 @@ def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_starts(
     assert isinstance(said.exception, SettingsError)
     assert "cannot be written to" in str(said.exception)
     assert runs.wanted is None
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_run(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+    said = call_run(tmp_path)
+
+    assert isinstance(said.exception, SettingsError)
+    assert "cannot be locked: No locks available" in str(said.exception)
 
 
 @pytest.mark.parametrize(
