@@ -13,8 +13,10 @@ from ledgers.metadata import BookieId
 from ledgers.placement import DEFAULT_RACK, Locate
 from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster.cluster_view import ClusterView
+from replication.cluster.membership import ensure
 from replication.cluster.order_book import OrderBook, StandingOrder, hold_place
 from replication.cluster.orders import HoldOrder
+from replication.cluster.own_state import orders_path
 from replication.queue.batching import Batcher
 
 log = structlog.get_logger()
@@ -100,6 +102,7 @@ class Holds:
         clock: Clock,
         rack_of: Locate = lambda _: DEFAULT_RACK,
     ) -> None:
+        self._store, self._ur = store, ur
         self._batcher = batcher
         self._book, self._place = OrderBook(store, ur), hold_place(ur)
         self._judge = HoldJudge(settings, clock, rack_of=rack_of)
@@ -143,10 +146,13 @@ class Holds:
     async def _write(
         self, wanted: HoldOrder | None, *, over: StandingOrder[HoldOrder] | None
     ) -> bool:
-        """False when an operator was quicker."""
+        """False when an operator was quicker, or somebody deleted the directory, which is there again then."""
         try:
             await self._batcher.apply(self._operation(wanted, over=over))
-        except (ConflictError, NodeExistsError, NoNodeError):
+        except (ConflictError, NodeExistsError):
+            return False
+        except NoNodeError:
+            await ensure(self._store, orders_path(self._ur))
             return False
         return True
 

@@ -15,6 +15,7 @@ from ledgers.metadata import BookieId
 from ledgers.store import Operation
 from replication.cluster.order_book import OrderBook, StandingOrder, hold_place
 from replication.cluster.orders import HoldOrder, Orders
+from replication.cluster.own_state import orders_path
 from tests.auditor.auditing import Leader, leading
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -129,6 +130,17 @@ async def test_while_zookeeper_does_not_answer_nobody_can_tell() -> None:
         cluster.tree.faults = None
 
         assert await keep(leader, holds, *WAVE), "the next try does it"
+
+
+@in_virtual_time
+async def test_a_hold_is_ordered_though_somebody_deleted_the_directory_of_orders() -> None:
+    cluster = await Cluster.start()
+    async with keeping(cluster) as (leader, holds):
+        await cluster.store.delete(orders_path(UR))
+
+        assert await keep(leader, holds, *WAVE)
+
+    assert await standing(cluster) is not None
 
 
 @in_virtual_time
