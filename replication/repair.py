@@ -228,7 +228,10 @@ class Repairer:
         return None
 
     async def _write(self, take: Take, results: Results) -> Outcome | None:
-        """Write what was copied whole, and say what was not. None: to be looked at again."""
+        """Write what was copied whole, and say what was not. None: to be looked at again.
+
+        The mark may go with it only where all was judged, and nothing is left (rule S6).
+        """
         survey, after = results.survey, results.metadata
         may_unmark = (
             results.is_complete

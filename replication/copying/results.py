@@ -1,4 +1,4 @@
-"""What came of a plan: the metadata that may be written for it, and what is in the way of the rest."""
+"""What came of a plan: the metadata that may be written for it (rule S1), and what is in the way of the rest."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
