@@ -131,13 +131,13 @@ class PlacementCheck(Check):
                 continue
             found = verdict(ledger, self._policy)
             is_closed = ledger.state is LedgerState.CLOSED
-            counts[self._kind(found, is_closed=is_closed)] += 1
+            counts[self._counted_as(found, is_closed=is_closed)] += 1
             if is_closed and found is Adherence.FAIL:
                 misplaced.append(ledger)
         counts["marked"] += await self._mark(misplaced)
         return counts
 
-    def _kind(self, found: Adherence, *, is_closed: bool) -> str:
+    def _counted_as(self, found: Adherence, *, is_closed: bool) -> str:
         if found is Adherence.UNKNOWN and not self._has_rack_source:
             return UNCOMPARED
         return found.value if is_closed else f"open_{found.value}"
