@@ -2,8 +2,9 @@
 
 A switch, a rack's power or ZooKeeper itself takes many bookies' znodes away together, while their disks are
 as they were. To copy all that they hold would be the wrong answer, and to fence what is being written a
-harmful one. So the leader orders a hold (``holds``): no further ledger is marked for lost bookies and nothing fenced, by any node,
-until enough of them are back, the hold's own end comes, or an operator says that they are lost.
+harmful one. So the leader orders a hold (``holds``): no further ledger is marked for lost bookies, and nothing
+fenced, by any node, until enough of them are back, the hold's own end comes, or an operator says that they are
+lost.
 
 A hold begins when more than a set share of the bookies went within a window of each other, and they are at
 least so many, or a whole rack. The share must be exceeded in either case: where racks are small, losing one is

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 READS_AT_ONCE = 500
 UNREADABLE_LOGGED_MAX = 20
-"""Ledgers named in the log by one scan; the count names the rest."""
+"""Ledgers named in the log by one scan; the count tells of the rest."""
 
 
 @dataclass(slots=True)

@@ -77,8 +77,9 @@ def _greatest(checked: pa.Table, column: str) -> pa.Table:
 def after_run(
     before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: pa.ChunkedArray
 ) -> pa.Table:
-    """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was known ``before`` holds, if it is still
-    listed. So does that a closer look was had, and what it settled unless this one found something."""
+    """``verdicts``: rows of the run, with ``VERDICT_COLUMNS``; of a ledger without one what was known ``before``
+    holds, if it is still listed. So does that a closer look was had, and what it settled unless this one found
+    something."""
     is_sample = options.level is Level.SAMPLE
     count = verdicts.num_rows
     is_settled = pc.and_(

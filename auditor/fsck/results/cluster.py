@@ -1,4 +1,4 @@
-"""Which cluster a folder of results is of: ``cluster.json``, written by its first run.
+"""Which cluster a folder of results is of: ``cluster.json``, by its first run; each later one renews the URI.
 
 Ids of ledgers mean something in one cluster alone: what was found of another's is neither compared nor marked.
 """
