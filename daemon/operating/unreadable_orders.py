@@ -49,7 +49,10 @@ def _split(path: str) -> tuple[str, str]:
     return kind, name
 
 
-_UNLISTED = "cannot be listed, and nobody follows them: ZooKeeper's ACL shuts this session out"
+_UNLISTED = (
+    "cannot be listed, as ZooKeeper's ACL shuts this session out: nodes keep to those that they saw "
+    "before, and one that has started since knows of none"
+)
 
 
 def _what(path: str) -> str:

@@ -109,14 +109,15 @@ class OrderBook:
         self._store, self._ur = store, ur
         self._reported: dict[str, int] = {}
         """By path, the last write (mzxid) of an order that was said to be unreadable."""
-        self._limits = LimitsOrder()
-        """As they could last be read, or taken to be none."""
+        self._last = Orders()
+        """As ``read`` gave them."""
 
     async def read(self) -> Orders:
         """All that is kept to, ended windows included.
 
         Limits that cannot be read are those that were in force before: a slip must not let every node
-        run at full speed. A session that has seen none before keeps to its settings.
+        run at full speed. Likewise drains and windows that cannot be listed: they may well stand (rule
+        S8). A session that has seen none before keeps to its settings, and knows of no drain or window.
         """
         unreadable: list[str] = []
         draining, maintenance, limits, hold, checks = await asyncio.gather(
@@ -126,16 +127,21 @@ class OrderBook:
             self._readable(hold_place(self._ur), unreadable),
             self._readable(checks_place(self._ur), unreadable),
         )
-        if limits_place(self._ur).path not in unreadable:
-            self._limits = limits or LimitsOrder()
-        return Orders(
+        if limits_place(self._ur).path in unreadable:
+            limits = self._last.limits
+        if draining_path(self._ur) in unreadable:
+            draining = dict(self._last.draining)
+        if maintenance_path(self._ur) in unreadable:
+            maintenance = dict(self._last.maintenance)
+        self._last = Orders(
             draining=draining,
             maintenance=maintenance,
-            limits=self._limits,
+            limits=limits or LimitsOrder(),
             hold=hold,
             paused_checks=checks,
             unreadable=tuple(sorted(unreadable)),
         )
+        return self._last
 
     def changes(self) -> AsyncGenerator[Event, None]:
         """Something happened to some order; the first comes at once. One watch for all of them.
@@ -182,6 +188,7 @@ class OrderBook:
         place_of: Callable[[str, BookieId], Place[T]],
         unreadable: list[str],
     ) -> dict[BookieId, T]:
+        """By bookie. Where they cannot be listed ``parent`` is added to ``unreadable``."""
         try:
             names = sorted(await children_if_any(self._store, parent))
         except UnauthorizedError as error:

@@ -5,7 +5,7 @@ Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<booki
 ``order_book`` reads and writes them, and every session of ours sees them as part of its ``ClusterView``.
 An order that cannot be read (a later release's, a slip of somebody's hand) is reported and never stops a
 node: it is passed over, but for limits, which stay as they were, and for a hold or a pause of the checks,
-which stand.
+which stand. Drains and windows stay as they were where they cannot even be listed.
 """
 
 import json

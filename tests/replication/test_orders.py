@@ -14,6 +14,7 @@ from replication.cluster.order_book import (
     draining_path,
     hold_place,
     limits_place,
+    maintenance_path,
     maintenance_place,
 )
 from replication.cluster.orders import (
@@ -262,6 +263,28 @@ async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node() ->
     assert found.is_held
     assert (found.draining, found.maintenance) == ({}, {B1: WINDOW})
     assert found.unreadable == shut
+
+
+@in_virtual_time
+async def test_rule_s8_orders_that_acls_shut_away_later_are_not_taken_for_withdrawn() -> None:
+    cluster = await Cluster.start()
+    book, drain = OrderBook(cluster.store, UR), DrainOrder(since_ms=1)
+    await book.give(drain_place(UR, B1), drain, over=None)
+    await book.give(maintenance_place(UR, B2), WINDOW, over=None)
+    before = await book.read()
+    assert (before.draining, before.maintenance) == ({B1: drain}, {B2: WINDOW})
+
+    shut = shut_out(cluster.store, draining_path(UR), maintenance_path(UR))
+
+    for _ in range(2):
+        found = await book.read()
+        assert (found.draining, found.maintenance) == (before.draining, before.maintenance)
+        assert found.unreadable == (draining_path(UR), maintenance_path(UR))
+
+    shut.clear()
+    await cluster.store.delete(drain_place(UR, B1).path)
+    found = await book.read()
+    assert (found.draining, found.unreadable) == ({}, ())
 
 
 @in_virtual_time
