@@ -1,10 +1,12 @@
 """What goes wrong while an auditor works: it is tried again, passed over, or ends the leadership; never guessed."""
 
 import asyncio
+import random
 
 import pytest
 
 from auditor.auditor import RETRY_S
+from auditor.index.keeper import RETRY_MAX_S as INDEX_RETRY_MAX_S
 from auditor.marking import MarkSource
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
@@ -23,7 +25,7 @@ from tests.auditor.scenes import (
 from tests.replication.cluster import in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import ROOT, UR
-from tests.replication.overload import overload
+from tests.replication.overload import overload, overloaded
 
 
 @pytest.mark.compat("G3", verdict="better", why="it is due until it is done")
@@ -170,6 +172,25 @@ async def test_rule_s8_an_audit_waits_while_the_disable_switch_cannot_be_read() 
         throttled.clear()
         await asyncio.sleep(15)
         assert await cluster.marked() == [0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@in_virtual_time
+async def test_an_auditor_outlives_an_overloaded_zookeeper(seed: int) -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * 8, *[(B3, B2)] * 3)
+    async with leading(cluster) as leader:
+        runs = [leader.auditor.run(), leader.drainer.run()]
+        tasks = [asyncio.create_task(each) for each in runs]
+        with overloaded(leader.store, random.Random(seed)):
+            await asyncio.sleep(30)
+            await cluster.kill(B1)
+            await asyncio.sleep(60)
+        await asyncio.sleep(2 * INDEX_RETRY_MAX_S)
+        assert await cluster.marked() == list(range(8))
+        for task in tasks:
+            assert not task.done(), task.exception()
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @in_virtual_time

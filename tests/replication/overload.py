@@ -1,12 +1,20 @@
-"""A ZooKeeper that has no time for some reads of a session."""
+"""A ZooKeeper that has no time for some requests of a session."""
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
 
-from ledgers.errors import UnavailableError
-from ledgers.store import MetadataStore
+from ledgers.errors import UnavailableError, UnknownOutcomeError
+from ledgers.memory.nodes import Result
+from ledgers.memory.store import MemoryStore
+from ledgers.store import MetadataStore, Operation
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+READS = ("get", "exists", "children")
 
 
 def overload(store: MetadataStore, *paths: str) -> set[str]:
@@ -21,6 +29,43 @@ def overload(store: MetadataStore, *paths: str) -> set[str]:
 
         return reading
 
-    for name in ("get", "exists", "children"):
+    for name in READS:
         setattr(store, name, unless_throttled(getattr(store, name)))
     return throttled
+
+
+@contextmanager
+def overloaded(store: MemoryStore, rng: random.Random, *, share: float = 0.3) -> Iterator[None]:
+    """While the block runs so many of the session's requests are refused, or their replies lost, by chance."""
+
+    def now_and_then(request: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+        async def asking(*args: P.args, **kwargs: P.kwargs) -> T:
+            await asyncio.sleep(0)
+            if rng.random() < share:
+                raise UnavailableError("ZooKeeper is overloaded")
+            return await request(*args, **kwargs)
+
+        return asking
+
+    def with_lost_replies(
+        multi: Callable[[Sequence[Operation]], Awaitable[list[Result]]],
+    ) -> Callable[[Sequence[Operation]], Awaitable[list[Result]]]:
+        async def asking(operations: Sequence[Operation]) -> list[Result]:
+            is_lost, is_done = rng.random() < share, rng.random() < 0.5
+            results = await multi(operations) if is_done or not is_lost else []
+            if is_lost:
+                raise UnknownOutcomeError("the reply to a write was lost")
+            return results
+
+        return asking
+
+    names = (*READS, "sync", "multi")
+    asked = {name: getattr(store, name) for name in names}
+    for name in names:
+        setattr(store, name, now_and_then(getattr(store, name)))
+    store.multi = with_lost_replies(store.multi)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        for name, request in asked.items():
+            setattr(store, name, request)

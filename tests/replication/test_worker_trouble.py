@@ -28,7 +28,7 @@ from tests.replication.cluster import (
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import UR, working
-from tests.replication.overload import overload
+from tests.replication.overload import overload, overloaded
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
@@ -267,6 +267,21 @@ async def test_a_lock_that_cannot_be_given_back_at_first_is_given_back_later() -
             throttled.clear()
             await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole(*range(3))
+
+
+@pytest.mark.parametrize("seed", range(5))
+@in_virtual_time
+async def test_a_worker_outlives_an_overloaded_zookeeper(seed: int) -> None:
+    cluster = await with_lost_b2(12)
+    async with cluster.node() as node:
+        worker = asyncio.create_task(node.worker.run())
+        with overloaded(node.store, random.Random(seed)):
+            await asyncio.sleep(120)
+        assert not worker.done(), worker.exception()
+        await until(cluster, lambda: queue_empty(cluster))
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+    await cluster.assert_whole(*range(12))
 
 
 @pytest.mark.compat("G14", verdict="better")
