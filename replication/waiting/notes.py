@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
+from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
     ledger_id_of_name,
     part,
@@ -150,8 +151,10 @@ class WaitingNotesWriter(WaitingNotes):
             SetData(path=path, data=data, version=ANY_VERSION),
         )
         first, second = (change, create) if is_likely_there else (create, change)
-        if not await self._commit(first):
-            await self._commit(second)
+        if not (await self._commit(first) or await self._commit(second)):
+            # By others' hands, one right after the other; or somebody deleted the directory.
+            await ensure(self._store, waiting_path(self._ur))
+            await self._commit(create)
 
     async def delete(self, ledger_id: int) -> None:
         await self._commit(Delete(path=waiting_path(self._ur, ledger_id)))

@@ -128,6 +128,19 @@ async def test_a_note_is_read_as_it_was_written_and_the_last_one_holds() -> None
         assert await node.notes.read(LEDGER) is None
 
 
+@pytest.mark.parametrize("is_likely_there", [False, True])
+@in_virtual_time
+async def test_a_note_is_written_though_somebody_deleted_the_directory(
+    is_likely_there: bool,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.delete(waiting_path(UR))
+    async with cluster.node() as node:
+        await node.notes.write(NOTE, is_likely_there=is_likely_there)
+
+        assert await node.notes.read(LEDGER) == NOTE
+
+
 @pytest.mark.parametrize(
     "data",
     [
