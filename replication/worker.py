@@ -122,7 +122,10 @@ class ReplicationWorker:
                 has_found = await self._try_run_once(tasks)
                 if has_found and self._lookout.is_cut_short:
                     continue
-                wait_s = self._idle_waits.next_s(worker_count=self._lookout.worker_count)
+                wait_s = self._idle_waits.next_s(
+                    worker_count=self._lookout.worker_count,
+                    is_queue_empty=self._lookout.is_queue_empty,
+                )
                 pause_s = 0.0 if has_found else LOOK_PAUSE * self._lookout.took_s
                 is_woken = await wait_woken(self._wake, timeout_s=max(wait_s, pause_s))
                 if has_found or is_woken or self._lookout.is_cut_short:

@@ -13,6 +13,9 @@ BUSY_LOOKS_PER_S = 200
 IDLE_LOOKS_PER_S = 20
 """Of all workers together, while nothing happens. Up to forty wait no longer than is set by default."""
 
+EMPTY_QUEUE_FACTOR = 5
+"""So many times as long an idle worker waits while no ledger at all is marked: the first mark wakes it."""
+
 
 def longest_wait_s(idle_wait_s: float, *, worker_count: int) -> float:
     """``idle_wait_s`` is the setting, which few workers keep to."""
@@ -31,9 +34,11 @@ class IdleWaits:
         """Something happened, of which there may be more."""
         self._doubled_s = 0.0
 
-    def next_s(self, *, worker_count: int) -> float:
+    def next_s(self, *, worker_count: int, is_queue_empty: bool) -> float:
         shortest_s = max(WAIT_MIN_S, worker_count / BUSY_LOOKS_PER_S)
         longest_s = longest_wait_s(self._idle_wait_s, worker_count=worker_count)
+        if is_queue_empty:
+            longest_s *= EMPTY_QUEUE_FACTOR
         wait_s = min(max(shortest_s, self._doubled_s), longest_s)
         self._doubled_s = 2 * wait_s
         return wait_s

@@ -53,6 +53,8 @@ class Lookout:
         """Other workers' ledgers that lie free."""
         self.is_cut_short = False
         """The last look left some of our own share unread: there is more."""
+        self.is_queue_empty = False
+        """As the last look found it."""
         self.took_s = 0.0
         """How long it took."""
 
@@ -70,7 +72,9 @@ class Lookout:
         that are found of our own; 0: none. ``losses_only``: nothing else may be begun.
         """
         began_s = self._clock.now_s()
+        self.is_queue_empty = False
         look = await self._queue.look(self._rng)
+        self.is_queue_empty = look.is_queue_empty
         named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
         due = self._waiting.due(named.difference(busy))
         await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)

@@ -112,6 +112,8 @@ class Look:
     """Those of them that seem marked in the shared tree."""
     urgent: tuple[int, ...]
     """The leader's note, without what is locked; may hold ledgers that are marked no more."""
+    is_queue_empty: bool = False
+    """No ledger at all is marked: the next one that is will be told (``Queue.first_marks``)."""
 
 
 class Queue:
@@ -136,7 +138,7 @@ class Queue:
         """List a bounded part of both trees and, unless they are empty, the locks."""
         shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
         if self._shared.is_empty and self._own.is_empty:
-            return Look(free=frozenset(), losses=frozenset(), urgent=())
+            return Look(free=frozenset(), losses=frozenset(), urgent=(), is_queue_empty=True)
         locked, urgent = await asyncio.gather(
             locked_ledger_ids(self._store, self._ur), read_urgent(self._store, self._ur)
         )
