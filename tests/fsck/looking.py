@@ -1,7 +1,11 @@
 """fsck's looks at ledgers of a cluster in memory, as an executor has them, but without its session."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any
+
+import pytest
 
 from auditor.fsck.copies import CopyInspector
 from auditor.fsck.executor import Executor
@@ -55,6 +59,20 @@ async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = 
         copies=CopyInspector(wanted, bookies=bookies, views=views, clock=clock),
         clock=clock,
     )
+
+
+def let_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, cluster: Cluster) -> None:
+    """A ``read_session`` that the module opens, whatever URI it has, is one of the cluster's."""
+
+    @asynccontextmanager
+    async def session(*wanted: object) -> AsyncIterator[tuple[object, object]]:
+        yield cluster.store, None
+
+    async def manager(store: object, uri: object) -> LedgerManager:
+        return LedgerManager(cluster.store, ROOT, Layout.HIERARCHICAL)
+
+    monkeypatch.setattr(module, "read_session", session)
+    monkeypatch.setattr(LedgerManager, "open", manager)
 
 
 async def look(

@@ -1,7 +1,5 @@
 """How much there is to be read of a ledger, as its metadata tells."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -9,12 +7,9 @@ import pytest
 from auditor.fsck import weighing
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, weigh, weight_of
-from ledgers.formats.layout import Layout
-from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata, LedgerState, Segment
-from tests.fsck.looking import ALL, options
+from tests.fsck.looking import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
-from tests.replication.nodes import ROOT
 
 OPEN = LedgerMetadata(
     ensemble_size=3,
@@ -52,16 +47,7 @@ def test_what_is_gone_or_cannot_be_read_weighs_least(monkeypatch: pytest.MonkeyP
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()
-
-        @asynccontextmanager
-        async def session(*wanted: object) -> AsyncIterator[tuple[object, object]]:
-            yield cluster.store, None
-
-        async def manager(store: object, uri: object) -> LedgerManager:
-            return LedgerManager(cluster.store, ROOT, Layout.HIERARCHICAL)
-
-        monkeypatch.setattr(weighing, "read_session", session)
-        monkeypatch.setattr(LedgerManager, "open", manager)
+        let_in(monkeypatch, weighing, cluster)
         for ledger_id in (1, 3, 4):
             await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
         await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)

@@ -138,7 +138,7 @@ async def _ledger_row(manager: LedgerManager, ledger_id: int) -> Row | None:
         versioned = await manager.read(ledger_id)
     except NoSuchLedgerError:
         return None
-    except CorruptionError as error:
+    except (CorruptionError, UnauthorizedError) as error:
         return {"ledger_id": ledger_id, "error": str(error)}
     return ledger_row(versioned)
 

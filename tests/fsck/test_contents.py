@@ -1,0 +1,30 @@
+"""What the sources read of a cluster: without Spark, which is on top (``tests/cluster/test_fsck_on_spark.py``)."""
+
+import pytest
+
+from auditor.fsck.spark import contents
+from auditor.fsck.spark.contents import Reach, ledger_rows
+from tests.fsck.looking import ALL, let_in
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+
+REACH = Reach(metadata_service_uri="zk://127.0.0.1:2181/ledgers")
+
+
+def test_a_ledger_that_cannot_be_read_has_a_row_that_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        cluster = await Cluster.start()
+        let_in(monkeypatch, contents, cluster)
+        for ledger_id in (1, 3, 4):
+            await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+        await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)
+        shut_out(cluster.store, cluster.manager.path(4))
+
+        found = [row async for rows in ledger_rows(REACH, [1, 2, 3, 4]) for row in rows]
+
+        assert [row["ledger_id"] for row in found] == [1, 3, 4]
+        assert [bool(row.get("error")) for row in found] == [False, True, True]
+
+    scenario()
