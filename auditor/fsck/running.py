@@ -21,7 +21,8 @@ class FsckJob:
     time_budget_s: float = 0.0
     """After so long no further part is begun; those looked at as closely the longest ago come first. 0: no end."""
     partition_count: int = 0
-    """Parts that the ledgers are looked at in. 0: by their number and the cores."""
+    """Parts that the ledgers are looked at in, if there are as many ledgers, whatever a part then weighs. 0: by what
+    there is to be read, and the cores."""
 
     def __post_init__(self) -> None:
         for name in ("checked_within_s", "time_budget_s", "partition_count"):

@@ -189,7 +189,9 @@ def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
         pytest.param(1_000, Level.ENDS, 0, [250, 188, 141, 106, 100, 100, 100, 15], id="ever less"),
         pytest.param(10_000, Level.ENDS, 0, [2_000, 2_000, 1_500], id="never too much to lose"),
         pytest.param(200_000, Level.METADATA, 0, [25_000] * 5, id="metadata is cheap"),
-        pytest.param(10, Level.FULL, 4, [3, 3, 3, 1], id="as told"),
+        pytest.param(10, Level.FULL, 4, [3, 3, 2, 2], id="as told"),
+        pytest.param(1_300, Level.FULL, 2, [650, 650], id="as told, however much there is to lose"),
+        pytest.param(3, Level.FULL, 5, [1, 1, 1], id="as told, as far as there are ledgers"),
     ],
 )
 def test_ledgers_that_weigh_alike_are_cut_by_their_number(
@@ -201,6 +203,7 @@ def test_ledgers_that_weigh_alike_are_cut_by_their_number(
 
     assert [part.num_rows for part in parts][: len(sizes)] == sizes
     assert sum(part.num_rows for part in parts) == ledgers
+    assert not count or len(parts) == len(sizes)
 
 
 def test_parts_weigh_ever_less_however_the_ledgers_differ() -> None:
@@ -218,6 +221,20 @@ def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
 
     assert [sum(part) for part in weighed(weights)] == [1_000_000, 500_000, 30_000, 30_000]
     assert [sum(part) for part in weighed(weights, time_budget_s=60)] == weights
+
+
+@pytest.mark.parametrize(
+    ("weights", "count", "parts"),
+    [
+        pytest.param([3, 3, 3], 2, [[3, 3], [3]], id="that do not divide"),
+        pytest.param([1, 90, 1, 1], 3, [[90], [1, 1], [1]], id="one that outweighs the others"),
+        pytest.param([1, 1, 90], 3, [[90], [1], [1]], id="a ledger is left for each part"),
+    ],
+)
+def test_there_are_as_many_parts_as_told_however_the_ledgers_differ(
+    weights: list[int], count: int, parts: list[list[int]]
+) -> None:
+    assert weighed(weights, partition_count=count) == parts
 
 
 @pytest.mark.parametrize(

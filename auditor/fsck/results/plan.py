@@ -153,31 +153,29 @@ def with_weights(rows: pa.Table, weights: "array[int]") -> pa.Table:
 def cut_by_weight(
     rows: pa.Table, options: FsckOptions, job: FsckJob, *, slot_count: int
 ) -> list[pa.Table]:
-    """The parts: large ones first, then ever smaller ones, but that no ledger is cut. ``slot_count``: tasks that
-    run at once.
+    """The parts: large ones first, then ever smaller ones, but that no ledger is cut; or as many as told, much
+    alike. ``slot_count``: tasks that run at once.
 
     The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
     there may be no time for all.
     """
     weights = rows["weight"].to_pylist()
-    least, most = _weight_range(sum(weights), options, job, slot_count)
+    if job.partition_count:
+        bounds = _bounds_as_told(weights, job.partition_count)
+    else:
+        least, most = _weight_range(options, slot_count)
 
-    def weight_max(left: int) -> int:
-        return max(least, min(most, _quotient_up(left, PART_SHARE * slot_count)))
+        def weight_max(left: int) -> int:
+            return max(least, min(most, _quotient_up(left, PART_SHARE * slot_count)))
 
-    bounds = _bounds(weights, weight_max, PART_MAX[options.level])
+        bounds = _bounds(weights, weight_max, PART_MAX[options.level])
     if not job.time_budget_s:
         bounds.sort(key=lambda bound: -sum(weights[slice(*bound)]))
     return [rows.slice(start, stop - start) for start, stop in bounds]
 
 
-def _weight_range(
-    total: int, options: FsckOptions, job: FsckJob, slot_count: int
-) -> tuple[int, int]:
+def _weight_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
     """What a part weighs, at least and at most."""
-    if job.partition_count:
-        even = max(1, _quotient_up(total, job.partition_count))
-        return even, even
     if not is_weighed(options.level):
         return PART_MIN[options.level], PART_MAX[options.level]
     limits = (options.reads_per_s, options.bytes_per_s // COPY_BYTES)
@@ -203,6 +201,22 @@ def _bounds(
         weight += each
     if weights:
         bounds.append((start, len(weights)))
+    return bounds
+
+
+def _bounds_as_told(weights: Sequence[int], count: int) -> list[tuple[int, int]]:
+    """Likewise, of so many parts, however much there is in each; of fewer only where there are fewer ledgers."""
+    bounds = []
+    stop, left = 0, sum(weights)
+    for parts_left in range(min(count, len(weights)), 0, -1):
+        even = _quotient_up(left, parts_left)
+        start, stop, weight = stop, stop + 1, weights[stop]
+        last_stop = len(weights) - parts_left + 1
+        while stop < last_stop and weight + weights[stop] <= even:
+            weight += weights[stop]
+            stop += 1
+        bounds.append((start, stop))
+        left -= weight
     return bounds
 
 
