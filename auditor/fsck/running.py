@@ -16,7 +16,7 @@ class FsckJob:
     output: Path
     """Of the results. It is there, and no other run writes there now."""
     checked_within_s: float = 0.0
-    """Closed ledgers that an earlier run found whole so lately, as closely, at the same version of the metadata,
+    """Closed ledgers that an earlier run found whole so lately, as closely, and whose metadata was not written since,
     are left out. 0: none is."""
     time_budget_s: float = 0.0
     """After so long no further part is begun; those looked at as closely the longest ago come first. 0: no end."""

@@ -9,23 +9,27 @@ from ledgers.manager import LedgerManager
 
 ASKED_AT_ONCE = 500
 
+Written = tuple[int, int]
+"""Which writing of a ledger's metadata: the znode's version, and ``mtime_ms``, as one that was deleted and made anew
+counts from 0 again."""
 
-async def unchanged(options: FsckOptions, known: Mapping[int, int]) -> list[int]:
-    """Those ledgers whose metadata is at the version that is ``known``, ascending. In a session of its own.
+
+async def unchanged(options: FsckOptions, known: Mapping[int, Written]) -> list[int]:
+    """Those ledgers whose metadata is as it was when it was ``known``, ascending. In a session of its own.
 
     One that is gone is not among them. Raises UnavailableError, SettingsError.
     """
     async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
 
-        async def version(ledger_id: int) -> int | None:
+        async def written(ledger_id: int) -> Written | None:
             stat = await store.exists(manager.path(ledger_id))
-            return None if stat is None else stat.version
+            return None if stat is None else (stat.version, stat.mtime_ms)
 
         ledger_ids, same = sorted(known), []
         for start in range(0, len(ledger_ids), ASKED_AT_ONCE):
             asked = ledger_ids[start : start + ASKED_AT_ONCE]
-            for each, found in zip(asked, await asyncio.gather(*map(version, asked)), strict=True):
+            for each, found in zip(asked, await asyncio.gather(*map(written, asked)), strict=True):
                 if found == known[each]:
                     same.append(each)
         return same

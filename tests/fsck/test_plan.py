@@ -5,82 +5,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.checked import (
-    CHECKED,
-    after_run,
-    read_checked,
-    write_checked,
-    wrong_among,
-)
+from auditor.fsck.results.files import replace_table
 from auditor.fsck.results.plan import (
-    DAY_MS,
     PART_MAX,
     WEIGHT_MAX,
     Plan,
     cut_by_weight,
-    plan_rows,
     to_be_weighed,
     with_weights,
 )
-from auditor.fsck.results.rows import to_batch
-from auditor.fsck.running import FsckJob
-from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from auditor.fsck.weighing import COPY_BYTES
-
-NOW_MS = 1_000 * DAY_MS
-OUTPUT = Path("unused")
-
-
-def options(level: Level = Level.ENDS, *, share: float = 0.1) -> FsckOptions:
-    return FsckOptions(
-        metadata_service_uri="zk://127.0.0.1:2181/ledgers", level=level, sample_share=share
-    )
-
-
-def job(*, days: float = 7, time_budget_s: float = 0, partition_count: int = 0) -> FsckJob:
-    return FsckJob(
-        run="20261121T193500Z",
-        output=OUTPUT,
-        checked_within_s=days * 86_400,
-        time_budget_s=time_budget_s,
-        partition_count=partition_count,
-    )
-
-
-def checked(
-    ledger_id: int,
-    *,
-    days_ago: float = 1,
-    level: Level = Level.ENDS,
-    share: float = 0.0,
-    is_settled: bool = True,
-    is_wrong: bool = False,
-) -> dict[str, object]:
-    return {
-        "ledger_id": ledger_id,
-        "checked_ms": NOW_MS - round(days_ago * DAY_MS),
-        "depth": level.depth,
-        "sample_share": share,
-        "metadata_version": 3,
-        "is_settled": is_settled,
-        "is_wrong": is_wrong,
-    }
-
-
-def table(*rows: dict[str, object]) -> pa.Table:
-    return pa.Table.from_pylist(list(rows), schema=CHECKED)
-
-
-def ids(*ledger_ids: int) -> pa.ChunkedArray:
-    return pa.chunked_array([ledger_ids], pa.int64())
-
-
-def planned(listed: Sequence[int], known: pa.Table, *args: object, **kwargs: object) -> pa.Table:
-    return plan_rows(array("q", listed), known, *args, now_ms=NOW_MS, **kwargs)  # type: ignore[arg-type]
+from tests.fsck.planning import checked, job, options, planned, table
 
 
 @pytest.mark.parametrize(
@@ -104,6 +42,9 @@ def planned(listed: Sequence[int], known: pa.Table, *args: object, **kwargs: obj
             checked(1, level=Level.FULL), Level.SAMPLE, 0.1, True, id="all, where now a sample is"
         ),
         pytest.param(checked(2), Level.ENDS, 0.1, False, id="another ledger"),
+        pytest.param(
+            checked(1, mtime_ms=None), Level.ENDS, 0.1, False, id="of an earlier release's metadata"
+        ),
     ],
 )
 def test_what_was_looked_at_lately_is_left_out(
@@ -112,6 +53,19 @@ def test_what_was_looked_at_lately_is_left_out(
     rows = planned([1], table(before), options(level, share=share), job())
 
     assert rows["known_version"].to_pylist() == [3 if is_skipped else None]
+
+
+def test_what_became_of_a_ledger_that_was_made_anew_is_what_was_seen_of_it_last() -> None:
+    """With fewer changes than the one that was deleted had."""
+    before = checked(1, days_ago=2, level=Level.FULL, version=3, mtime_ms=77)
+    anew = checked(1, version=1, mtime_ms=88)
+
+    for known in (table(before, anew), table(anew, before)):
+        rows = planned([1], known, options(), job())
+
+        assert rows.select(["known_version", "known_mtime_ms"]).to_pylist() == [
+            {"known_version": 1, "known_mtime_ms": 88}
+        ]
 
 
 def test_nothing_is_left_out_unless_asked_for() -> None:
@@ -156,12 +110,22 @@ def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
     plan = Plan(path)
     parts = [plan.part(number) for number in range(plan.part_count)]
     assert [list(part.ledger_ids) for part in parts] == [[7, 9], [2**40, 2**62], [2**63 - 1]]
-    assert [dict(part.known) for part in parts] == [{9: 3}, {2**62: 3}, {}]
+    assert [dict(part.known) for part in parts] == [{9: (3, 77)}, {2**62: (3, 77)}, {}]
     assert [plan.size_of(number) for number in range(plan.part_count)] == [2, 2, 1]
     assert plan.ledger_count == 5
     assert plan.ledger_ids([0, 2]).to_pylist() == [7, 9, 2**63 - 1]
     assert plan.ledger_ids([]).to_pylist() == []
     assert ([plan.weight_of(number) for number in range(3)], plan.weight) == ([2, 2, 1], 5)
+
+
+def test_of_a_plan_of_an_earlier_release_every_ledger_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "plan.parquet"
+    rows = planned([7, 9], table(checked(9)), options(), job()).drop_columns(["known_mtime_ms"])
+
+    replace_table(path, rows)
+
+    part = Plan(path).part(0)
+    assert (list(part.ledger_ids), dict(part.known)) == ([7, 9], {})
 
 
 def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> None:
@@ -276,101 +240,3 @@ def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
     rows = with_weights(rows, array("q", [70, 90]))
 
     assert rows["weight"].to_pylist() == [70, 1, 90]
-
-
-def verdict(ledger_id: int, grade: Grade = Grade.WHOLE, **more: object) -> LedgerVerdict:
-    known: dict[str, object] = {"state": "closed", "metadata_version": 8, "checked_ms": NOW_MS}
-    return LedgerVerdict(ledger_id=ledger_id, grade=grade, **{**known, **more})  # type: ignore[arg-type]
-
-
-def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: Path) -> None:
-    before = table(checked(1), checked(2), checked(3))
-    found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
-
-    write_checked(tmp_path, after_run(before, found, options(Level.FULL), listed=ids(2, 3, 4)))
-
-    after = {row.pop("ledger_id"): row for row in read_checked(tmp_path).to_pylist()}
-    assert after.keys() == {2, 3, 4}  # 1 was deleted
-    assert (after[3]["metadata_version"], after[3]["depth"]) == (3, Level.ENDS.depth)
-    assert after[2] == {
-        "checked_ms": NOW_MS,
-        "depth": Level.FULL.depth,
-        "sample_share": 0.0,
-        "metadata_version": 8,
-        "is_settled": True,
-        "is_wrong": False,
-    }
-    assert (after[4]["is_settled"], after[4]["is_wrong"]) == (False, True)
-
-
-@pytest.mark.parametrize(
-    "found",
-    [
-        pytest.param(verdict(1, Grade.UNKNOWN), id="unknown"),
-        pytest.param(verdict(1, state="open"), id="open"),
-        pytest.param(verdict(1, findings=(Finding.MISPLACED,)), id="misplaced"),
-    ],
-)
-def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
-    rows = pa.Table.from_batches([to_batch([found])])
-
-    after = after_run(table(), rows, options(), listed=ids(1))
-
-    assert after["is_settled"].to_pylist() == [False]
-
-
-@pytest.mark.parametrize(
-    ("level", "found", "settled"),
-    [
-        pytest.param(
-            *(Level.METADATA, verdict(1), {Level.METADATA: True, Level.ENDS: True}),
-            id="less closely",
-        ),
-        pytest.param(Level.ENDS, verdict(1), {Level.ENDS: True}, id="as closely"),
-        pytest.param(Level.FULL, verdict(1), {Level.FULL: True}, id="more closely"),
-        pytest.param(
-            *(Level.METADATA, verdict(1, Grade.AT_RISK)),
-            {Level.METADATA: False, Level.ENDS: False},
-            id="less closely, and wrong",
-        ),
-    ],
-)
-def test_what_a_closer_look_settled_is_so_until_something_is_found(
-    level: Level, found: LedgerVerdict, settled: dict[Level, bool]
-) -> None:
-    rows = pa.Table.from_batches([to_batch([found])])
-
-    after = after_run(table(checked(1)), rows, options(level), listed=ids(1))
-
-    told = dict(zip(after["depth"].to_pylist(), after["is_settled"].to_pylist(), strict=True))
-    assert told == {each.depth: is_so for each, is_so in settled.items()}
-
-
-@pytest.mark.parametrize(
-    ("last", "level", "wrong"),
-    [
-        pytest.param(checked(1, is_wrong=True), Level.ENDS, 1, id="as it was left"),
-        pytest.param(checked(1), Level.ENDS, 0, id="it was fine"),
-        pytest.param(checked(2, is_wrong=True), Level.ENDS, 0, id="another was, and is not now"),
-        pytest.param(
-            checked(1, is_wrong=True, level=Level.FULL), Level.ENDS, 1, id="a closer look found it"
-        ),
-    ],
-)
-def test_what_was_wrong_and_is_left_for_the_next_run_counts(
-    last: dict[str, object], level: Level, wrong: int
-) -> None:
-    found = pa.Table.from_batches([to_batch([verdict(2)])])
-    after = after_run(table(last), found, options(level), listed=ids(1, 2))
-
-    assert wrong_among(after, ids(1)) == wrong
-
-
-def test_what_an_earlier_release_kept_is_read(tmp_path: Path) -> None:
-    write_checked(tmp_path, table(checked(1)).drop_columns(["is_wrong"]))
-
-    assert read_checked(tmp_path)["is_wrong"].to_pylist() == [False]
-
-
-def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
-    assert read_checked(tmp_path).num_rows == 0

@@ -28,7 +28,7 @@ async def _execute() -> None:
     "work",
     [
         pytest.param(_execute, id="an executor"),
-        pytest.param(lambda: unchanged(OPTIONS, {1: 1}), id="what has not changed"),
+        pytest.param(lambda: unchanged(OPTIONS, {1: (1, 1)}), id="what has not changed"),
         pytest.param(
             lambda: list_ledger_ids(OPTIONS.metadata_service_uri, timeouts=OPTIONS.timeouts),
             id="the listing",

@@ -21,16 +21,19 @@ CHECKED = pa.schema(
         ("depth", pa.int8()),
         ("sample_share", pa.float64()),
         ("metadata_version", pa.int32()),
+        ("mtime_ms", pa.int64()),
         ("is_settled", pa.bool_()),
         ("is_wrong", pa.bool_()),
     ]
 )
 """One row a ledger and level, but none after which there was a look as close. ``depth``: of the level;
-``sample_share``: 0 but for level ``sample``; ``is_settled``: the ledger was closed, and nothing at all was found,
-since then neither, so that it need not be looked at again soon; ``is_wrong``: as in the run's rows."""
+``sample_share``: 0 but for level ``sample``; ``mtime_ms``: of the metadata's znode, null where an earlier release
+looked; ``is_settled``: the ledger was closed, and nothing at all was found, since then neither, so that it need not be
+looked at again soon; ``is_wrong``: as in the run's rows."""
 
 VERDICT_COLUMNS = [
-    *("ledger_id", "verdict", "is_wrong", "reasons", "state", "metadata_version", "checked_ms")
+    *("ledger_id", "verdict", "is_wrong", "reasons", "state", "metadata_version", "mtime_ms"),
+    "checked_ms",
 ]
 """Of a run's rows, for ``after_run``."""
 
@@ -50,7 +53,8 @@ def write_checked(folder: Path, checked: pa.Table) -> None:
 
 
 def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.Table:
-    """``ledger_id`` and ``metadata_version``: ledgers that need not be looked at if their metadata is still at it."""
+    """``ledger_id``, ``metadata_version`` and ``mtime_ms``: ledgers that need not be looked at if their metadata is
+    still at both. The version alone may be that of another one, if the ledger was deleted and made anew since."""
     is_close = pc.greater_equal(checked["depth"], options.level.depth)
     if options.level is Level.SAMPLE:
         is_deeper = pc.greater(checked["depth"], options.level.depth)
@@ -60,7 +64,12 @@ def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.T
         )
     is_late = pc.greater_equal(checked["checked_ms"], since_ms)
     chosen = checked.filter(pc.and_(pc.and_(is_close, is_late), checked["is_settled"]))
-    return _greatest(chosen, "metadata_version")
+    written = chosen.filter(pc.is_valid(chosen["mtime_ms"])).sort_by([("mtime_ms", "descending")])
+    columns = ["metadata_version", "mtime_ms"]
+    last = written.group_by("ledger_id", use_threads=False)  # which keep no order
+    last = last.aggregate([(column, "first") for column in columns])
+    last = last.select(["ledger_id", *(f"{column}_first" for column in columns)])
+    return last.rename_columns(["ledger_id", *columns])
 
 
 def last_looks(checked: pa.Table, level: Level) -> pa.Table:
@@ -95,6 +104,7 @@ def after_run(
             "depth": pa.repeat(pa.scalar(options.level.depth, pa.int8()), count),
             "sample_share": pa.repeat(options.sample_share if is_sample else 0.0, count),
             "metadata_version": verdicts["metadata_version"],
+            "mtime_ms": verdicts["mtime_ms"],
             "is_settled": is_settled,
             "is_wrong": verdicts["is_wrong"],
         },

@@ -17,6 +17,7 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.results.checked import last_looks, skippable
 from auditor.fsck.results.files import replace_tables
 from auditor.fsck.running import FsckJob
+from auditor.fsck.unchanged import Written
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
 PART_MIN: Mapping[Level, int] = {Level.METADATA: 1_000, Level.ENDS: 100}
@@ -36,18 +37,25 @@ PART_SHARE = 2
 """A part is at most one in so many of what each slot has left: the last ones are small, and no slot waits long."""
 DAY_MS = 86_400_000
 PLANNED = pa.schema(
-    [("ledger_id", pa.int64()), ("known_version", pa.int32()), ("weight", pa.int64())]
+    [
+        ("ledger_id", pa.int64()),
+        ("known_version", pa.int32()),
+        ("known_mtime_ms", pa.int64()),
+        ("weight", pa.int64()),
+    ]
 )
+KNOWN = ["known_version", "known_mtime_ms"]
+"""Both, or neither: of metadata that need not be looked at unless it was written since (``Written``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one task looks at. ``known``: of ledgers that need not be looked at while their metadata is at this
-    version, the version; the others, and these, stand in ``ledger_ids``, ascending."""
+    """What one task looks at. ``known``: of ledgers that need not be looked at while their metadata is as it was,
+    which writing that was; the others, and these, stand in ``ledger_ids``, ascending."""
 
     number: int
     ledger_ids: "array[int]"
-    known: Mapping[int, int] = field(default_factory=dict)
+    known: Mapping[int, Written] = field(default_factory=dict)
 
 
 class Plan:
@@ -90,14 +98,13 @@ class Plan:
 
     def part(self, number: int) -> Part:
         rows = self._file.read_row_group(number).sort_by("ledger_id")
+        ledger_ids = array("q", rows["ledger_id"].to_pylist())
+        if "known_mtime_ms" not in rows.column_names:  # added later: of an earlier release
+            return Part(number=number, ledger_ids=ledger_ids)
         skip = rows.filter(pc.is_valid(rows["known_version"]))
-        return Part(
-            number=number,
-            ledger_ids=array("q", rows["ledger_id"].to_pylist()),
-            known=dict(
-                zip(skip["ledger_id"].to_pylist(), skip["known_version"].to_pylist(), strict=True)
-            ),
-        )
+        written = zip(*(skip[name].to_pylist() for name in KNOWN), strict=True)
+        known = dict(zip(skip["ledger_id"].to_pylist(), written, strict=True))
+        return Part(number=number, ledger_ids=ledger_ids, known=known)
 
     def ledger_ids(self, parts: Iterable[int]) -> pa.ChunkedArray:
         """Of these parts, in no order."""
@@ -116,8 +123,8 @@ def plan_rows(
     *,
     now_ms: int,
 ) -> pa.Table:
-    """Every ledger that was listed, in the order in which they are looked at, and from which version of its
-    metadata on one must be (null: in any case). Each weighs as much.
+    """Every ledger that was listed, in the order in which they are looked at, and since which writing of its
+    metadata one must be (null: in any case). Each weighs as much.
 
     In the order of their ids; where there may be no time for all, first by the day of the last look at
     them that was as close.
@@ -131,7 +138,7 @@ def plan_rows(
             rows.schema.get_field_index("day"), "day", pc.fill_null(rows["day"], 0)
         )
         order = [("day", "ascending"), *order]
-    rows = rows.sort_by(order).select(["ledger_id", "known_version"])
+    rows = rows.sort_by(order).select(["ledger_id", *KNOWN])
     return rows.append_column("weight", pa.repeat(LIGHTEST, rows.num_rows)).cast(PLANNED)
 
 
@@ -223,7 +230,7 @@ def _bounds_as_told(weights: Sequence[int], count: int) -> list[tuple[int, int]]
 def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -> pa.Table:
     since_ms = now_ms - round(job.checked_within_s * 1_000) if job.checked_within_s else now_ms + 1
     found = skippable(checked, options, since_ms=since_ms)
-    return found.rename_columns(["ledger_id", "known_version"])
+    return found.rename_columns(["ledger_id", *KNOWN])
 
 
 def _days(looks: pa.Table) -> pa.Table:

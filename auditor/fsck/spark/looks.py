@@ -19,7 +19,7 @@ from auditor.fsck.pace import BeginPace
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
 from auditor.fsck.spark.streams import Work, from_stream, to_stream
-from auditor.fsck.unchanged import unchanged
+from auditor.fsck.unchanged import Written, unchanged
 from auditor.fsck.verdicts import LedgerVerdict
 
 ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("seems_wrong", pa.bool_()))
@@ -33,7 +33,7 @@ class FirstLook:
 
     part: int
     ledger_ids: bytes
-    known: Mapping[int, int] = field(default_factory=dict)
+    known: Mapping[int, Written] = field(default_factory=dict)
 
     @classmethod
     def at(cls, part: Part) -> "FirstLook":

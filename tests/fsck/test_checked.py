@@ -1,0 +1,117 @@
+"""When each ledger was looked at last: pure, on rows."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.checked import after_run, read_checked, write_checked, wrong_among
+from auditor.fsck.results.rows import to_batch
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from tests.fsck.planning import NOW_MS, checked, ids, options, table
+
+
+def verdict(ledger_id: int, grade: Grade = Grade.WHOLE, **more: object) -> LedgerVerdict:
+    known: dict[str, object] = {
+        "state": "closed",
+        "metadata_version": 8,
+        "mtime_ms": 99,
+        "checked_ms": NOW_MS,
+    }
+    return LedgerVerdict(ledger_id=ledger_id, grade=grade, **{**known, **more})  # type: ignore[arg-type]
+
+
+def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: Path) -> None:
+    before = table(checked(1), checked(2), checked(3))
+    found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
+
+    write_checked(tmp_path, after_run(before, found, options(Level.FULL), listed=ids(2, 3, 4)))
+
+    after = {row.pop("ledger_id"): row for row in read_checked(tmp_path).to_pylist()}
+    assert after.keys() == {2, 3, 4}  # 1 was deleted
+    assert (after[3]["metadata_version"], after[3]["depth"]) == (3, Level.ENDS.depth)
+    assert after[2] == {
+        "checked_ms": NOW_MS,
+        "depth": Level.FULL.depth,
+        "sample_share": 0.0,
+        "metadata_version": 8,
+        "mtime_ms": 99,
+        "is_settled": True,
+        "is_wrong": False,
+    }
+    assert (after[4]["is_settled"], after[4]["is_wrong"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(verdict(1, Grade.UNKNOWN), id="unknown"),
+        pytest.param(verdict(1, state="open"), id="open"),
+        pytest.param(verdict(1, findings=(Finding.MISPLACED,)), id="misplaced"),
+    ],
+)
+def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
+    rows = pa.Table.from_batches([to_batch([found])])
+
+    after = after_run(table(), rows, options(), listed=ids(1))
+
+    assert after["is_settled"].to_pylist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("level", "found", "settled"),
+    [
+        pytest.param(
+            *(Level.METADATA, verdict(1), {Level.METADATA: True, Level.ENDS: True}),
+            id="less closely",
+        ),
+        pytest.param(Level.ENDS, verdict(1), {Level.ENDS: True}, id="as closely"),
+        pytest.param(Level.FULL, verdict(1), {Level.FULL: True}, id="more closely"),
+        pytest.param(
+            *(Level.METADATA, verdict(1, Grade.AT_RISK)),
+            {Level.METADATA: False, Level.ENDS: False},
+            id="less closely, and wrong",
+        ),
+    ],
+)
+def test_what_a_closer_look_settled_is_so_until_something_is_found(
+    level: Level, found: LedgerVerdict, settled: dict[Level, bool]
+) -> None:
+    rows = pa.Table.from_batches([to_batch([found])])
+
+    after = after_run(table(checked(1)), rows, options(level), listed=ids(1))
+
+    told = dict(zip(after["depth"].to_pylist(), after["is_settled"].to_pylist(), strict=True))
+    assert told == {each.depth: is_so for each, is_so in settled.items()}
+
+
+@pytest.mark.parametrize(
+    ("last", "level", "wrong"),
+    [
+        pytest.param(checked(1, is_wrong=True), Level.ENDS, 1, id="as it was left"),
+        pytest.param(checked(1), Level.ENDS, 0, id="it was fine"),
+        pytest.param(checked(2, is_wrong=True), Level.ENDS, 0, id="another was, and is not now"),
+        pytest.param(
+            checked(1, is_wrong=True, level=Level.FULL), Level.ENDS, 1, id="a closer look found it"
+        ),
+    ],
+)
+def test_what_was_wrong_and_is_left_for_the_next_run_counts(
+    last: dict[str, object], level: Level, wrong: int
+) -> None:
+    found = pa.Table.from_batches([to_batch([verdict(2)])])
+    after = after_run(table(last), found, options(level), listed=ids(1, 2))
+
+    assert wrong_among(after, ids(1)) == wrong
+
+
+def test_what_an_earlier_release_kept_is_read(tmp_path: Path) -> None:
+    write_checked(tmp_path, table(checked(1)).drop_columns(["is_wrong", "mtime_ms"]))
+
+    assert read_checked(tmp_path)["is_wrong"].to_pylist() == [False]
+    assert read_checked(tmp_path)["mtime_ms"].to_pylist() == [None]
+
+
+def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
+    assert read_checked(tmp_path).num_rows == 0

@@ -1,0 +1,33 @@
+"""Which ledgers' metadata is as it was."""
+
+import pytest
+
+from auditor.fsck import unchanged as module
+from auditor.fsck.unchanged import unchanged
+from tests.fsck.looking import ALL, let_in, options
+from tests.replication.cluster import Cluster, in_virtual_time
+
+
+def test_what_was_written_deleted_or_made_anew_is_not_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        cluster = await Cluster.start()
+        let_in(monkeypatch, module, cluster)
+        known, paths = {}, {each: cluster.manager.path(each) for each in range(1, 5)}
+        for ledger_id in paths:
+            await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+            stat = (await cluster.manager.read(ledger_id)).stat
+            known[ledger_id] = (stat.version, stat.mtime_ms)
+        data, _ = await cluster.store.get(paths[2])
+        await cluster.clock.sleep(1)
+
+        await cluster.store.set(paths[2], data, version=-1)
+        for ledger_id in (3, 4):
+            await cluster.store.delete(paths[ledger_id])
+        await cluster.write_ledger(ALL, ledger_id=4, write_quorum=3)
+
+        assert await unchanged(options(), known) == [1]
+
+    scenario()
