@@ -14,7 +14,13 @@ from auditor.checks import meters
 from auditor.checks.kinds import OVERDUE
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoNodeError, SessionLostError, UnavailableError
+from ledgers.errors import (
+    CorruptionError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.store import MetadataStore
 from replication.queue import payloads
 from replication.queue.listing import READS_AT_ONCE, marked_ledger_ids
@@ -48,6 +54,7 @@ class OverdueMarks:
         self._after_s = after_s
         self._clock = clock
         self._told: frozenset[int] = frozenset()
+        self._told_unopened: frozenset[int] = frozenset()
 
     async def run(self) -> None:
         """Ends at once where no mark is ever overdue; else as ``CheckRunner.run`` does."""
@@ -65,45 +72,59 @@ class OverdueMarks:
             await self.run_once()
         except SessionLostError:
             raise
-        except UnavailableError as error:
+        except (UnavailableError, UnauthorizedError) as error:
             log.warning("check.failed", check=OVERDUE, error=str(error))
 
     async def run_once(self) -> list[int]:
-        """The overdue ledgers, ascending."""
+        """The overdue ledgers, ascending. Of a mark that ACLs shut away nobody knows: it is told of, and not among
+        them."""
         started_ms = self._clock.wall_ms()
         ledger_ids = await marked_ledger_ids(self._store, self._ur)
         overdue: list[int] = []
+        unopened: list[int] = []
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
             since = await asyncio.gather(*map(self._marked_since_ms, part))
             limit_ms = started_ms - int(self._after_s * 1000)
-            overdue += [i for i, ms in zip(part, since, strict=True) if ms and ms < limit_ms]
-        await self._tell(overdue, looked_at=ledger_ids, started_ms=started_ms)
+            for ledger_id, since_ms in zip(part, since, strict=True):
+                if isinstance(since_ms, UnauthorizedError):
+                    unopened.append(ledger_id)
+                elif since_ms is not None and since_ms < limit_ms:
+                    overdue.append(ledger_id)
+        await self._tell(overdue, unopened, looked_at=ledger_ids, started_ms=started_ms)
         return overdue
 
-    async def _marked_since_ms(self, ledger_id: int) -> int | None:
-        """None for a ledger that is not marked any more."""
+    async def _marked_since_ms(self, ledger_id: int) -> int | UnauthorizedError | None:
+        """None for a ledger that is not marked any more; the error where ACLs shut us out."""
         try:
             data, stat = await self._store.get(payloads.mark_path(self._ur, ledger_id))
             mark = payloads.parse_mark(data)
         except NoNodeError:
             return None
+        except UnauthorizedError as error:
+            return error
         except CorruptionError:
             return stat.ctime_ms
         return min(stat.ctime_ms, mark.ctime_ms or stat.ctime_ms)
 
     async def _tell(
-        self, overdue: Sequence[int], *, looked_at: Sequence[int], started_ms: int
+        self,
+        overdue: Sequence[int],
+        unopened: Sequence[int],
+        *,
+        looked_at: Sequence[int],
+        started_ms: int,
     ) -> None:
         MARKS.set(len(overdue))
         self._log(overdue)
+        self._log_unopened(unopened)
         now_ms = self._clock.wall_ms()
         run = CheckRun(
             started_ms=started_ms,
             finished_ms=now_ms,
             ledger_count=len(looked_at),
             active_ms=now_ms - started_ms,
-            counts={"overdue": len(overdue)},
+            counts={"overdue": len(overdue), "unopened": len(unopened)},
         )
         meters.show_finished(OVERDUE, run)
         await self._records.write(OVERDUE, CheckRecord(last=run))
@@ -123,6 +144,13 @@ class OverdueMarks:
         if self._told and not overdue:
             log.info("marks.overdue_ended")
         self._told = frozenset(overdue)
+
+    def _log_unopened(self, unopened: Sequence[int]) -> None:
+        """Likewise once of each ledger."""
+        new = [ledger_id for ledger_id in unopened if ledger_id not in self._told_unopened]
+        if new:
+            log.warning("marks.unopened", count=len(unopened), ledger_ids=new[:TOLD_MAX])
+        self._told_unopened = frozenset(unopened)
 
 
 def look_interval_s(after_s: float) -> float:

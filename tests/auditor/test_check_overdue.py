@@ -12,7 +12,7 @@ from auditor.checks.records import CheckRecords, read_check
 from ledgers.metadata import LedgerState
 from replication.queue import payloads
 from replication.queue.batching import Batcher
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import UR
 
@@ -75,7 +75,7 @@ async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
     assert found == expected
     last = (await read_check(cluster.store, UR, "overdue")).last
     assert last is not None
-    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected)})
+    assert (last.ledger_count, last.counts) == (2, {"overdue": len(expected), "unopened": 0})
 
 
 @pytest.mark.compat(
@@ -115,6 +115,45 @@ async def test_a_mark_that_cannot_be_read_and_one_without_a_time_count_by_the_zn
 
     async with watching(cluster) as marks:
         assert await marks.run_once() == [0, 1]
+
+
+@in_virtual_time
+async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -> None:
+    cluster = await two_marked()
+    shut = shut_out(cluster.store, payloads.mark_path(UR, 0))
+    await asyncio.sleep(DAY_S + 60)
+
+    async with watching(cluster) as marks:
+        with capture_logs() as logs:
+            found = [await marks.run_once() for _ in range(2)]
+            last = (await read_check(cluster.store, UR, "overdue")).last
+            shut.clear()
+            found.append(await marks.run_once())
+
+    assert found == [[1], [1], [0, 1]]
+    assert last is not None
+    assert last.counts == {"overdue": 1, "unopened": 1}
+    told = [each for each in logs if each["event"] == "marks.unopened"]
+    assert [(each["count"], each["ledger_ids"]) for each in told] == [(1, [0])]
+
+
+@in_virtual_time
+async def test_a_queue_that_acls_shut_away_is_told_of_and_looked_at_again() -> None:
+    cluster = await two_marked()
+    shut = shut_out(cluster.store, payloads.marks_path(UR))
+
+    async with watching(cluster) as marks:
+        with capture_logs() as logs:
+            task = asyncio.create_task(marks.run())
+            await asyncio.sleep(DAY_S)
+            shut.clear()
+            await asyncio.sleep(DAY_S)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    events = [each["event"] for each in logs]
+    assert "check.failed" in events
+    assert events[-1] == "marks.overdue"
 
 
 @in_virtual_time
