@@ -315,7 +315,7 @@ def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     elif past:
         click.echo("\n".join(past_lines(past)))
     else:
-        tell([f"{folder}: no run there has looked at ledger {ledger_id}"])
+        tell([f"{folder}: no run whose rows are there has looked at ledger {ledger_id}"])
     sys.exit(_exit_code(past))
 
 

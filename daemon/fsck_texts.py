@@ -180,7 +180,7 @@ def past_lines(past: Sequence[PastVerdict]) -> list[str]:
     for each in past:
         summary, verdict = each.summary, each.verdict
         looked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
-        since = "; it looked more closely" if lines else _later(each.later_runs)
+        since = "; it looked more closely" if lines else _later(each)
         lines.append(f"run {summary.run}, level {summary.level.value}, at {looked_at}{since}:")
         lines.append(f"  {_verdict_text(verdict)}")
         lines += [f"    {printable(_evidence_text(seen))}" for seen in verdict.evidence]
@@ -189,8 +189,11 @@ def past_lines(past: Sequence[PastVerdict]) -> list[str]:
     return lines
 
 
-def _later(runs: int) -> str:
-    return f"; {counted(runs, 'later run')} did not look" if runs else ""
+def _later(past: PastVerdict) -> str:
+    deleted = past.later_runs_deleted
+    others = past.later_runs - deleted
+    told = f"; {counted(others, 'later run')} did not look" if others else ""
+    return f"{told}; the rows of {counted(deleted, 'later run')} were deleted" if deleted else told
 
 
 def _verdict_text(verdict: LedgerVerdict) -> str:
@@ -221,6 +224,7 @@ def past_record(ledger_id: int, past: Sequence[PastVerdict]) -> dict[str, Any]:
                 "run": each.summary.run,
                 "level": each.summary.level.value,
                 "later_runs": each.later_runs,
+                "later_runs_deleted": each.later_runs_deleted,
                 **to_record(each.verdict),
             }
             for each in past

@@ -177,6 +177,32 @@ def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: 
     assert skipped["verdicts"][0]["later_runs"] == 2
 
 
+@pytest.mark.parametrize(
+    ("deleted", "told"),
+    [
+        pytest.param((), "; 2 later runs did not look", id="none deleted"),
+        pytest.param(
+            *(("2",), "; 1 later run did not look; the rows of 1 later run were deleted"), id="one"
+        ),
+        pytest.param(("2", "3"), "; the rows of 2 later runs were deleted", id="all"),
+    ],
+)
+def test_of_later_runs_whose_rows_were_deleted_nobody_knows_whether_they_looked(
+    tmp_path: Path, deleted: tuple[str, ...], told: str
+) -> None:
+    for run, ledger_id in (("1", 1), ("2", 7), ("3", 8)):
+        leave_results(tmp_path, [whole(ledger_id)], run=run)
+    for run in deleted:
+        shutil.rmtree(tmp_path / "ledgers" / f"run={run}")
+
+    line, *_ = call("show", tmp_path, "1").stdout.splitlines()
+    record = json.loads(call("show", tmp_path, "1", "--json").stdout)
+
+    assert line == f"run 1, level full, at 2023-11-14 22:13:20 UTC{told}:"
+    [verdict] = record["verdicts"]
+    assert (verdict["later_runs"], verdict["later_runs_deleted"]) == (2, len(deleted))
+
+
 def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
     shutil.rmtree(leave_results(tmp_path, [whole(2)], run=LATER_RUN).path)
@@ -184,7 +210,7 @@ def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> N
     said = call("show", tmp_path, "2")
 
     assert said.exit_code == 3
-    assert "no run there has looked at ledger 2" in said.stderr
+    assert "no run whose rows are there has looked at ledger 2" in said.stderr
     assert call("show", results.folder, "1").exit_code == 0
 
 

@@ -15,23 +15,33 @@ from auditor.fsck.verdicts import LedgerVerdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastVerdict:
-    """``later_runs``: those that ended since; none of them looked at the ledger as closely."""
+    """``later_runs``: those that ended since. None of them looked at the ledger as closely, as far as their rows are
+    there: of ``later_runs_deleted`` of them these are not."""
 
     summary: Summary
     verdict: LedgerVerdict
     later_runs: int
+    later_runs_deleted: int
 
 
 def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
     """The last first. Empty where no run whose rows are there looked at it. Raises CorruptionError."""
     past: list[PastVerdict] = []
+    deleted = 0
     for later_runs, run in enumerate(reversed(summary_runs(folder))):
         results = Results.open(folder, run)
-        is_closer = not past or results.summary.level.depth > past[-1].summary.level.depth
-        if not is_closer or not results.has_rows:
+        if not results.has_rows:
+            deleted += 1
+            continue
+        if past and results.summary.level.depth <= past[-1].summary.level.depth:
             continue
         past += [
-            PastVerdict(summary=results.summary, verdict=verdict, later_runs=later_runs)
+            PastVerdict(
+                summary=results.summary,
+                verdict=verdict,
+                later_runs=later_runs,
+                later_runs_deleted=deleted,
+            )
             for verdict in results.verdicts(pc.field("ledger_id") == ledger_id)
         ]
     return past
