@@ -28,9 +28,9 @@ from replication.planning.questions import Refused, put_questions, questions
 from replication.planning.survey import entry_bytes_guess
 
 SECOND_LOOK_S = 2.0
-"""After the first one: what is a matter of a moment is over by then."""
+"""After the first one, fsck's too: what is a matter of a moment is over by then."""
 LOOKS_MAX = 3
-"""At metadata that keeps changing; what seemed bad is unknown then."""
+"""At metadata that keeps changing, fsck's too; what seemed bad is unknown then."""
 LARGE_ENTRIES = 1_000
 """A ledger of which more is asked takes much memory for as long as it is looked at:"""
 LARGE_AT_ONCE = 8

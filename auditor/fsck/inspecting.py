@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from auditor.checks.copies import LOOKS_MAX, SECOND_LOOK_S
 from auditor.fsck.executor import Executor, open_executor
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
@@ -15,10 +16,6 @@ from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.operations.tasks import task_scope
 
-SECOND_LOOK_S = 2.0
-"""After the first one, at least: what is a matter of a moment is over by then."""
-LOOKS_MAX = 3
-"""At metadata that keeps changing; nothing is known then."""
 METADATA_AT_ONCE = 512
 """Ledgers, where no bookie is asked: as much as ZooKeeper answers at a time."""
 VERDICTS_WAITING_MAX = 1_000
