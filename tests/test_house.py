@@ -97,6 +97,29 @@ def test_no_module_is_too_long() -> None:
     assert {path: count for path, count in line_counts.items() if count > LINES_MAX} == {}
 
 
+# --- A package says what its modules are ----------------------------------------------------------
+
+
+def unnamed_in(package: Path) -> set[str]:
+    """Modules and packages in it that its docstring does not name, as ``this``. Generated ones need not be."""
+    docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+    modules = {path.stem for path in package.glob("[!_]*.py") if not path.stem.endswith("_pb2")}
+    packages = {path.parent.name for path in package.glob("*/__init__.py")}
+    return (modules | packages) - set(re.findall(r"``(\w+)/?``", docstring))
+
+
+def test_every_package_names_its_modules() -> None:
+    packages = [
+        path.parent
+        for package in (*PACKAGES_BELOW_DAEMON, "daemon")
+        for path in modules_of(package)
+        if path.name == "__init__.py"
+    ]
+
+    assert packages
+    assert {str(p.relative_to(ROOT)): found for p in packages if (found := unnamed_in(p))} == {}
+
+
 # --- Locks ---------------------------------------------------------------------------------------
 
 

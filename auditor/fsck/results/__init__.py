@@ -4,6 +4,6 @@
 which parts; ``run_folder`` a run's files, so that a killed one goes on; ``checked`` when each ledger was looked at
 last; ``replacing`` a file by one that is there whole or not at all, ``files`` of tables likewise; ``cluster`` whose
 results these are. ``reading`` the results of a run that is over; ``figures`` what its report shows, ``report`` that
-page, ``advice`` what to do next; ``changes`` two runs compared; ``past`` what was said of one ledger; ``last`` what
-the last run of all found, for the daemon's status.
+page, ``style`` how it looks, ``advice`` what to do next; ``changes`` two runs compared; ``past`` what was said of one
+ledger; ``last`` what the last run of all found, for the daemon's status.
 """
