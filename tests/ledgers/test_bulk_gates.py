@@ -14,6 +14,7 @@ from ledgers.bookie.bulk.gates import (
     GentlePace,
     Pace,
 )
+from ledgers.bookie.bulk.job import Job
 from ledgers.bookie.bulk.readings import AnyReading
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import in_virtual_time
@@ -26,6 +27,7 @@ class Copying:
     """A reading that wants ever more entries of one size through the pace. It is its own job and lane."""
 
     pace: Pace
+    second_pace: Pace | None = None
     expected_bytes: int = 100
     quantum: int = 16
     passed: object = None
@@ -44,6 +46,10 @@ class Copying:
         return self
 
     @property
+    def gates(self) -> tuple[Pace, ...]:
+        return (self.pace,) if self.second_pace is None else (self.pace, self.second_pace)
+
+    @property
     def entry_count(self) -> int:
         return sum(count for _, count in self.passages)
 
@@ -51,20 +57,20 @@ class Copying:
         asyncio.get_running_loop().call_soon(self.go_on)
 
     def go_on(self) -> None:
-        reading = cast(AnyReading, self)
-        while self.quantum and (count := self.pace.take(reading, self.quantum)):
+        job, reading = cast(Job, self), cast(AnyReading, self)
+        while self.quantum and (count := Job.take(job, reading, self.quantum)):
             self.passages.append((asyncio.get_running_loop().time(), count))
             if self.is_small:
                 self.quantum = 0
-        if self.quantum:
-            self.pace.park(reading)
 
 
-async def copied_in_a_minute(pace: Pace, *copyings: Copying) -> None:
+async def copied_in_a_minute(*copyings: Copying) -> None:
     for copying in copyings:
         copying.go_on()
     await asyncio.sleep(MINUTE_S)
-    pace.close()
+    for copying in copyings:
+        for gate in copying.gates:
+            gate.close()
 
 
 @pytest.mark.compat(
@@ -91,7 +97,7 @@ async def test_copying_keeps_to_its_pace(
     pace.set(**limits)
     copying = Copying(pace, expected_bytes=entry_bytes)
 
-    await copied_in_a_minute(pace, copying)
+    await copied_in_a_minute(copying)
 
     burst = max(2.0, entries_per_s * BURST_S)
     assert copying.entry_count == pytest.approx(entries_per_s * MINUTE_S, abs=burst, rel=0.02)
@@ -168,18 +174,26 @@ async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
     pace.set(entries_per_s=100, bytes_per_s=0)
     copyings = [Copying(pace) for _ in range(7)]
 
-    await copied_in_a_minute(pace, *copyings)
+    await copied_in_a_minute(*copyings)
 
     counts = [copying.entry_count for copying in copyings]
     assert max(counts) < 1.1 * min(counts)
 
 
+def gentle_paces() -> tuple[GentlePace, Pace]:
+    """As copying to a target passes them."""
+    gentle, spread = GentlePace(), Pace(burst_s=GENTLE_BURST_S)
+    for pace in (gentle, spread):
+        pace.set(entries_per_s=GENTLE_ENTRIES_PER_S, bytes_per_s=0)
+    return gentle, spread
+
+
 @in_virtual_time
 async def test_a_gentle_pace_is_kept_in_small_bursts() -> None:
-    pace = GentlePace(is_kept=True)
-    copying = Copying(pace, quantum=60)
+    gentle, spread = gentle_paces()
+    copying = Copying(gentle, spread, quantum=60)
 
-    await copied_in_a_minute(pace, copying)
+    await copied_in_a_minute(copying)
 
     assert copying.entry_count == pytest.approx(GENTLE_ENTRIES_PER_S * MINUTE_S, rel=0.02)
     burst: dict[float, int] = {}
@@ -190,14 +204,27 @@ async def test_a_gentle_pace_is_kept_in_small_bursts() -> None:
 
 @in_virtual_time
 async def test_a_gentle_pace_takes_small_transfers_for_what_they_cost_besides() -> None:
-    pace = GentlePace(is_kept=True)
-    transfers = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
+    gentle, spread = gentle_paces()
+    transfers = [Copying(gentle, spread, quantum=10, is_small=True) for _ in range(3_000)]
 
     began_s = asyncio.get_running_loop().time()
-    await copied_in_a_minute(pace, *transfers)
+    await copied_in_a_minute(*transfers)
 
     took_s = max(at_s for transfer in transfers for at_s, _ in transfer.passages) - began_s
     assert took_s == pytest.approx(3_000 * (10 + TRANSFER_ENTRIES) / GENTLE_ENTRIES_PER_S, rel=0.1)
+
+
+@in_virtual_time
+async def test_small_and_large_transfers_share_a_gentle_pace() -> None:
+    paces = gentle_paces()
+    large = Copying(*paces, quantum=60)
+    small = [Copying(*paces, quantum=10, is_small=True) for _ in range(3_000)]
+
+    await copied_in_a_minute(large, *small)
+
+    assert all(transfer.entry_count for transfer in small)
+    taken = 3_001 * TRANSFER_ENTRIES + sum(copying.entry_count for copying in (large, *small))
+    assert taken == pytest.approx(GENTLE_ENTRIES_PER_S * MINUTE_S, rel=0.02)
 
 
 # --- In transfers ------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ GENTLE_ENTRIES_PER_S = 12_000
 """Of a node, while writers go first. Where two cores carried five bookies and their writer this was about
 a quarter of what there was to be had, and several times what Java's worker takes."""
 GENTLE_BURST_S = 0.02
-"""A writer waits behind a whole burst."""
+"""A writer waits behind a whole burst of entries. Transfers may begin in longer ones: to begin a few at a time,
+more often, costs everybody more CPU than it spares the writer."""
 TRANSFER_ENTRIES = 30
 """A gentle pace takes a transfer for so many entries more than it has. With the check, the metadata and the
 queue, most that a small ledger costs the machine has nothing to do with how many it has."""
@@ -198,16 +199,9 @@ class GentlePace(Pace):
     """The pace of copying while writers go first, whatever else is allowed.
 
     Bookies that are busy are asked less than that (see ``yielding``); but where bookies, their writers and
-    we share cores, all reply times grow before any queue does, and only doing less helps.
+    we share cores, all reply times grow before any queue does, and only doing less helps. A second, plain pace of
+    the same rate comes after it, so that what it lets go at once is spread.
     """
-
-    def __init__(self, *, is_kept: bool) -> None:
-        super().__init__(burst_s=GENTLE_BURST_S)
-        self.keep(is_kept)
-
-    def keep(self, is_kept: bool) -> None:
-        """Whether to keep to it from now on."""
-        self.set(bytes_per_s=0, entries_per_s=GENTLE_ENTRIES_PER_S if is_kept else 0)
 
     def take(self, reading: "AnyReading", count: int) -> int:
         granted_count = super().take(reading, count)

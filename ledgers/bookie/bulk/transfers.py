@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 from ledgers.bookie.budget import Budgets, ReadBudget, Window
 from ledgers.bookie.bulk.batches import BatchReads
-from ledgers.bookie.bulk.gates import Gate, GentlePace, Pace, WindowGate
+from ledgers.bookie.bulk.gates import (
+    GENTLE_BURST_S,
+    GENTLE_ENTRIES_PER_S,
+    Gate,
+    GentlePace,
+    Pace,
+    WindowGate,
+)
 from ledgers.bookie.bulk.job import Job, Totals, Writing
 from ledgers.bookie.bulk.lane import Common, Lane, Resolve
 from ledgers.bookie.bulk.readings import BATCH_ENTRY_BYTES_MAX, has_runs
@@ -75,7 +82,8 @@ class BulkTransfers:
         self._next_check: asyncio.TimerHandle | None = None
         self.totals = Totals()
         self.pace = Pace()
-        self._gentle = GentlePace(is_kept=yields)
+        self._gentle, self._spread = GentlePace(), Pace(burst_s=GENTLE_BURST_S)
+        self._keep_gentle(yields)
         self.memory = WindowGate(Window(count_max=memory_entries_max, bytes_max=memory_bytes_max))
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
@@ -103,7 +111,7 @@ class BulkTransfers:
     @yields.setter
     def yields(self, yields: bool) -> None:
         self._common.yields = yields
-        self._gentle.keep(yields)
+        self._keep_gentle(yields)
         for target in self._targets.values():
             target.keep_to_limit()
         self._wake_all()
@@ -129,6 +137,7 @@ class BulkTransfers:
             self._next_check.cancel()
         self.pace.close()
         self._gentle.close()
+        self._spread.close()
         for lane in self._lanes():
             await lane.close()
 
@@ -136,7 +145,12 @@ class BulkTransfers:
         """Scarcest first. A worker's pace is of copying: the reads of its checks are let pass."""
         if transfer.target is None:
             return (self.pace, self.memory) if self._paces_reads else (self.memory,)
-        return (self._gentle, self.pace, self._target(transfer.target).gate, self.memory)
+        paces = (self._gentle, self._spread, self.pace)
+        return (*paces, self._target(transfer.target).gate, self.memory)
+
+    def _keep_gentle(self, yields: bool) -> None:
+        for pace in (self._gentle, self._spread):
+            pace.set(bytes_per_s=0, entries_per_s=GENTLE_ENTRIES_PER_S if yields else 0)
 
     def _start(self, job: Job) -> None:
         for bookie, entry_ids in job.transfer.reads.items():
