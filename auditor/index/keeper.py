@@ -188,7 +188,11 @@ class IndexKeeper(Changing):
             self.rescan()
 
     async def _scan_trees(self) -> None:
-        """All that are due, one after the other. One that fails stays due."""
+        """All that are due, one after the other. One that fails stays due.
+
+        The rest goes on where ACLs shut a directory away; as nobody knows what lies there, the scan is
+        not completed by that.
+        """
         if self._unwatched or not self._is_listed:
             self._has_due.clear()
             return  # whichever of them is first would be counted as all of them
@@ -196,15 +200,22 @@ class IndexKeeper(Changing):
             expected_count=len(self.index), started_s=self._clock.now_s()
         )
         strays: list[str] = []
+        shut: list[tuple[str, UnauthorizedError]] = []
         try:
             while self._due:
                 tree = self._due.pop()
                 try:
                     await self._scan_tree(tree, progress, strays)
+                except UnauthorizedError as error:
+                    shut.append((tree, error))
                 except BaseException:
                     self._scan_soon(tree)
                     raise
+            if shut:
+                raise shut[0][1]
         finally:
+            for tree, _ in shut:
+                self._scan_soon(tree)
             self.progress = None
         self._has_due.clear()  # set also by what became due meanwhile, and has been scanned
         self._report(progress, strays)

@@ -96,12 +96,16 @@ class LedgerIndex:
             block.replace(position, row)
         return True
 
-    def put_unreadable(self, ledger_id: int, stat: Stat) -> bool:
-        """It is there, and nobody can say what it names. Whether that is news."""
-        if self._mzxid(ledger_id, self._find(ledger_id)) >= stat.mzxid:
+    def put_unreadable(self, ledger_id: int, stat: Stat | None) -> bool:
+        """It is there, and nobody can say what it names. Whether that is news.
+
+        ``stat``: None where that may not be read either. Then nothing says that it is still as it is known.
+        """
+        known_mzxid = self._mzxid(ledger_id, self._find(ledger_id))
+        if known_mzxid >= stat.mzxid if stat else ledger_id in self._unreadable:
             return False
         self.remove(ledger_id)
-        self._unreadable[ledger_id] = stat.mzxid
+        self._unreadable[ledger_id] = stat.mzxid if stat else max(known_mzxid, 0)
         return True
 
     def remove(self, ledger_id: int) -> bool:

@@ -35,21 +35,27 @@ class IndexReader:
                 if self._apply(ledger_id, result)
             ]
 
-    async def _find(self, ledger_id: int) -> tuple[bytes, Stat] | None:
-        """Bytes and stat; no bytes where only the stat may be read; None when it is gone."""
+    async def _find(self, ledger_id: int) -> tuple[bytes, Stat | None] | None:
+        """Bytes and stat; no bytes, or neither, where ACLs forbid it; None when it is gone."""
         path = self._manager.path(ledger_id)
         try:
             return await self._store.get(path)
         except NoNodeError:
             return None
         except UnauthorizedError:
-            stat = await self._store.exists(path)  # which ACLs do not forbid
-            return None if stat is None else (b"", stat)
+            pass
+        try:
+            stat = await self._store.exists(path)
+        except UnauthorizedError:  # newer servers (3.9.5); of what is gone they say that it is
+            return b"", None
+        return None if stat is None else (b"", stat)
 
-    def _apply(self, ledger_id: int, found: tuple[bytes, Stat] | None) -> bool:
+    def _apply(self, ledger_id: int, found: tuple[bytes, Stat | None] | None) -> bool:
         if found is None:
             return self._index.remove(ledger_id)
         data, stat = found
+        if stat is None:
+            return self._index.put_unreadable(ledger_id, None)
         if self._index.is_known(ledger_id, stat):  # nearly always, when all are read again
             return False
         try:

@@ -107,11 +107,19 @@ async def test_rule_s8_a_ledger_that_is_not_listed_is_gone_only_if_a_second_read
         assert keeper.is_complete
 
 
+EACH_SERVER = pytest.mark.parametrize(
+    "is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"]
+)
+
+
+@EACH_SERVER
 @in_virtual_time
-async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other() -> None:
+async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other(
+    is_stat_open: bool,
+) -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as keeper:
-        shut_out(store_of(keeper), ledgers.manager.path(1))
+        shut_out(store_of(keeper), ledgers.manager.path(1), is_stat_open=is_stat_open)
 
         assert await soon(keeper) == [0, 1, 2]
         assert keeper.index.unreadable == {1}
@@ -119,10 +127,74 @@ async def test_a_ledger_that_acls_shut_away_is_unreadable_like_any_other() -> No
 
 
 @in_virtual_time
-async def test_a_ledger_whose_acl_is_opened_is_read_though_nobody_writes_it() -> None:
+async def test_a_ledger_shut_away_after_it_was_read_is_believed_only_where_it_is_seen_to_be_as_it_was() -> (
+    None
+):
+    for is_stat_open, unreadable in ((True, set()), (False, {1})):
+        ledgers = await with_ledgers(3)
+        async with keeping(ledgers) as keeper:
+            shut = shut_out(store_of(keeper), ledgers.manager.path(1), is_stat_open=is_stat_open)
+            keeper.rescan()
+            await soon(keeper)
+            assert keeper.index.unreadable == unreadable
+            assert keeper.take_touched() == unreadable
+            keeper.rescan()
+            await soon(keeper)
+            assert keeper.take_touched() == set()
+
+            shut.clear()
+            await asyncio.sleep(keeper_module.UNREADABLE_AGAIN_S)
+            assert keeper.index.naming(B1) == [0, 1, 2]
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_deleted_while_acls_shut_it_away_leaves_the_index() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as keeper:
-        shut = shut_out(store_of(keeper), *map(ledgers.manager.path, (0, 1)))
+        shut_out(store_of(keeper), ledgers.manager.path(1))
+        await soon(keeper)
+        await ledgers.delete(1)
+
+        assert await soon(keeper) == [0, 2]
+        assert keeper.index.unreadable == set()
+
+
+@in_virtual_time
+async def test_rule_s8_a_directory_that_acls_shut_away_is_not_empty_and_the_others_are_read() -> (
+    None
+):
+    ledgers = await with_ledgers(3)
+    others = [i * 10**8 for i in range(1, 6)]
+    for ledger_id in others:
+        await ledgers.write(ledger_id)
+    async with keeping(ledgers, is_built=False) as keeper:
+        shut = shut_out(store_of(keeper), f"{ROOT}/00/0000")
+        assert await soon(keeper) == others
+        assert (keeper.is_complete, keeper.completed_count) == (False, 0)
+
+        shut.clear()
+        await asyncio.sleep(3 * keeper_module.RETRY_MIN_S)
+        assert await soon(keeper) == [0, 1, 2, *others]
+        assert keeper.is_complete
+
+        shut.add(f"{ROOT}/00/0000")
+        keeper.rescan()
+        assert await soon(keeper) == [0, 1, 2, *others]
+        assert (keeper.is_complete, keeper.completed_count) == (False, 1)
+
+
+@EACH_SERVER
+@in_virtual_time
+async def test_a_ledger_whose_acl_is_opened_is_read_though_nobody_writes_it(
+    is_stat_open: bool,
+) -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers, is_built=False) as keeper:
+        shut = shut_out(
+            store_of(keeper),
+            *map(ledgers.manager.path, (0, 1)),
+            is_stat_open=is_stat_open,
+        )
         await soon(keeper)
         keeper.take_touched()
         shut.remove(ledgers.manager.path(1))

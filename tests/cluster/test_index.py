@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
+from kazoo.client import KazooClient
+from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from auditor.index.keeper import IndexKeeper
 from auditor.index.ledger_index import IndexedLedger
@@ -140,3 +142,39 @@ async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_it
         assert changed <= set(keeper.take_touched())
     await proxy.close()
     await ours.close()
+
+
+@on_loop
+async def test_rule_s8_a_ledger_that_acls_shut_away_is_unreadable_and_the_rest_goes_on(
+    server: ZooKeeperServer,
+) -> None:
+    ours = await ZooKeeperStore.open(server.address)
+    manager = LedgerManager(ours, ROOT, Layout.HIERARCHICAL)
+    shut, open_one = 10**9, 10**9 + 1
+    for ledger_id in (shut, open_one):
+        await manager.create(ledger_id, closed(*BOOKIES[:3]))
+    await asyncio.to_thread(
+        set_permissions, server, manager.path(shut), Permissions.ALL & ~Permissions.READ
+    )
+
+    async with keeping(server.address) as keeper, asyncio.timeout(20):
+        await complete(keeper, 1)
+        assert keeper.index.unreadable == {shut}
+        assert keeper.index.get(open_one) is not None
+
+        await manager.delete(shut, version=-1)
+        keeper.rescan()
+        await complete(keeper, 2)
+        assert keeper.index.unreadable == set()
+    await ours.close()
+
+
+def set_permissions(server: ZooKeeperServer, path: str, permissions: int) -> None:
+    """For everybody."""
+    client = KazooClient(hosts=server.address)
+    client.start()
+    try:
+        client.set_acls(path, [ACL(permissions, ANYONE_ID_UNSAFE)])
+    finally:
+        client.stop()
+        client.close()

@@ -299,9 +299,12 @@ def fault_once(
     cluster.tree.faults = choose
 
 
-def shut_out(store: MetadataStore, *paths: str) -> set[str]:
-    """ZooKeeper's ACLs keep the session from reading these znodes, as long as they are in the set that is given."""
-    shut, get, children = set(paths), store.get, store.children
+def shut_out(store: MetadataStore, *paths: str, is_stat_open: bool = False) -> set[str]:
+    """ZooKeeper's ACLs keep the session from reading these znodes, as long as they are in the set that is given.
+
+    ``is_stat_open``: as older servers have it: those of ZooKeeper 3.9.5 keep to ACLs in ``exists``, too.
+    """
+    shut, get, children, exists = set(paths), store.get, store.children, store.exists
 
     def check(path: str) -> None:
         if path in shut:
@@ -315,8 +318,15 @@ def shut_out(store: MetadataStore, *paths: str) -> set[str]:
         check(path)
         return await children(path)
 
+    async def exists_if_allowed(path: str) -> Stat | None:
+        found = await exists(path)
+        if found is not None and not is_stat_open:
+            check(path)
+        return found
+
     store.get = get_if_allowed  # type: ignore[method-assign]
     store.children = children_if_allowed  # type: ignore[method-assign]
+    store.exists = exists_if_allowed  # type: ignore[method-assign]
     return shut
 
 
