@@ -39,16 +39,19 @@ LOCKS_READ_MAX = 1_000
 UNREADABLE_VOTE = "unknown (its vote cannot be read)"
 
 VERDICTS = {
+    "no-bookies": "no bookie is registered at all: is it ZooKeeper, or the network? nothing is concluded",
     "held": "a safety hold stands: no further ledger is marked for lost bookies, and nothing is fenced",
-    "whole": "no ledger is marked, no bookie is lost",
+    "whole": "no ledger is marked, no bookie is lost or away",
+    "maintenance": "likewise, but bookies are away on purpose: their ledgers are a copy short meanwhile",
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
     "disabled": "ledgers are marked, and auto-recovery is switched off",
     "unattended": "ledgers are marked, and nobody is there to repair them: no node, no leader, no lock",
-    "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "bookies-lost": "nothing is marked, but a bookie is lost, or will be after the recovery delay",
+    "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
     "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read",
+    "indexing": "nothing is marked so far: the leader has not read every ledger's metadata yet",
 }
 
 
@@ -64,7 +67,8 @@ class Status:
     writable: tuple[BookieId, ...]
     read_only: tuple[BookieId, ...]
     lost: tuple[BookieId, ...]
-    """With a cookie, but not registered, and not under maintenance."""
+    """With a cookie, but not registered, and not under maintenance; none while no bookie is registered
+    (rule S8)."""
     is_disabled: bool
     marked_count: int
     by_missing: tuple[tuple[int, int], ...]
@@ -96,6 +100,8 @@ class Status:
     @property
     def verdict(self) -> str:
         """One word; ``VERDICTS`` says what each means."""
+        if not self.has_bookies:
+            return "no-bookies"
         if self.hold is not None:
             return "held"
         if self.marked_count:
@@ -104,13 +110,50 @@ class Status:
             if self._is_unattended:
                 return "unattended"
             return "stuck" if self._is_stuck else "repairing"
-        if self.audit is not None and self.audit.unreadable_count:
-            return "unreadable"
         if self.lost or not self.writable:
             return "bookies-lost"
+        if self.audit is not None and self.audit.unreadable_count:
+            return "unreadable"
         if self.own_marked_count and self._is_stuck:
             return "drain-stuck"
-        return "orders-unreadable" if self.unreadable_orders else "whole"
+        if self.unreadable_orders:
+            return "orders-unreadable"
+        if self._is_indexing:
+            return "indexing"
+        return "maintenance" if self.on_purpose else "whole"
+
+    @property
+    def exit_code(self) -> int:
+        """0: all is well, or as an operator ordered it. 1: it is not. 3: nobody can tell."""
+        if self.verdict in ("no-bookies", "indexing"):
+            return 3
+        return 0 if self.verdict in ("whole", "maintenance") and not self.unreadable_orders else 1
+
+    @property
+    def has_bookies(self) -> bool:
+        """An empty list is unknown, which is not the same as lost (rule S8)."""
+        return bool(self.writable or self.read_only)
+
+    @property
+    def on_purpose(self) -> tuple[BookieRow, ...]:
+        """The bookies that are away, and under maintenance."""
+        return tuple(
+            row
+            for row in self.ordered
+            if row.state is BookieState.AWAY and row.maintenance is not None
+        )
+
+    @property
+    def on_purpose_until_ms(self) -> int | None:
+        """When the last of their windows is over; None where nobody is away on purpose."""
+        windows = (row.maintenance for row in self.on_purpose)
+        return max((window.until_ms for window in windows if window is not None), default=None)
+
+    @property
+    def _is_indexing(self) -> bool:
+        """Whether a leader of ours may yet find ledgers that miss copies. Of Java's nothing is known."""
+        index = self.auditing.index
+        return self.leader_node is not None and (index is None or not index.is_complete)
 
     @property
     def _is_unattended(self) -> bool:
@@ -134,6 +177,10 @@ class Status:
                 "writable": list(self.writable),
                 "read_only": list(self.read_only),
                 "lost": list(self.lost),
+                "on_purpose": {
+                    "away": [row.bookie for row in self.on_purpose],
+                    "until_ms": self.on_purpose_until_ms,
+                },
             },
             "is_disabled": self.is_disabled,
             "last_audit": audit_record(self.audit) if self.audit else None,
@@ -218,11 +265,7 @@ async def gather_status(cluster: Visit) -> Status:
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None
     )
-    lost = tuple(
-        row.bookie
-        for row in bookies
-        if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
-    )
+    lost = _lost(bookies)
     return Status(
         leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
         leader_node=leader_node,
@@ -254,6 +297,17 @@ async def gather_status(cluster: Visit) -> Status:
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
         fsck=await read_last(store, ur),
         fsck_closer=await read_closer(store, ur),
+    )
+
+
+def _lost(bookies: Sequence[BookieRow]) -> tuple[BookieId, ...]:
+    """Where nobody is registered, nobody is called lost (rule S8)."""
+    if all(row.state is BookieState.AWAY for row in bookies):
+        return ()
+    return tuple(
+        row.bookie
+        for row in bookies
+        if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
     )
 
 

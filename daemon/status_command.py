@@ -27,6 +27,8 @@ from replication.waiting.notes import WaitingNote
 
 LEDGERS_SHOWN_MAX = 8
 BOOKIES_SHOWN_MAX = 20
+NEITHER = "none is registered either"
+"""As with bookies, ZooKeeper may have forgotten them for a moment: they may well be running."""
 
 
 @click.command()
@@ -38,7 +40,7 @@ def status(config: Path | None, output: str) -> None:
         click.echo(json.dumps(found.to_json(), indent=2))
     else:
         click.echo(render(found, now_ms=time.time_ns() // 1_000_000))
-    sys.exit(0 if found.verdict == "whole" and not found.unreadable_orders else 1)
+    sys.exit(found.exit_code)
 
 
 status.help = "\n".join(
@@ -51,7 +53,8 @@ status.help = "\n".join(
         *(f"  {verdict:<17} {meaning}" for verdict, meaning in VERDICTS.items()),
         "",
         "As JSON, besides: leader, leader_node (null while Java leads), nodes; bookies (lost: all that are set",
-        "up and away, those included that have time left); queue: marked ledgers by_missing_bookies,",
+        "up and away, those included that have time left; on_purpose: those away under maintenance, and",
+        "until_ms, when the last of their windows is over); queue: marked ledgers by_missing_bookies,",
         "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s,",
@@ -60,7 +63,8 @@ status.help = "\n".join(
         "more closely and found something wrong, if none as close came after), ordered_bookies, waiting.",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
-        "does, or bookmender fsck. Exits 0 when whole, 1 when not, 3 when it could not tell.",
+        "does, or bookmender fsck. Exits 0 when whole, or short of copies only while operators have bookies",
+        "away (maintenance); 1 when not; 3 when it could not tell (no-bookies, indexing, no ZooKeeper).",
     ]
 )
 
@@ -70,7 +74,7 @@ def render(found: Status, *, now_ms: int) -> str:
     auditing = found.auditing
     lines = [] if found.hold is None else [f"HOLD      {_hold(found, found.hold, now_ms=now_ms)}"]
     lines += [
-        f"verdict   {_verdict(found)}",
+        f"verdict   {_verdict(found, now_ms=now_ms)}",
         f"leader    {_leader(found)}",
         *([f"index     {index_text(auditing.index)}"] if auditing.index else []),
         f"nodes     {_nodes(found)}",
@@ -108,13 +112,36 @@ def render(found: Status, *, now_ms: int) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _verdict(found: Status) -> str:
-    """With what to do about it where that is one command."""
-    if found.is_disabled:
-        return f"{found.verdict} (auto-recovery is disabled)"
-    if found.verdict == "unattended":
-        return "unattended (nobody repairs what is marked: start a node with bookmender daemon)"
-    return found.verdict
+def _verdict(found: Status, *, now_ms: int) -> str:
+    """With what to do or think about it where that is said in a line."""
+    whys = [_why(found, now_ms=now_ms), "auto-recovery is disabled" if found.is_disabled else ""]
+    told = "; ".join(why for why in whys if why)
+    return f"{found.verdict} ({told})" if told else found.verdict
+
+
+def _why(found: Status, *, now_ms: int) -> str:
+    match found.verdict:
+        case "no-bookies":
+            return VERDICTS["no-bookies"]
+        case "unattended":
+            return "nobody repairs what is marked: start a node with bookmender daemon"
+        case "indexing":
+            return "the leader has not read every ledger's metadata yet: what misses copies may yet be found"
+        case "maintenance":
+            return _maintenance(found, now_ms=now_ms)
+        case _:
+            return ""
+
+
+def _maintenance(found: Status, *, now_ms: int) -> str:
+    count, until_ms = len(found.on_purpose), found.on_purpose_until_ms
+    assert until_ms is not None
+    is_one = count == 1
+    left = duration_text(max(0, until_ms - now_ms) / 1000)
+    return (
+        f"{counted(count, 'bookie')} {'is' if is_one else 'are'} away on purpose, for another {left} at most: "
+        f"{'its' if is_one else 'their'} ledgers are a copy short meanwhile"
+    )
 
 
 def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
@@ -128,9 +155,12 @@ def _bookies(found: Status, *, now_ms: int) -> str:
     """Those first that are lost for good, then those that have time left."""
     pending = {loss.bookie for loss in found.auditing.pending}
     lost = [bookie for bookie in found.lost if bookie not in pending]
-    text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only, {len(lost)} lost"
+    text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only"
+    text += f", {len(lost)} lost" if found.has_bookies else ": who is lost is not known"
     if pending:
         text += f", {len(pending)} away"
+    if found.has_bookies and found.on_purpose:
+        text += f", {len(found.on_purpose)} away on purpose"
     lines = [
         *(f"lost: {bookie}" for bookie in lost),
         *(f"away: {pending_text(loss, now_ms=now_ms)}" for loss in found.auditing.pending),
@@ -192,7 +222,7 @@ def seconds_until(due_ms: int, now_ms: int) -> int:
 
 def _leader(found: Status) -> str:
     if found.leader is None:
-        return "none: no auditor is running"
+        return "none: no auditor is running" if found.has_bookies else NEITHER
     leader, node = printable(found.leader), found.leader_node
     return f"{leader} (pid {node.pid})" if node else f"{leader} (Java's AutoRecovery)"
 
@@ -205,4 +235,6 @@ def _nodes(found: Status) -> str:
         f"{printable(host)} (pid {pid}: {' and '.join(halves)})"
         for (host, pid), halves in processes.items()
     )
+    if not shown and not found.has_bookies:
+        return NEITHER
     return shown or "none: start one with bookmender daemon"

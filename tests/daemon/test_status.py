@@ -4,11 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.index.note import IndexNote
 from auditor.records import AuditRecord
+from daemon.leader_status import LeaderState
+from daemon.operating.bookies import BookieRow, BookieState
 from daemon.status import help_text
 from daemon.status_command import render
 from replication.cluster.membership import Half
-from replication.cluster.orders import HoldOrder
+from replication.cluster.orders import HoldOrder, MaintenanceWindow
 from replication.queue.listing import LockedLedger
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
@@ -17,6 +20,17 @@ from tests.replication.ledger_values import B1, B2, B3
 # --- The verdict ----------------------------------------------------------------------------------
 
 ATTENDED = {"nodes": (node("host-a", 11, Half.WORKER),)}
+OURS_LEADS = {"leader": "host-a", "leader_node": node("host-a", 11, Half.AUDITOR)}
+INDEX = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
+BUILT = LeaderState(index=INDEX)
+BUILDING = LeaderState(index=replace(INDEX, is_complete=False))
+AWAY = BookieRow(
+    bookie=B1,
+    state=BookieState.AWAY,
+    has_cookie=True,
+    maintenance=MaintenanceWindow(since_ms=0, until_ms=3_660_000, reason="disk"),
+)
+THERE = replace(AWAY, state=BookieState.WRITABLE)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +76,32 @@ ATTENDED = {"nodes": (node("host-a", 11, Half.WORKER),)}
             "unreadable",
             id="nothing is marked, but not everything could be read",
         ),
-        pytest.param({"writable": ()}, "bookies-lost", id="no bookie is left at all"),
+        pytest.param({"writable": (), "read_only": (B1,)}, "bookies-lost", id="none is writable"),
+        pytest.param({"writable": ()}, "no-bookies", id="rule S8: an empty list is unknown"),
+        pytest.param(
+            {"writable": (), "marked_count": 2, "hold": HoldOrder(since_ms=0)},
+            "no-bookies",
+            id="rule S8: whatever else is known",
+        ),
+        pytest.param(
+            {
+                "lost": (B1,),
+                "audit": AuditRecord(
+                    finished_ms=0, ledger_count=9, mark_count=0, unreadable_count=1
+                ),
+            },
+            "bookies-lost",
+            id="a lost bookie is graver than what cannot be read",
+        ),
+        pytest.param(OURS_LEADS, "indexing", id="the leader has not said how far its index is"),
+        pytest.param({**OURS_LEADS, "auditing": BUILDING}, "indexing", id="it is being built"),
+        pytest.param({**OURS_LEADS, "auditing": BUILT}, "whole", id="the index is complete"),
+        pytest.param(
+            {**OURS_LEADS, "lost": (B1,)}, "bookies-lost", id="lost, whatever the index says"
+        ),
+        pytest.param({"ordered": (AWAY,)}, "maintenance", id="away on purpose"),
+        pytest.param({"ordered": (THERE,)}, "whole", id="a window, and the bookie is there"),
+        pytest.param({"ordered": (AWAY,), "lost": (B2,)}, "bookies-lost", id="and another is lost"),
         pytest.param({"own_marked_count": 1}, "whole", id="ledgers are being moved"),
         pytest.param(
             {"own_marked_count": 1, "waiting": (note(1, Reason.NO_TARGET),)},
@@ -84,6 +123,24 @@ def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> No
 
     assert status.verdict == verdict
     assert status.to_json()["verdict"] == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "exit_code"),
+    [
+        pytest.param({}, 0, id="whole"),
+        pytest.param({"ordered": (AWAY,)}, 0, id="an operator ordered it, and knows"),
+        pytest.param({"ordered": (AWAY,), "unreadable_orders": ("/x",)}, 1, id="an order is lost"),
+        pytest.param({"lost": (B1,)}, 1, id="lost"),
+        pytest.param({"marked_count": 1}, 1, id="marked"),
+        pytest.param({"writable": ()}, 3, id="rule S8: nobody can tell"),
+        pytest.param(OURS_LEADS, 3, id="nobody can tell yet"),
+    ],
+)
+def test_the_exit_code_parts_well_from_ill_from_unknown(
+    changes: dict[str, object], exit_code: int
+) -> None:
+    assert replace(WHOLE, **changes).exit_code == exit_code  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +175,41 @@ def test_a_whole_cluster_is_told_in_five_lines() -> None:
         "bookies   3 writable, 0 read-only, 0 lost",
         "queue     0 ledgers marked, 0 locked for repair, 0 waiting",
     ]
+
+
+def test_rule_s8_of_an_empty_list_of_bookies_nothing_is_concluded() -> None:
+    status = replace(WHOLE, writable=(), is_disabled=True)
+
+    assert render(status, now_ms=0).splitlines() == [
+        "verdict   no-bookies (no bookie is registered at all: is it ZooKeeper, or the network? "
+        "nothing is concluded; auto-recovery is disabled)",
+        "leader    none is registered either",
+        "nodes     none is registered either",
+        "bookies   0 writable, 0 read-only: who is lost is not known",
+        "queue     0 ledgers marked, 0 locked for repair, 0 waiting",
+    ]
+
+
+def test_a_bookie_that_is_away_on_purpose_is_told_with_until_when() -> None:
+    status = replace(WHOLE, writable=(B2, B3), ordered=(AWAY, replace(THERE, bookie=B2)))
+
+    lines = render(status, now_ms=60_000).splitlines()
+
+    assert lines[0] == (
+        "verdict   maintenance (1 bookie is away on purpose, for another 1 h at most: "
+        "its ledgers are a copy short meanwhile)"
+    )
+    assert lines[3] == "bookies   2 writable, 0 read-only, 0 lost, 1 away on purpose"
+    assert status.to_json()["bookies"]["on_purpose"] == {"away": [B1], "until_ms": 3_660_000}
+    assert WHOLE.to_json()["bookies"]["on_purpose"] == {"away": [], "until_ms": None}
+
+
+def test_while_the_index_is_built_it_is_said_that_more_may_come() -> None:
+    first = render(replace(WHOLE, **OURS_LEADS), now_ms=0).splitlines()[0]  # type: ignore[arg-type]
+
+    assert first.startswith(
+        "verdict   indexing (the leader has not read every ledger's metadata yet"
+    )
 
 
 def test_that_nobody_is_there_to_repair_is_said_with_what_to_do() -> None:

@@ -87,6 +87,17 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
 
 
 @in_virtual_time
+async def test_rule_s8_while_no_bookie_is_registered_none_is_called_lost() -> None:
+    cluster = await Cluster.start(B1, B2)
+    for bookie in (B1, B2):
+        await cluster.unregister(bookie)
+
+    status = await gathered(cluster)
+
+    assert (status.verdict, status.lost, status.exit_code) == ("no-bookies", (), 3)
+
+
+@in_virtual_time
 async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
     cluster = await Cluster.start()
     vote = payloads.vote_to_bytes("java:3181")
@@ -227,7 +238,7 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     status = await gather_status(here)
 
     assert status.lost == ()
-    assert status.verdict == "whole"
+    assert status.verdict == "maintenance"
     assert [row["bookie_id"] for row in status.to_json()["ordered_bookies"]] == [B1, B2]
     assert status.to_json()["queue"]["own_marked"] == 1
     lines = render(status, now_ms=SystemClock().wall_ms()).splitlines()
