@@ -21,7 +21,7 @@ from ledgers.errors import (
     UnauthorizedError,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import Event, MetadataStore, Stat, children_if_any
+from ledgers.store import ANY_VERSION, Event, MetadataStore, Stat, children_if_any
 from replication.cluster.orders import (
     ChecksOrder,
     DrainOrder,
@@ -92,7 +92,7 @@ def maintenance_path(ur: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandingOrder(Generic[T]):
-    """An order as it stands. ``version``: its znode's.
+    """An order as it stands. ``version``: its znode's, any where ACLs shut that away.
 
     ``order``: where this release cannot read it, what is kept to instead; None: nothing is.
     """
@@ -157,7 +157,7 @@ class OrderBook:
         except NoNodeError:
             return None
         except UnauthorizedError as error:
-            there = await self._store.exists(place.path)  # which ACLs do not forbid
+            there = await self._stat_if_allowed(place.path)
             return None if there is None else self._unreadable(place, there, error)
         try:
             return StandingOrder(order=place.parse(data), version=stat.version)
@@ -209,6 +209,13 @@ class OrderBook:
         if not standing.is_readable:
             unreadable.append(place.path)
         return standing.order
+
+    async def _stat_if_allowed(self, path: str) -> Stat | None:
+        """None when the order is gone. Newer ZooKeepers (3.9.5) forbid this, too: then only that it is there is known."""
+        try:
+            return await self._store.exists(path)
+        except UnauthorizedError:
+            return Stat(version=ANY_VERSION)
 
     def _unreadable(self, place: Place[T], stat: Stat, error: BookmenderError) -> StandingOrder[T]:
         self._report(place.path, stat.mzxid, error)

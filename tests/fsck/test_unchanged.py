@@ -5,17 +5,17 @@ import pytest
 from auditor.fsck import unchanged as module
 from auditor.fsck.unchanged import unchanged
 from tests.fsck.looking import ALL, let_in, options
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 
-def test_what_was_written_deleted_or_made_anew_is_not_as_it_was(
+def test_what_was_written_deleted_made_anew_or_shut_away_is_not_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()
         let_in(monkeypatch, module, cluster)
-        known, paths = {}, {each: cluster.manager.path(each) for each in range(1, 5)}
+        known, paths = {}, {each: cluster.manager.path(each) for each in range(1, 6)}
         for ledger_id in paths:
             await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
             stat = (await cluster.manager.read(ledger_id)).stat
@@ -27,6 +27,8 @@ def test_what_was_written_deleted_or_made_anew_is_not_as_it_was(
         for ledger_id in (3, 4):
             await cluster.store.delete(paths[ledger_id])
         await cluster.write_ledger(ALL, ledger_id=4, write_quorum=3)
+
+        shut_out(cluster.store, paths[5])
 
         assert await unchanged(options(), known) == [1]
 

@@ -249,14 +249,17 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
     assert (await book.read()).limits == LimitsOrder(), "taken back"
 
 
+@pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
 @in_virtual_time
-async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node() -> None:
+async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
+    is_stat_open: bool,
+) -> None:
     cluster = await Cluster.start()
     book, shut = OrderBook(cluster.store, UR), (draining_path(UR), hold_place(UR).path)
     await book.give(hold_place(UR), HoldOrder(since_ms=1, is_released=True), over=None)
     await book.give(drain_place(UR, B1), DrainOrder(since_ms=1), over=None)
     await book.give(maintenance_place(UR, B1), WINDOW, over=None)
-    shut_out(cluster.store, *shut)
+    shut_out(cluster.store, *shut, is_stat_open=is_stat_open)
 
     found = await book.read()
 
