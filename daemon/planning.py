@@ -16,7 +16,7 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.order_book import OrderBook
@@ -142,7 +142,7 @@ async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool | Non
         versioned = await cluster.manager.read(ledger_id)
     except NoSuchLedgerError:
         return False
-    except CorruptionError:
+    except (CorruptionError, UnauthorizedError):
         return None
     return bookie in versioned.metadata.bookies
 

@@ -115,6 +115,9 @@ class Surveyor:
             versioned = await self._manager.find(ledger_id)
         except CorruptionError as error:
             return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
+        except UnauthorizedError as error:
+            detail = f"its metadata cannot be read: {error}"
+            return Blocked(reason=Reason.CORRUPT_METADATA, detail=detail)
         if versioned is None:
             return None
         return await self.survey_metadata(versioned, view, distrusted=distrusted)

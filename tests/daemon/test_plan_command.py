@@ -15,7 +15,7 @@ from replication.planning.preview import Preview
 from replication.reasons import Blocked, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B5, fragment
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
@@ -148,6 +148,15 @@ async def test_rule_s8_ledgers_that_cannot_be_read_count_as_they_may_name_the_bo
     assert await ledgers_of(visiting(cluster), B1, limit=9) == Chosen(
         ledger_ids=[0], more=0, unreadable=[2, 3]
     )
+
+
+@in_virtual_time
+async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3))
+    visit = visiting(cluster)
+    shut_out(visit.store, cluster.manager.path(1))
+
+    assert await ledgers_of(visit, B1, limit=9) == Chosen(ledger_ids=[0, 2], more=0, unreadable=[1])
 
 
 @in_virtual_time

@@ -23,7 +23,7 @@ from replication.planning.preview import Preview, Previewer
 from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
 from replication.reasons import Reason
-from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
+from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT, UR
 from tests.replication.repairs import drain, keep_away, repair
@@ -172,6 +172,21 @@ async def test_metadata_that_cannot_be_read_is_in_the_way() -> None:
     found = await preview(cluster)
 
     assert [b.reason for b in found.plan.blocked] == [Reason.CORRUPT_METADATA]
+
+
+@in_virtual_time
+async def test_metadata_that_acls_shut_away_is_in_the_way_of_that_ledger_alone() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    shut_out(cluster.store, cluster.manager.path(LEDGER))
+
+    found = await preview(cluster)
+
+    [blocked] = found.plan.blocked
+    assert (blocked.reason, blocked.detail) == (
+        Reason.CORRUPT_METADATA,
+        "its metadata cannot be read: the ACL shuts us out",
+    )
 
 
 @in_virtual_time

@@ -13,6 +13,7 @@ from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,
     in_virtual_time,
+    shut_out,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER
@@ -20,6 +21,7 @@ from tests.replication.repairs import (
     VERSION_1,
     assert_still_marked,
     repair,
+    repair_with,
 )
 
 # --- What is lost ---------------------------------------------------------------------------------
@@ -243,6 +245,20 @@ async def test_metadata_that_cannot_be_read_is_left_alone_and_said() -> None:
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.CORRUPT_METADATA)
     assert (await cluster.store.get(cluster.manager.path(LEDGER)))[0] == b"rubbish"
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_metadata_that_acls_shut_away_is_left_alone_and_said() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark()
+
+    async with cluster.node() as node:
+        shut_out(node.store, cluster.manager.path(LEDGER))
+        outcome = await repair_with(node)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.CORRUPT_METADATA)
     await assert_still_marked(cluster)
 
 
