@@ -32,7 +32,7 @@ from ledgers.store import Stat
 from replication.cluster.order_book import OrderBook
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
-from replication.queue.listing import marked_ledger_ids, read_marks
+from replication.queue.listing import MarkedLedger, marked_ledger_ids, read_marks
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 POLL_S = 1.0
@@ -124,12 +124,12 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     """By a walk over all. Raises UnavailableError when it cannot be told, and that is not to be ignored.
 
     A ledger that cannot be read is doubtful unless its bytes prove that it names others only, and no mark
-    of it names the bookie.
+    of it names the bookie, or cannot be read either.
     """
     await cluster.store.sync(cluster.settings.uri.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
-    marked = await _marked_for(cluster, bookie, among=scan.unreadable) if scan.unreadable else ()
+    marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
     if doubtful and not ignores_unreadable:
         more = (
@@ -276,17 +276,27 @@ async def _listed(cluster: Visit) -> set[int]:
     return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
 
 
-async def _marked_for(
-    cluster: Visit, bookie: BookieId, *, among: Collection[int] | None = None
-) -> set[int]:
-    """Ledgers whose mark, in either queue, names it. ``among``: None for all that are marked."""
-    listed = await _listed(cluster)
-    ledger_ids = sorted(listed if among is None else listed.intersection(among))
-    marks = [
-        *await read_marks(cluster.store, cluster.ur, ledger_ids),
-        *await read_marks(cluster.store, own_path(cluster.ur), ledger_ids),
-    ]
+async def _marked_for(cluster: Visit, bookie: BookieId) -> set[int]:
+    """Ledgers whose mark, in either queue, names it."""
+    marks = await _marks(cluster, await _listed(cluster))
     return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
+
+
+async def _may_be_marked_for(
+    cluster: Visit, bookie: BookieId, ledger_ids: Collection[int]
+) -> set[int]:
+    """Those of the ledgers whose mark, in either queue, names it, or cannot be read (rule S8)."""
+    marks = await _marks(cluster, (await _listed(cluster)).intersection(ledger_ids))
+    return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
+
+
+async def _marks(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLedger]:
+    """In either queue."""
+    ordered = sorted(ledger_ids)
+    return [
+        *await read_marks(cluster.store, cluster.ur, ordered),
+        *await read_marks(cluster.store, own_path(cluster.ur), ordered),
+    ]
 
 
 async def _cookie(cluster: Visit, bookie: BookieId) -> Stat | None:

@@ -170,9 +170,15 @@ async def concerns(cluster: Visit, bookie: BookieId) -> list[str]:
     marked = await marked_ledger_ids(cluster.store, cluster.ur)
     marks = await read_marks(cluster.store, cluster.ur, marked)
     count = sum(m.mark is not None and bookie in m.mark.replicas for m in marks)
-    if not count:
-        return []
-    return [
-        f"{bookie} is lost already, with {counted(count, 'ledger')} marked for it: the marks stay, and what "
-        "has been copied stays copied; the rest waits for the window's end, or for the bookie"
-    ]
+    doubtful = sum(m.mark is None for m in marks)
+    found: list[str] = []
+    if count:
+        found.append(
+            f"{bookie} is lost already, with {counted(count, 'ledger')} marked for it: the marks stay, and what "
+            "has been copied stays copied; the rest waits for the window's end, or for the bookie"
+        )
+    if doubtful:
+        found.append(
+            f"{counted(doubtful, 'mark')} cannot be read and may be for {bookie}: bookmender queue list"
+        )
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from ledgers.errors import CorruptionError, NoNodeError
+from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError
 from ledgers.store import MetadataStore, children_if_any
 from replication.queue import payloads
 from replication.queue.payloads import Mark
@@ -18,7 +18,7 @@ READS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedLedger:
-    """``mark`` is None where the znode cannot be read as one."""
+    """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any bookie."""
 
     ledger_id: int
     mark: Mark | None
@@ -29,7 +29,7 @@ class LockedLedger:
     """A ledger that somebody holds. ``since_ms``: wall-clock time of ZooKeeper's.
 
     ``holder``: as it calls itself, None where that cannot be read. ``session_id``: 0 for a lock that
-    somebody made by hand, and that goes with nobody.
+    somebody made by hand, and that goes with nobody. Of one that ACLs shut away both are 0.
     """
 
     ledger_id: int
@@ -92,6 +92,8 @@ async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLed
         data, stat = await store.get(payloads.lock_path(ur, ledger_id))
     except NoNodeError:
         return None
+    except UnauthorizedError:
+        return LockedLedger(ledger_id=ledger_id, holder=None, since_ms=0, session_id=0)
     try:
         holder = payloads.parse_lock(data)
     except CorruptionError:
@@ -110,5 +112,5 @@ async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLed
         return MarkedLedger(ledger_id=ledger_id, mark=payloads.parse_mark(data))
     except NoNodeError:
         return None
-    except CorruptionError:
+    except (CorruptionError, UnauthorizedError):
         return MarkedLedger(ledger_id=ledger_id, mark=None)

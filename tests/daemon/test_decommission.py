@@ -256,6 +256,24 @@ async def test_a_ledger_that_cannot_be_read_but_proves_to_name_others_is_no_obst
 
 
 @in_virtual_time
+async def test_rule_s8_an_unreadable_ledger_that_names_others_is_one_where_its_mark_cannot_be_read() -> (
+    None
+):
+    cluster = await with_ledgers((B2, B3))
+    await cluster.kill(B1)
+    data, _ = await cluster.store.get(cluster.manager.path(0))
+    later = data.replace(b"Version\t3", b"Version\t4")
+    await cluster.store.set(cluster.manager.path(0), later, version=-1)
+    await cluster.mark(B2, ledger_id=0)
+    await cluster.store.set(payloads.mark_path(UR, 0), b"rubbish \xff", version=-1)
+
+    with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
+        await decommissioned(cluster)
+
+    assert await has_cookie(cluster)
+
+
+@in_virtual_time
 async def test_what_cannot_be_read_is_ignored_where_an_operator_says_so() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.store.set(cluster.manager.path(1), b"", version=-1)

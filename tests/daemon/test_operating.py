@@ -25,9 +25,10 @@ from ledgers.bookies import Room
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
 from replication.cluster.orders import DrainOrder, MaintenanceWindow
+from replication.queue import payloads
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import order_drain, visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR
 
@@ -158,6 +159,11 @@ async def test_a_window_that_comes_too_late_says_so() -> None:
     (concern,) = await window_concerns(here, B1)
     assert f"{B1} is lost already, with 1 ledger marked" in concern
     assert await window_concerns(here, B2) == []
+
+    shut_out(here.store, payloads.mark_path(UR, 0))
+    assert await window_concerns(here, B2) == [
+        f"1 mark cannot be read and may be for {B2}: bookmender queue list"
+    ]
 
 
 # --- What is shown of each -------------------------------------------------------------------------

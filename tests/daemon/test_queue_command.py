@@ -8,10 +8,11 @@ from daemon.queue_command import line_of, queue_rows
 from replication.cluster.order_book import OrderBook, drain_place
 from replication.cluster.orders import DrainOrder
 from replication.cluster.own_state import findings_path
-from replication.queue.listing import MarkedLedger, read_marks
+from replication.queue import payloads
+from replication.queue.listing import MarkedLedger, read_locks, read_marks
 from replication.queue.payloads import Mark
 from tests.daemon.visits import visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import UR
 
@@ -41,6 +42,23 @@ async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
         "misses nothing",
         f"misses {B4} [{B4}: replicas check, 0 s ago: entry 3 is gone]",
     ]
+
+
+@in_virtual_time
+async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(3):
+        await cluster.mark(B1, ledger_id=ledger_id)
+    await cluster.store.create(payloads.lock_path(UR, 1), is_ephemeral=True)
+    visit = visiting(cluster)
+    shut_out(visit.store, payloads.mark_path(UR, 0), payloads.lock_path(UR, 1))
+
+    marked = await read_marks(visit.store, UR, range(3))
+    rows = await queue_rows(visit, marked, own=())
+
+    assert [row["missing"] for row in rows] == [None, [B1], [B1]]
+    assert [row["is_locked"] for row in rows] == [False, True, False]
+    assert [each.holder for each in await read_locks(visit.store, UR, range(3))] == [None]
 
 
 @pytest.mark.parametrize(
