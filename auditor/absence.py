@@ -24,14 +24,26 @@ UNSEEN_MAX_MS = 600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAbsences:
-    """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last looked."""
+    """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last looked.
+
+    ``naming``: how many ledgers name each of them, for people; empty when an earlier release wrote it.
+    ``are_all_named``: whether every ledger was counted.
+    """
 
     since_ms: Mapping[BookieId, int] = field(default_factory=dict)
     seen_ms: int = 0
+    naming: Mapping[BookieId, int] = field(default_factory=dict)
+    are_all_named: bool = False
 
     @classmethod
     def of(
-        cls, absent_since_s: Mapping[BookieId, float], *, now_s: float, wall_ms: int
+        cls,
+        absent_since_s: Mapping[BookieId, float],
+        *,
+        now_s: float,
+        wall_ms: int,
+        naming: Mapping[BookieId, int] | None = None,
+        are_all_named: bool = False,
     ) -> "StoredAbsences":
         return cls(
             since_ms={
@@ -39,6 +51,8 @@ class StoredAbsences:
                 for bookie, since_s in absent_since_s.items()
             },
             seen_ms=wall_ms,
+            naming=naming or {},
+            are_all_named=are_all_named,
         )
 
     def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:

@@ -98,13 +98,14 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError when that is over."""
         await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
+        keeper = self._keeper
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._wake_on_ledgers())
             tasks.create_task(self._wake_on_delay())
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
-            tasks.create_task(self._absences.keep_noted(self._records))
+            tasks.create_task(self._absences.keep_noted(self._records, keeper.index.naming_count))
             while True:
                 wait_s = await self._try_run_once()
                 await wait_woken(self._wake, timeout_s=wait_s)

@@ -6,7 +6,7 @@ merely looks on (``observer``) keeps them likewise and notes nothing.
 
 import asyncio
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import structlog
 
@@ -26,8 +26,13 @@ log = structlog.get_logger()
 
 WRITE_S = 60.0
 """How often it is noted that absent bookies are still absent: the next leader goes on from there."""
+COUNTS_WRITE_S = 5.0
+"""Between two writes for no other reason than that more or fewer ledgers name absent bookies."""
 RETRY_S = 5.0
 """After a note that could not be written."""
+
+Counts = tuple[Mapping[BookieId, int], bool]
+"""How many ledgers name each bookie that is away, and whether every ledger was counted."""
 
 
 class Absences:
@@ -45,6 +50,9 @@ class Absences:
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Those that the record names."""
+        self._written_counts: Counts = ({}, False)
+        self._tried_s = -math.inf
+        self._are_all_named = False
         self._write_due_s = math.inf
         self._was_seen = asyncio.Event()
 
@@ -60,6 +68,7 @@ class Absences:
     def see(self, view: ClusterView, *, named: Collection[BookieId], are_all_named: bool) -> None:
         """``named``: bookies that some ledger names; ``are_all_named``: whether every ledger is known, so that
         no other is. One that was set up is known, too."""
+        self._are_all_named = are_all_named
         known = view.cookies.keys() | named
         if not are_all_named:
             known |= self.since_s.keys()
@@ -97,15 +106,16 @@ class Absences:
     def _outage(self) -> Outage:
         return NO_OUTAGE if self._outages is None else self._outages.last
 
-    async def keep_noted(self, records: Records) -> None:
+    async def keep_noted(self, records: Records, naming_count: Callable[[BookieId], int]) -> None:
         """When they change, and now and then that they go on: however long an audit takes meanwhile.
 
+        ``naming_count``: how many ledgers name a bookie, as far as it is known now.
         Until cancelled. Raises SessionLostError or LeadershipLostError.
         """
         while True:
             await self._wait_for_news()
             try:
-                await self._note(records)
+                await self._note(records, naming_count)
             except SessionLostError:
                 raise
             except UnavailableError as error:
@@ -116,14 +126,25 @@ class Absences:
         await wait_woken(self._was_seen, timeout_s=self._write_due_s - self._clock.now_s())
         self._was_seen.clear()
 
-    async def _note(self, records: Records) -> None:
+    async def _note(self, records: Records, naming_count: Callable[[BookieId], int]) -> None:
         now_s, away = self._clock.now_s(), frozenset(self.since_s)
+        naming = {bookie: naming_count(bookie) for bookie in away}
+        counts = (naming, self._are_all_named)
+        if away and counts != self._written_counts:
+            self._write_due_s = min(self._write_due_s, self._tried_s + COUNTS_WRITE_S)
         if away == self._written and now_s < self._write_due_s:
             return
+        self._tried_s = now_s
         await records.write_absences(
-            StoredAbsences.of(self.since_s, now_s=now_s, wall_ms=self._clock.wall_ms())
+            StoredAbsences.of(
+                self.since_s,
+                now_s=now_s,
+                wall_ms=self._clock.wall_ms(),
+                naming=naming,
+                are_all_named=self._are_all_named,
+            )
         )
-        self._written = away
+        self._written, self._written_counts = away, counts
         self._write_due_s = now_s + WRITE_S if away else math.inf
 
 

@@ -88,6 +88,8 @@ class Records:
             "version": 1,
             "seen_ms": absences.seen_ms,
             "bookies": dict(sorted(absences.since_ms.items())),
+            "naming": dict(sorted(absences.naming.items())),
+            "are_all_named": absences.are_all_named,
         }
         await self._batcher.put(_absences_path(self._ur), json.dumps(record).encode())
 
@@ -139,9 +141,21 @@ async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
         return StoredAbsences(
             since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
             seen_ms=time_ms(record, "seen_ms"),
+            **_naming(record),
         )
     except CorruptionError:
         return StoredAbsences()
+
+
+def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Nothing where an earlier release wrote the record. Raises CorruptionError."""
+    if "naming" not in record:
+        return {}
+    naming = part(record, "naming")
+    return {
+        "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
+        "are_all_named": switch(record, "are_all_named"),
+    }
 
 
 async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:

@@ -1,13 +1,14 @@
 """What the leader of ours is about, as it stands in the store: its index, who is away, a check, why marks stand."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from auditor.causes import MarkReasons
 from auditor.delay import read_delay
 from auditor.index.note import IndexNote, read_index_note
+from auditor.noting import WRITE_S
 from auditor.records import read_absences
 from daemon.operating.check_rows import CheckRow, run_record, run_text
 from daemon.operating.checks import read_checks
@@ -16,6 +17,9 @@ from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
 from replication.queue.listing import MarkedLedger
+
+NAMING_MAX_MS = 2 * round(WRITE_S * 1000)
+"""Counts older than this are an earlier leader's: this one tells every ``WRITE_S``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,10 @@ class LeaderState:
     pending: tuple[PendingLoss, ...] = ()
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
+    naming: Mapping[BookieId, int] = field(default_factory=dict)
+    """How many ledgers name each bookie that is away, as the leader told within ``NAMING_MAX_MS``."""
+    are_all_named: bool = False
+    """Whether every ledger was counted for that."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -52,6 +60,10 @@ class LeaderState:
             "running_checks": [
                 {"check": row.name, **run_record(row.running)} for row in self.checks if row.running
             ],
+            "away_named_by": {
+                "ledgers": dict(sorted(self.naming.items())),
+                "is_complete": self.are_all_named,
+            },
         }
 
 
@@ -74,6 +86,24 @@ def index_text(note: IndexNote) -> str:
     return (
         f"being built, {note.read_count:,}{of} ledgers read: losses are marked as far as it knows"
     )
+
+
+def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int) -> str:
+    """``marked_count``: ledgers that are marked for it."""
+    named_count = state.naming.get(bookie)
+    if named_count is None:
+        return bookie
+    if named_count:
+        least = "" if state.are_all_named else "at least "
+        marked = f"{marked_count:,} of them" if marked_count else "none of them"
+        return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked} marked"
+    if state.index is not None and state.index.unreadable_count:
+        return f"{bookie}, named by no ledger that can be read"
+    if state.are_all_named:
+        return (
+            f"{bookie}, named by no ledger any more: start it, or bookmender bookie decommission it"
+        )
+    return f"{bookie}, named by no ledger that was read so far"
 
 
 def pending_text(loss: PendingLoss, *, now_ms: int) -> str:
@@ -104,19 +134,26 @@ async def gather_leader(
     index = await read_index_note(store, ur)
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
+    absences, now_ms = await read_absences(store, ur), clock.wall_ms()
+    is_fresh = now_ms - absences.seen_ms <= NAMING_MAX_MS
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
-        pending=await _pending(cluster, away, delay_s=delay.delay_s, now_ms=clock.wall_ms()),
+        pending=_pending(absences.since_ms, away, delay_s=delay.delay_s, now_ms=now_ms),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
+        naming={b: absences.naming[b] for b in away if b in absences.naming} if is_fresh else {},
+        are_all_named=is_fresh
+        and absences.are_all_named
+        and index is not None
+        and is_its_own
+        and index.is_complete,
     )
 
 
-async def _pending(
-    cluster: Visit, away: Collection[BookieId], *, delay_s: int, now_ms: int
+def _pending(
+    since_ms: Mapping[BookieId, int], away: Collection[BookieId], *, delay_s: int, now_ms: int
 ) -> tuple[PendingLoss, ...]:
-    since_ms = (await read_absences(cluster.store, cluster.ur)).since_ms
     losses = [
         PendingLoss(bookie=b, since_ms=since_ms[b], due_ms=since_ms[b] + delay_s * 1000)
         for b in away

@@ -13,7 +13,7 @@ from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
-from daemon.leader_status import check_texts, index_text, pending_text
+from daemon.leader_status import check_texts, index_text, lost_text, pending_text
 from daemon.operating.hold import hold_text
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
@@ -58,7 +58,9 @@ status.help = "\n".join(
         "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s,",
-        "pending_losses (lost_ms: when each will be lost), running_checks (ledgers_left, remaining_s, counts);",
+        "pending_losses (lost_ms: when each will be lost), away_named_by (how many ledgers name each bookie that",
+        "is away; told every few seconds; is_complete: every ledger was counted), running_checks (ledgers_left,",
+        "remaining_s, counts);",
         "hold, last_audit, last_fsck (the summary of its last run), closer_fsck (of an earlier one that looked",
         "more closely and found something wrong, if none as close came after), ordered_bookies, waiting.",
         "",
@@ -155,6 +157,7 @@ def _bookies(found: Status, *, now_ms: int) -> str:
     """Those first that are lost for good, then those that have time left."""
     pending = {loss.bookie for loss in found.auditing.pending}
     lost = [bookie for bookie in found.lost if bookie not in pending]
+    marked = dict(found.by_bookie)
     text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only"
     text += f", {len(lost)} lost" if found.has_bookies else ": who is lost is not known"
     if pending:
@@ -162,7 +165,7 @@ def _bookies(found: Status, *, now_ms: int) -> str:
     if found.has_bookies and found.on_purpose:
         text += f", {len(found.on_purpose)} away on purpose"
     lines = [
-        *(f"lost: {bookie}" for bookie in lost),
+        *(f"lost: {lost_text(b, found.auditing, marked_count=marked.get(b, 0))}" for b in lost),
         *(f"away: {pending_text(loss, now_ms=now_ms)}" for loss in found.auditing.pending),
     ]
     more = [f"and {len(lines) - BOOKIES_SHOWN_MAX} more"] if len(lines) > BOOKIES_SHOWN_MAX else []

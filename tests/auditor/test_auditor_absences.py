@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
 from auditor.marking import MarkSource
-from auditor.noting import RETRY_S, WRITE_S
+from auditor.noting import COUNTS_WRITE_S, RETRY_S, WRITE_S
 from auditor.records import read_absences
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault
@@ -130,6 +130,32 @@ async def test_what_is_noted_of_absences_changes_with_them_and_is_renewed_now_an
         before = leader.store.request_count
         await asyncio.sleep(3600)
         assert leader.store.request_count == before, "nothing to be renewed"
+
+
+@in_virtual_time
+async def test_how_many_ledgers_name_who_is_away_is_noted_and_follows_them() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        first = await stored(cluster)
+        await cluster.store.delete(cluster.manager.path(0))
+        await asyncio.sleep(COUNTS_WRITE_S + SOON_S)
+        second = await stored(cluster)
+
+    assert (first.naming, first.are_all_named) == ({B1: 2}, True)
+    assert (second.naming, second.are_all_named) == ({B1: 1}, True)
+    assert second.since_ms[B1] == pytest.approx(first.since_ms[B1], abs=2)
+
+
+@in_virtual_time
+async def test_what_an_earlier_release_noted_counts_no_ledgers() -> None:
+    cluster = await Cluster.start()
+    earlier = b'{"version": 1, "seen_ms": 7, "bookies": {"%s": 5}}' % B1.encode()
+    await cluster.store.create(ABSENCES, earlier, with_parents=True)
+
+    assert await stored(cluster) == StoredAbsences(since_ms={B1: 5}, seen_ms=7)
 
 
 @in_virtual_time

@@ -10,7 +10,13 @@ from auditor.checks.kinds import KINDS
 from auditor.checks.records import CheckRecord, CheckRun, check_path
 from auditor.index.note import IndexNote, index_note_path
 from auditor.settings import AuditorSettings
-from daemon.leader_status import LeaderState, PendingLoss, gather_leader, index_text
+from daemon.leader_status import (
+    NAMING_MAX_MS,
+    LeaderState,
+    PendingLoss,
+    gather_leader,
+    index_text,
+)
 from daemon.operating.check_rows import CheckRow
 from daemon.status_command import render
 from ledgers.metadata import BookieId
@@ -131,6 +137,64 @@ def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
         "          because: 1 all-ledgers, 2 lost",
         f"checking  {CHECK}: 10 ledgers looked at, about 30 left, 15 s to go at 2 a second",
     ]
+
+
+@in_virtual_time
+async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with auditing(cluster, settings=delayed(100)) as leader:
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        session_id = leader.store.session_id
+        building = await gathered(cluster, session_id, B1, B2)
+        await leader.records.write_index(replace(BUILT, session_id=session_id))
+        built = await gathered(cluster, session_id, B1)
+
+    assert (building.naming, building.are_all_named) == ({B1: 2}, False)
+    assert (built.naming, built.are_all_named) == ({B1: 2}, True)
+    assert (await gathered(cluster, None, B1)).naming == {}, "Java leads"
+
+    await asyncio.sleep(2 * NAMING_MAX_MS / 1000)
+    assert (await gathered(cluster, session_id, B1)).naming == {}, "an earlier leader's"
+
+
+@pytest.mark.parametrize(
+    ("naming", "are_all_named", "marked_count", "text"),
+    [
+        pytest.param({}, True, 0, "b", id="nobody told"),
+        pytest.param({"b": 258}, True, 0, "b, named by 258 ledgers, none of them marked", id="due"),
+        pytest.param({"b": 2}, True, 1, "b, named by 2 ledgers, 1 of them marked", id="at work"),
+        pytest.param(
+            {"b": 1}, False, 0, "b, named by at least 1 ledger, none of them marked", id="so far"
+        ),
+        pytest.param(
+            {"b": 0},
+            True,
+            0,
+            "b, named by no ledger any more: start it, or bookmender bookie decommission it",
+            id="all is copied",
+        ),
+        pytest.param(
+            {"b": 0}, False, 0, "b, named by no ledger that was read so far", id="unknown"
+        ),
+    ],
+)
+def test_what_is_left_to_do_for_a_lost_bookie(
+    naming: dict[BookieId, int], are_all_named: bool, marked_count: int, text: str
+) -> None:
+    state = LeaderState(naming=naming, are_all_named=are_all_named)
+    status = replace(WHOLE, lost=(BookieId("b"),), auditing=state, by_bookie=(("b", marked_count),))
+
+    assert f"          lost: {text}" in render(status, now_ms=0).splitlines()
+
+
+def test_what_cannot_be_read_may_name_a_lost_bookie() -> None:
+    state = LeaderState(naming={B1: 0}, are_all_named=True, index=replace(BUILT, unreadable_count=1))
+
+    text = render(replace(WHOLE, lost=(B1,), auditing=state), now_ms=0)
+
+    assert f"lost: {B1}, named by no ledger that can be read\n" in text
 
 
 def test_hundreds_of_lost_bookies_leave_room_on_the_screen() -> None:

@@ -209,6 +209,7 @@ async def test_the_json_has_what_the_text_has() -> None:
         "recovery_delay_s": 0,
         "pending_losses": [],
         "running_checks": [],
+        "away_named_by": {"ledgers": {}, "is_complete": False},
     }
     assert record["waiting"]["ledgers"] == [
         {

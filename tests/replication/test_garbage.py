@@ -91,6 +91,13 @@ AUDIT = {
     "unreadable_count": 1,
     "unreadable": [7],
 }
+ABSENCES = {
+    "version": 1,
+    "seen_ms": 7,
+    "bookies": {B1: 5},
+    "naming": {B1: 3},
+    "are_all_named": True,
+}
 DRAINS = {
     "version": 1,
     "scanned_ms": 1,
@@ -182,7 +189,7 @@ READERS = {
     ),
     "the absences": Reader(
         path=f"{own_path(UR)}/absences",
-        good=json.dumps({"version": 1, "seen_ms": 7, "bookies": {B1: 5}}).encode(),
+        good=json.dumps(ABSENCES).encode(),
         read=partial(read_absences, ur=UR),
         nothing=StoredAbsences(),
     ),
