@@ -188,9 +188,14 @@ class LedgerId(click.ParamType):  # type: ignore[type-arg]  # generic from click
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        if not re.fullmatch("[0-9]{1,19}", value) or int(value) > LEDGER_ID_MAX:
+        if not re.fullmatch("[0-9]+", value):
             self.fail(f"{value!r} is no ledger's id: digits alone, as in 4711", param, ctx)
+        if len(value) > len(str(LEDGER_ID_MAX)) or int(value) > LEDGER_ID_MAX:
+            shown = value if len(value) <= ID_SHOWN_MAX else f"{value[:ID_SHOWN_MAX]}…"
+            self.fail(f"{shown} is no ledger's id: they go from 0 to {LEDGER_ID_MAX}", param, ctx)
         return int(value)
 
 
 LEDGER_ID_MAX = 2**63 - 1
+ID_SHOWN_MAX = 40
+"""Digits of a number that is far too large."""

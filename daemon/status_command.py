@@ -150,7 +150,12 @@ def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
     has_worker = any(node.half is Half.WORKER for node in found.nodes)
     is_worked_on = has_worker and not found.is_disabled
     marked_count = found.marked_count if is_worked_on else 0
-    return hold_text(hold, now_ms=now_ms, marked_count=marked_count)
+    are_back = (
+        found.has_bookies
+        and found.leader_node is not None
+        and not set(hold.bookies) & set(found.lost)
+    )
+    return hold_text(hold, now_ms=now_ms, marked_count=marked_count, are_back=are_back)
 
 
 def _bookies(found: Status, *, now_ms: int) -> str:

@@ -173,7 +173,8 @@ async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
     view = await cluster.registration.read()
     if bookie in view.writable or (bookie in view.available and bookie not in orders.draining):
         raise RejectedError(
-            "it is running: stop it for good first. Or, to have its ledgers moved while it serves, make "
+            "it is still registered: stop it for good (after a crash that ends with its session, in seconds). "
+            "Or, to have its ledgers moved while it serves, make "
             "it read-only and have it drained: bookmender bookie drain",
             bookie=bookie,
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from daemon.cli import config_option, output_option
-from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies
+from daemon.operating.bookie_ids import BookieArgument, known_bookies
 from daemon.operating.decommission import Decommissioned, decommission_bookie
 from daemon.operating.progress import ProgressLine, counted, saying_when_interrupted, tell
 from daemon.visit import Visit, run_visit
@@ -46,9 +46,8 @@ def decommission(
     """
 
     async def act(cluster: Visit) -> Decommissioned:
-        known = await known_bookies(cluster)
-        if bookie not in known:  # a ledger may name it still
-            tell([f"the cluster knows no bookie {bookie} (any more){hint(bookie, known)}"])
+        if bookie not in await known_bookies(cluster):  # a ledger may name it still
+            tell([unknown_text(bookie)])
         line = ProgressLine("ledger")
         try:
             return await decommission_bookie(
@@ -88,3 +87,8 @@ def decommission(
         else ""
     )
     click.echo(f"{bookie}: no ledger names it{but}, {cookie}")
+
+
+def unknown_text(bookie: BookieId) -> str:
+    """Without ids that resemble it, as elsewhere: what is taken out by mistake is gone."""
+    return f"the cluster knows no bookie {bookie} (any more); bookmender bookie list shows those that it knows"

@@ -59,22 +59,33 @@ def hold_record(hold: HoldOrder) -> dict[str, Any]:
     }
 
 
-def hold_text(hold: HoldOrder, *, now_ms: int, marked_count: int = 0) -> str:
-    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody knows."""
+def hold_text(
+    hold: HoldOrder, *, now_ms: int, marked_count: int = 0, are_back: bool = False
+) -> str:
+    """``marked_count``: ledgers that are marked, and that somebody works on; 0 too where nobody knows.
+
+    ``are_back``: none of its bookies is away any more, and a leader of ours is there to end it.
+    """
     since = duration_text((now_ms - hold.since_ms) / 1000)
     by = "an operator" if hold.is_by_operator else "the leader"
-    left = (
-        "until it is ended"
-        if hold.until_ms is None
-        else f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
-    )
     why = f" ({printable(hold.reason)})" if hold.reason else ""
     marked = f"{counted(marked_count, 'ledger')} marked before"
     meanwhile = f"; {marked} can be repaired meanwhile" if marked_count else ""
     return (
-        f"held for {since} by {by}{why}, {left}: no further ledger is marked for lost bookies, "
+        f"held for {since} by {by}{why}, {_end_text(hold, now_ms=now_ms, are_back=are_back)}: no further ledger is marked for lost bookies, "
         f"and nothing is fenced{meanwhile}"
     )
+
+
+def _end_text(hold: HoldOrder, *, now_ms: int, are_back: bool) -> str:
+    """The leader ends its own when its bookies are back for a while; an operator's lasts."""
+    ends_itself = bool(hold.bookies) and not hold.is_by_operator
+    if ends_itself and are_back:
+        return "ending soon, as its bookies are back"
+    if hold.until_ms is None:
+        return "until it is ended" + (", or soon after its bookies are back" if ends_itself else "")
+    left = f"for another {duration_text((hold.until_ms - now_ms) / 1000)}"
+    return left + (", or until soon after its bookies are back" if ends_itself else "")
 
 
 async def current_hold(cluster: Visit, *, clock: Clock) -> HoldOrder | None:

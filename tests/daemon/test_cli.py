@@ -303,6 +303,11 @@ def test_a_ledgers_id_is_plain_digits(text: str) -> None:
         LedgerId().convert(text, None, None)
 
 
+def test_of_an_id_that_is_too_large_the_range_is_told() -> None:
+    with pytest.raises(click.BadParameter, match="they go from 0 to 9223372036854775807"):
+        LedgerId().convert("9" * 20, None, None)
+
+
 @pytest.mark.parametrize("number", [0, 4711, 2**63 - 1])
 def test_an_id_that_a_ledger_may_have_is_taken(number: int) -> None:
     assert LedgerId().convert(str(number), None, None) == number

@@ -308,7 +308,7 @@ async def test_a_bookie_that_is_started_while_its_ledgers_move_keeps_its_cookie(
         await cluster.revive(B1)
         async with cluster.node() as node, working(node):
             await cluster.store.delete(cluster.manager.path(0))
-            with pytest.raises(RejectedError, match="it is running"):
+            with pytest.raises(RejectedError, match="it is still registered"):
                 await asyncio.wait_for(waiting, 60)
 
     assert await has_cookie(cluster)

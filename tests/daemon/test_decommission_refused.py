@@ -6,6 +6,7 @@ import pytest
 
 from daemon.operating import decommission
 from daemon.operating.decommission import decommission_bookie
+from daemon.operating.decommission_command import unknown_text
 from daemon.operating.maintenance_command import open_window
 from ledgers.errors import RejectedError, UnavailableError
 from ledgers.metadata import BookieId
@@ -34,10 +35,21 @@ async def turn_read_only(cluster: Cluster, bookie: BookieId) -> None:
 async def test_a_running_bookie_is_refused() -> None:
     cluster = await with_ledgers((B1, B2))
 
-    with pytest.raises(RejectedError, match="stop it for good"):
+    with pytest.raises(RejectedError, match="stop it for good") as refused:
         await decommissioned(cluster)
 
+    assert "it is still registered" in str(refused.value)
+    assert "after a crash that ends with its session" in str(refused.value)
+
     assert await has_cookie(cluster)
+
+
+def test_no_other_bookie_is_offered_to_be_decommissioned_in_place_of_an_unknown_one() -> None:
+    text = unknown_text(BookieId("10.0.0.1:31811"))
+
+    assert "knows no bookie 10.0.0.1:31811" in text
+    assert "did you mean" not in text
+    assert "bookmender bookie list" in text
 
 
 @in_virtual_time

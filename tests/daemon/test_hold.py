@@ -139,10 +139,19 @@ async def test_a_leader_that_knows_no_holds_is_named() -> None:
 @pytest.mark.parametrize(
     ("hold", "said"),
     [
-        pytest.param(OURS, "by the leader (2 of 7 went), until it is ended", id="the leader's"),
+        pytest.param(
+            OURS,
+            "by the leader (2 of 7 went), until it is ended, or soon after its bookies are back",
+            id="the leader's",
+        ),
+        pytest.param(
+            replace(OURS, until_ms=3_690_000),
+            "for another 1 h, or until soon after its bookies are back: no further",
+            id="the leader's, with an end",
+        ),
         pytest.param(
             HoldOrder(since_ms=0, until_ms=3_690_000, is_by_operator=True),
-            "held for 1 min 30 s by an operator, for another 1 h",
+            "held for 1 min 30 s by an operator, for another 1 h: no further",
             id="an operator's",
         ),
         pytest.param(replace(OURS, reason="\x1b[2J"), r"(\x1b[2J)", id="no terminal obeys it"),
@@ -150,6 +159,14 @@ async def test_a_leader_that_knows_no_holds_is_named() -> None:
 )
 def test_a_hold_is_told_in_one_line(hold: HoldOrder, said: str) -> None:
     assert said in hold_text(hold, now_ms=90_000)
+
+
+def test_of_a_hold_whose_bookies_are_back_it_is_told_that_it_ends_soon() -> None:
+    hold = replace(OURS, until_ms=3_690_000)
+
+    told = hold_text(hold, now_ms=90_000, are_back=True)
+
+    assert "(2 of 7 went), ending soon, as its bookies are back: no further" in told
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,9 @@ def test_what_is_left_to_do_for_a_lost_bookie(
 
 
 def test_what_cannot_be_read_may_name_a_lost_bookie() -> None:
-    state = LeaderState(naming={B1: 0}, are_all_named=True, index=replace(BUILT, unreadable_count=1))
+    state = LeaderState(
+        naming={B1: 0}, are_all_named=True, index=replace(BUILT, unreadable_count=1)
+    )
 
     text = render(replace(WHOLE, lost=(B1,), auditing=state), now_ms=0)
 

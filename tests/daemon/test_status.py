@@ -232,6 +232,25 @@ def test_a_hold_is_told_before_anything_else() -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "ends_soon"),
+    [
+        pytest.param(OURS_LEADS, True, id="the leader sees to it"),
+        pytest.param({**OURS_LEADS, "lost": (B1,)}, False, id="one is still away"),
+        pytest.param({**OURS_LEADS, "writable": ()}, False, id="rule S8: nobody can tell"),
+        pytest.param({}, False, id="nobody leads"),
+    ],
+)
+def test_a_hold_ends_soon_after_its_bookies_are_back(
+    changes: dict[str, object], ends_soon: bool
+) -> None:
+    held = replace(WHOLE, hold=HoldOrder(since_ms=0, until_ms=90_000, bookies=(B1, B2)))
+
+    first = render(replace(held, **changes), now_ms=0).splitlines()[0]  # type: ignore[arg-type]
+
+    assert ("ending soon" in first) is ends_soon
+
+
+@pytest.mark.parametrize(
     ("changes", "is_told"),
     [
         pytest.param({}, True, id="a node works on them"),
