@@ -56,7 +56,8 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
     than are lost), surplus (we would not make them); would_repair: as bookmender plan --json.
 
     Exits 0 when nothing would be done, 1 when something would or a bookie is away that ledgers name, 3 when
-    it could not tell: also when no ledger misses anything, but the metadata of some cannot be read.
+    it could not tell: also when no ledger misses anything, but the metadata of some cannot be read, or
+    when ZooKeeper's ACLs keep from listing some of them.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
@@ -74,7 +75,7 @@ async def _observe(
 ) -> Sight:
     """Returns at the first look, unless it is to go on."""
     async with open_observing(settings) as observing:
-        await _built(observing.keeper)
+        await built(observing.keeper)
         if not is_watching:
             sight = await observing.look(planned_max=planned_max)
             _print(sight, output, is_one=True)
@@ -89,11 +90,16 @@ async def _observe(
     raise AssertionError("it looks until the session ends")
 
 
-async def _built(keeper: IndexKeeper) -> None:
-    """Wait until every ledger is known, and show how far that is."""
+async def built(keeper: IndexKeeper) -> None:
+    """Wait until every ledger is known, and show how far that is.
+
+    Raises UnauthorizedError where ACLs shut a directory away: that may stay so for ever.
+    """
     line = CountLine("ledgers read")
     try:
         while not keeper.is_complete:
+            if keeper.refusal is not None:
+                raise keeper.refusal
             seen = keeper.change_count
             line.show(len(keeper.index))
             await keeper.wait_change(seen)

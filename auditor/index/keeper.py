@@ -74,6 +74,8 @@ class IndexKeeper(Changing):
         self.completed_count = 0
         """Grows when all of the index is to be looked at: scans are completed, or more was touched
         than is remembered. 0 means that the index is still being built."""
+        self.refusal: UnauthorizedError | None = None
+        """Why no scan can be completed: what ACLs shut away. It is tried again, and again."""
         self.progress: ScanProgress | None = None
         """Of the scan that is under way."""
         self._reader = IndexReader(store, manager, self.index)
@@ -219,6 +221,7 @@ class IndexKeeper(Changing):
             self.progress = None
         self._has_due.clear()  # set also by what became due meanwhile, and has been scanned
         self._report(progress, strays)
+        self.refusal = None
         self.completed_count += 1
         self._tell([])
 
@@ -281,8 +284,17 @@ class IndexKeeper(Changing):
 
     async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
         """What it returns once it succeeds; the pauses grow. The index stays in use as it is."""
+
+        async def reading() -> T:
+            try:
+                return await read()
+            except UnauthorizedError as error:
+                self.refusal = error
+                self._tell_change()
+                raise
+
         return await until_answered(
-            read,
+            reading,
             event="index.read_failed",
             what=what,
             clock=self._clock,

@@ -1,5 +1,6 @@
 """Observe mode: what it looks at and in which order, what it says, and that it leaves no trace."""
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -13,13 +14,13 @@ from structlog.testing import capture_logs
 
 from auditor.endangered import Endangered
 from auditor.observation import Absence, Difference, MissingBookie, Observation
-from daemon.observe_command import exit_code
+from daemon.observe_command import built, exit_code
 from daemon.observe_node import ReportFile, Teller
 from daemon.observe_report import to_record, to_text
 from daemon.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
 from daemon.planning import Previews
 from daemon.visit import Visit
-from ledgers.errors import SettingsError, UnavailableError
+from ledgers.errors import SettingsError, UnauthorizedError, UnavailableError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
@@ -39,7 +40,7 @@ from replication.planning.targets import Receivers
 from replication.reasons import Blocked, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment
 from tests.replication.nodes import ROOT, UR
 from tests.replication.test_preview import touching_nothing
@@ -102,9 +103,13 @@ LOSS = seeing(
 
 
 @asynccontextmanager
-async def observing(cluster: Cluster) -> AsyncIterator[Observing]:
-    """On a session that refuses every write, planning by the worker's own code."""
+async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
+    """On a session that refuses every write, planning by the worker's own code.
+
+    ``shut``: znodes that it may not read.
+    """
     store = ReadOnlyStore(MemoryStore(cluster.tree))
+    shut_out(store, *shut)
     manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
     registration = Registration(store, ROOT)
     visit = Visit(
@@ -206,6 +211,33 @@ async def test_a_look_that_fails_is_told_and_tried_again(monkeypatch: pytest.Mon
 
     assert sight.observation.ledger_count == 1
     assert [each["error"] for each in logs if each["event"] == "observe.failed"]
+
+
+@pytest.mark.parametrize(
+    "shut",
+    [pytest.param(f"{ROOT}/00/0000", id="a directory"), pytest.param(ROOT, id="the root")],
+)
+@in_virtual_time
+async def test_rule_s8_where_a_listing_is_shut_away_nothing_is_told_and_nobody_waits_for_ever(
+    shut: str,
+) -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with observing(cluster, shut) as looking:
+        with pytest.raises(UnauthorizedError):
+            async with asyncio.timeout(10):
+                await built(looking.keeper)
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_shut_away_is_told_as_unreadable() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B2))
+    async with observing(cluster, cluster.manager.path(1)) as looking:
+        async with asyncio.timeout(10):
+            await built(looking.keeper)
+        sight = await looking.look(planned_max=2)
+
+    assert (sight.observation.unreadable, sight.observation.is_index_complete) == ((1,), True)
+    assert exit_code(sight) == 3
 
 
 # --- Saying --------------------------------------------------------------------------------------------
