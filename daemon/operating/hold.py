@@ -71,8 +71,9 @@ def hold_text(
     why = f" ({printable(hold.reason)})" if hold.reason else ""
     marked = f"{counted(marked_count, 'ledger')} marked before"
     meanwhile = f"; {marked} can be repaired meanwhile" if marked_count else ""
+    end = _end_text(hold, now_ms=now_ms, are_back=are_back)
     return (
-        f"held for {since} by {by}{why}, {_end_text(hold, now_ms=now_ms, are_back=are_back)}: no further ledger is marked for lost bookies, "
+        f"held for {since} by {by}{why}, {end}: no further ledger is marked for lost bookies, "
         f"and nothing is fenced{meanwhile}"
     )
 
