@@ -23,7 +23,7 @@ from auditor.index.ledger_index import LedgerIndex
 from auditor.settings import ChecksSettings
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
 from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
@@ -36,6 +36,8 @@ log = structlog.get_logger()
 
 RETRY_S = 5.0
 """After ZooKeeper was not to be had."""
+SHUT_RETRY_S = 600.0
+"""Between two tries to read what ACLs shut away: nothing tells that one was opened."""
 POLL_S = 2.0
 """Between two looks at whether a run may go on, where nothing tells."""
 IDS_AT_ONCE = 10_000
@@ -92,6 +94,8 @@ class CheckRunner:
         self._timetable = Timetable()
         self._shown: set[str] = set()
         """Checks whose last run the metrics tell of, if there was one."""
+        self._shut: set[str] = set()
+        """Checks of which ACLs shut away when they last ran, or how far they are: they do not run."""
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -115,6 +119,9 @@ class CheckRunner:
         except UnavailableError as error:
             log.warning("check.failed", error=str(error), retry_s=RETRY_S)
             return RETRY_S
+        except UnauthorizedError as error:
+            log.warning("check.failed", error=str(error), retry_s=SHUT_RETRY_S)
+            return SHUT_RETRY_S
 
     async def run_once(self) -> float | None:
         """Run the check that is due; after how many seconds to look again. None: not before we are told."""
@@ -122,11 +129,11 @@ class CheckRunner:
         await self._read_times()
         found = self._timetable.next()
         if found is None:
-            return None
+            return SHUT_RETRY_S if self._shut else None
         name, due_s = found
         wait_s = due_s - self._clock.now_s()
         if wait_s > 0:
-            return wait_s
+            return min(wait_s, SHUT_RETRY_S) if self._shut else wait_s
         if not self._is_index_ready():
             return POLL_S
         await self._run_check(self._checks[name])
@@ -137,8 +144,13 @@ class CheckRunner:
     async def _read_times(self) -> None:
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         for name, check in self._checks.items():
-            last_ms = await self._records.last_run_ms(name, check.kind.audit)
-            record = await self._records.read(name)
+            try:
+                last_ms = await self._records.last_run_ms(name, check.kind.audit)
+                record = await self._records.read(name)
+            except UnauthorizedError as error:
+                self._put_off(name, error)
+                continue
+            self._shut.discard(name)
             self._timetable.note(
                 name,
                 last_ms,
@@ -150,6 +162,13 @@ class CheckRunner:
             if record.last is not None and name not in self._shown:
                 meters.show_finished(name, record.last)
             self._shown.add(name)
+
+    def _put_off(self, name: str, error: UnauthorizedError) -> None:
+        """Until it can be read: nobody knows when the check is due."""
+        self._timetable.forget(name)
+        if name not in self._shut:  # once, not at each try
+            log.warning("check.shut_away", check=name, error=str(error), retry_s=SHUT_RETRY_S)
+        self._shut.add(name)
 
     def _time_path(self, check: Check) -> str:
         """Where it stands when the check last ran, for everybody to take back."""

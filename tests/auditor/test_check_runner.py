@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from structlog.testing import capture_logs
 
 from auditor.checks.kinds import ALL_LEDGERS, REPLICAS, CheckKind
+from auditor.checks.records import check_path
 from auditor.checks.schedule import FORCED_MS
 from replication.queue import payloads
 from tests.auditor.checking import (
@@ -22,7 +24,7 @@ from tests.auditor.checking import (
     store_time,
     ten_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.nodes import UR
 
 
@@ -91,6 +93,35 @@ async def test_a_check_that_is_switched_off_never_runs() -> None:
         await asyncio.sleep(100 * HOUR_S)
 
     assert check.started_at == []
+
+
+@pytest.mark.parametrize("what", ["its record", "the time of its last run"])
+@in_virtual_time
+async def test_a_check_whose_own_znodes_acls_shut_away_waits_until_they_are_opened_and_ends_no_other(
+    what: str,
+) -> None:
+    cluster = await ten_ledgers()
+    shut_check, other = CountingCheck(ALL_LEDGERS), CountingCheck(REPLICAS)
+    async with checker(cluster, shut_check, other, settings=HOURS) as made:
+        async with running(made):  # once, so that they are there
+            await asyncio.sleep(60)
+        shut = shut_out(
+            made.store,
+            check_path(UR, ALL_LEDGERS.name)
+            if what == "its record"
+            else payloads.audit_time_path(UR, payloads.Audit.ALL_LEDGERS),
+        )
+        async with running(made):
+            with capture_logs() as logs:
+                await asyncio.sleep(1.5 * HOUR_S)
+            before = (shut_check.finished_count, other.finished_count)
+            shut.clear()
+            await asyncio.sleep(HOUR_S / 2)
+
+    assert before == (1, 2)
+    assert shut_check.finished_count == 2
+    told = [each for each in logs if each["event"] == "check.shut_away"]
+    assert [(each["check"], each["log_level"]) for each in told] == [("all-ledgers", "warning")]
 
 
 @in_virtual_time
