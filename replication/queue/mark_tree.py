@@ -9,12 +9,15 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Sequence
 
+import structlog
 from msgspec import Struct
 
-from ledgers.errors import CorruptionError, NoNodeError, NotEmptyError
+from ledgers.errors import CorruptionError, NoNodeError, NotEmptyError, UnauthorizedError
 from ledgers.store import Check, Delete, Event, MetadataStore, children_if_any
 from replication.queue import payloads
 from replication.queue.payloads import Mark
+
+log = structlog.get_logger()
 
 DIRECTORIES_LISTED_MAX = 16
 """Directories that one look lists at each level at most; the lowest hold up to 65,536 ids each."""
@@ -58,6 +61,8 @@ class MarkTree:
         self._is_listed_whole = False
         self._leftovers: set[str] = set()
         """Directories that the last look found without child or mark."""
+        self._shut: set[int] = set()
+        """Ledgers whose marks ACLs shut away, as was said already."""
 
     async def look(self, rng: random.Random) -> frozenset[int]:
         """Ledgers that have a directory here, and so most likely a mark; a part of them in a large tree."""
@@ -86,6 +91,7 @@ class MarkTree:
         return not self._is_listed_whole or ledger_id in self._listed
 
     async def read(self, ledger_id: int) -> SeenMark | None:
+        """None also for a mark that ACLs shut away: it stays, as nobody may delete what they cannot read (rule S6)."""
         path = payloads.mark_path(self._ur, ledger_id)
         try:
             data, stat = await self._store.get(path)
@@ -93,6 +99,12 @@ class MarkTree:
             if ledger_id in self._listed:
                 self._leftovers.add(path.rpartition("/")[0])
             return None
+        except UnauthorizedError as error:
+            if ledger_id not in self._shut:  # once, not at each look
+                self._shut.add(ledger_id)
+                log.warning("mark.shut_away", ledger_id=ledger_id, error=str(error))
+            return None
+        self._shut.discard(ledger_id)
         try:
             mark = payloads.parse_mark(data)
         except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
@@ -100,7 +112,10 @@ class MarkTree:
         return SeenMark(path=path, mark=mark, version=stat.version)
 
     async def holds(self, ledger_id: int) -> bool:
-        return await self._store.exists(payloads.mark_path(self._ur, ledger_id)) is not None
+        try:
+            return await self._store.exists(payloads.mark_path(self._ur, ledger_id)) is not None
+        except UnauthorizedError:  # as ZooKeeper 3.9.5 says of what is there
+            return True
 
     def owns(self, seen: SeenMark) -> bool:
         return seen.path.startswith(f"{self._root}/")

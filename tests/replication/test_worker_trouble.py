@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from daemon.threads import leaves
 from ledgers.bookies import Transfer
@@ -22,6 +23,7 @@ from tests.replication.cluster import (
     fault_once,
     in_virtual_time,
     queue_empty,
+    shut_out,
     times_taken,
     until,
     with_lost_b2,
@@ -32,6 +34,24 @@ from tests.replication.overload import overload, overloaded
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
+
+
+# --- What ACLs shut away --------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_mark_that_acls_shut_away_stays_and_stops_none_of_the_others() -> None:
+    cluster = await with_lost_b2(3)
+    async with cluster.node() as node:
+        shut_out(node.store, payloads.mark_path(UR, 1))
+        with capture_logs() as logs:
+            async with working(node):
+                await asyncio.sleep(60)
+
+        assert await node.queue.is_marked(1)
+    assert await cluster.marked() == [1]
+    told = [each for each in logs if each["event"] == "mark.shut_away"]
+    assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "warning")]
 
 
 # --- The switch -----------------------------------------------------------------------------------
