@@ -10,6 +10,8 @@ from contextlib import suppress
 from itertools import islice
 from typing import Protocol
 
+import structlog
+
 from auditor.endangered import Endangered
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -17,6 +19,7 @@ from ledgers.errors import (
     CorruptionError,
     NodeExistsError,
     NoNodeError,
+    UnauthorizedError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -33,6 +36,8 @@ from ledgers.store import (
 from replication.queue import payloads
 from replication.queue.batching import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
 from replication.queue.payloads import Mark
+
+log = structlog.get_logger()
 
 MARKS_PER_MULTI = BATCH_TRANSACTIONS_MAX
 MULTIS_AT_ONCE = 4
@@ -160,6 +165,9 @@ class Marker:
         except NoNodeError:
             await self._create(path, new)
             return True
+        except UnauthorizedError as error:  # it stands, and only this one's ledger is in doubt
+            log.error("mark.shut_away", ledger_id=ledger_id, error=str(error))
+            return False
         merged = _merged(data, new)
         if merged is not None or is_renewed:
             written = data if merged is None else payloads.mark_to_bytes(merged)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from auditor import marking
 from auditor.endangered import Endangered
@@ -15,7 +16,7 @@ from replication.queue import payloads
 from replication.queue.batching import BATCH_BYTES_MAX
 from replication.queue.payloads import Mark
 from tests.auditor.auditing import leading
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR
 from tests.replication.watched import settle
@@ -103,6 +104,20 @@ async def test_marks_that_stand_cost_a_look_each() -> None:
 
         assert await leader.marker.mark_all(ledgers) == 0
         assert leader.store.request_count - before <= len(ledgers) + MULTIS_AT_ONCE
+
+
+@in_virtual_time
+async def test_a_mark_that_acls_shut_away_is_told_of_and_keeps_no_other_from_being_made() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    async with leading(cluster) as leader:
+        shut_out(leader.store, payloads.mark_path(UR, 1))
+        with capture_logs() as logs:
+            assert await leader.marker.mark_all([endangered(i) for i in range(3)]) == 2
+
+    assert await cluster.marked() == [0, 1, 2]
+    told = [each for each in logs if each["event"] == "mark.shut_away"]
+    assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "error")]
 
 
 @pytest.mark.compat(
