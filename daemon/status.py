@@ -16,7 +16,7 @@ from daemon.operating.hold import current_hold, hold_record
 from daemon.operating.progress import printable
 from daemon.visit import Visit
 from ledgers.clock import SystemClock
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId
 from replication.cluster.membership import NodeInfo, live_nodes
 from replication.cluster.order_book import OrderBook
@@ -328,7 +328,7 @@ async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:
 async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
     try:
         await cluster.manager.read(ledger_id)
-    except CorruptionError:
+    except (CorruptionError, UnauthorizedError):
         return True
     except NoSuchLedgerError:
         return False
@@ -336,11 +336,11 @@ async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
 
 
 async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[LockedLedger, ...]:
-    """Of the first ``LOCKS_READ_MAX`` locks, those of no node of ours; the oldest first."""
+    """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest first."""
     locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
     # After the locks: a node that joined in between is not to be taken for somebody else.
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
-    foreign = [lock for lock in locks if lock.session_id not in ours]
+    foreign = [lock for lock in locks if lock.since_ms and lock.session_id not in ours]
     return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
 
 

@@ -23,7 +23,7 @@ from replication.reasons import Reason
 from tests.auditor.auditing import leading
 from tests.daemon.status_values import WHOLE, note
 from tests.daemon.visits import visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR
 
@@ -275,5 +275,9 @@ async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
     assert audit is not None
     assert (audit.unreadable, audit.unreadable_count) == ((3,), 1)
 
+    shut = shut_out(cluster.store, cluster.manager.path(3))
+    assert (await gathered(cluster)).audit == audit
+
+    shut.clear()
     await cluster.store.delete(cluster.manager.path(3))
     assert (await gathered(cluster)).verdict == "whole"
