@@ -14,7 +14,6 @@ from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.java import Java
 from daemon.local.processes import Child
-from daemon.local.spec import port_of
 from ledgers.metadata import BookieId
 from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids
@@ -29,13 +28,12 @@ from tests.cluster.steps import (
     shape,
     wait_for,
 )
+from tests.fsck.damage import cut_entry_logs, stopped, storage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 JAVA = "AuditorPeriodicCheckTest"
 LEDGERS = 8
-HEADER_BYTES = 1024
-"""Of an entry log."""
 EVERY_ENTRY = AUDITOR_ONLY | {"CHECKS_ALL_LEDGERS_SHARE": "1", "CHECKS_READS_PER_S": "0"}
 
 
@@ -44,27 +42,14 @@ def cluster_options() -> dict[str, Any]:
     return {"bookies": 4, "session_timeout_s": 20}  # a bookie that hangs stays registered
 
 
-def current(cluster: LocalCluster, bookie: BookieId) -> Path:
-    return cluster.data / "bookies" / str(port_of(bookie)) / "ledgers" / "current"
-
-
-def cut_entry_logs(files: Path) -> None:
-    for path in files.glob("*.log"):
-        path.write_bytes(path.read_bytes()[:HEADER_BYTES])
-
-
 def break_indexes(files: Path) -> None:
     for path in files.rglob("*.idx"):
         path.write_bytes(b"\xff" * path.stat().st_size)
 
 
 def damaged(cluster: LocalCluster, bookie: BookieId, damage: Callable[[Path], None]) -> None:
-    """Restarted once before: until it has gone through its journal that would heal everything."""
-    cluster.terminate(bookie)
-    cluster.start_bookie(bookie)
-    cluster.terminate(bookie)
-    damage(current(cluster, bookie))
-    cluster.start_bookie(bookie)
+    with stopped(cluster, [bookie]):
+        damage(storage(cluster, bookie))
 
 
 @pytest.mark.parametrize(

@@ -80,12 +80,21 @@ def test_a_killed_bookie_is_down_at_once_and_registered_until_its_session_expire
 def test_a_bookie_that_is_asked_to_end_takes_its_leave(module_cluster: LocalCluster) -> None:
     bookie = module_cluster.bookies[2]  # not one that has only just started: such a one may hang
 
-    module_cluster.terminate(bookie)
+    assert module_cluster.terminate(bookie)
 
     wait_for(lambda: bookie not in module_cluster.writable())
 
     module_cluster.start_bookie(bookie)
     assert observe(module_cluster).is_whole
+
+
+def test_a_bookie_that_does_not_end_in_time_is_killed(module_cluster: LocalCluster) -> None:
+    bookie = module_cluster.bookies[2]
+
+    assert not module_cluster.terminate(bookie, timeout_s=0)
+
+    assert module_cluster.pid(bookie) is None
+    module_cluster.start_bookie(bookie)
 
 
 def test_a_killed_bookie_comes_back_only_after_its_former_session(

@@ -15,7 +15,6 @@ from pathlib import Path
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
 from ledgers.entry import HEADER_BYTES, EntryDigest, EntryHeader
-from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 
 FILE_HEADER_BYTES = 1024
@@ -40,14 +39,10 @@ def stopped(cluster: LocalCluster, bookies: Sequence[BookieId]) -> Iterator[None
 
 
 def _terminate(cluster: LocalCluster, bookies: Sequence[BookieId]) -> None:
-    """A bookie that is to end just as a client connects hangs for good (seen with 4.18.0), and is ended anew."""
+    """One that has to be killed has not stored all: it is started and ended anew."""
     for bookie in bookies:
-        try:
-            cluster.terminate(bookie)
-        except UnavailableError:
-            cluster.kill(bookie)
-            cluster.start_bookies([bookie])
-            cluster.terminate(bookie)
+        while not cluster.terminate(bookie):
+            cluster.start_bookie(bookie)
 
 
 def storage(cluster: LocalCluster, bookie: BookieId) -> Path:
