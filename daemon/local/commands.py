@@ -198,10 +198,11 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
     takes its leave at once.
     """
     found = control.ask(data, Question(verb=Verb.TERMINATE if stop else Verb.KILL, bookie=bookie))
-    if stop:
+    if stop and not found.was_killed:
         click.echo(f"stopped {found.bookie}")
-    else:
-        click.echo(f"killed {found.bookie}; ZooKeeper lists it until its session has expired")
+        return
+    why = ", as it did not end when asked" if found.was_killed else ""
+    click.echo(f"killed {found.bookie}{why}; ZooKeeper lists it until its session has expired")
 
 
 @local.command()

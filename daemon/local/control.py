@@ -46,6 +46,8 @@ class Answer:
     failure: str = ""
     bookie: str = ""
     """The full id of the bookie that was meant."""
+    was_killed: bool = False
+    """It was asked to end, and did not."""
     status: ClusterStatus | None = None
 
 

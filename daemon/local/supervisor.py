@@ -23,6 +23,7 @@ from daemon.local.jars import OnProgress
 from daemon.local.spec import Storage, find_bookie
 from daemon.local.status import ClusterStatus, observe
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
+from ledgers.metadata import BookieId
 
 END_TIMEOUT_S = 30.0
 LOG_NAME = "supervisor.log"
@@ -144,14 +145,14 @@ def _answer(cluster: LocalCluster, question: Question) -> Answer:
         if question.verb is Verb.STATUS:
             return Answer(status=observe(cluster))
         bookie = find_bookie(cluster.bookies, question.bookie)
-        actions = {
+        actions: dict[Verb, Callable[[BookieId], object]] = {
             Verb.KILL: cluster.kill,
             Verb.TERMINATE: cluster.terminate,
             Verb.START: cluster.start_bookie,
             Verb.WIPE: cluster.wipe,
         }
-        actions[question.verb](bookie)
-        return Answer(bookie=bookie)
+        ended = actions[question.verb](bookie)
+        return Answer(bookie=bookie, was_killed=ended is False)
     except SettingsError as error:
         return Answer(refusal=str(error))
     except BookmenderError as error:
