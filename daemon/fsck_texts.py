@@ -16,7 +16,7 @@ from auditor.fsck.results.past import PastVerdict
 from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
-from auditor.fsck.verdicts import Evidence, LedgerVerdict
+from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict
 from daemon.operating.progress import Eta, counted, duration_text, printable
 from daemon.plan_command import size_text
 
@@ -197,7 +197,7 @@ def _later(past: PastVerdict) -> str:
 
 
 def _verdict_text(verdict: LedgerVerdict) -> str:
-    parts = [verdict.grade.value, verdict.state or "metadata cannot be read"]
+    parts = [_graded(verdict), verdict.state or "metadata cannot be read"]
     if verdict.state:
         parts += [f"last entry {verdict.last_entry_id:,}", size_text(verdict.length)]
     if verdict.rests_on_unknown:
@@ -261,9 +261,12 @@ def _change_lines(what: str, changes: Sequence[Change]) -> list[str]:
 
 
 def _said(said: Said | None) -> str:
-    if said is None:
-        return "none"
-    is_beside = said.is_wrong and said.grade.value == "whole"
+    return "none" if said is None else _graded(said)
+
+
+def _graded(said: Said | LedgerVerdict) -> str:
+    """Wrong though whole: enough copies are good by their digests, but they differ."""
+    is_beside = said.is_wrong and said.grade is Grade.WHOLE
     return f"{said.grade.value}, copies differ" if is_beside else said.grade.value
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.cluster import Cluster, keep_cluster
+from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import SettingsError
 from tests.daemon.fsck_calls import (
     CLUSTER,
@@ -21,7 +22,7 @@ from tests.daemon.fsck_calls import (
     failing,
     fake_runs,
 )
-from tests.fsck.results import LATER_RUN, RUN, leave_results, whole
+from tests.fsck.results import LATER_RUN, RUN, damaged, leave_results, seen, whole
 
 OTHER = Cluster(instance_id="id-2", metadata_service_uri=URI)
 
@@ -201,6 +202,18 @@ def test_of_later_runs_whose_rows_were_deleted_nobody_knows_whether_they_looked(
     assert line == f"run 1, level full, at 2023-11-14 22:13:20 UTC{told}:"
     [verdict] = record["verdicts"]
     assert (verdict["later_runs"], verdict["later_runs_deleted"]) == (2, len(deleted))
+
+
+def test_a_ledger_whose_copies_differ_is_not_headed_as_whole_alone(tmp_path: Path) -> None:
+    leave_results(tmp_path, [damaged(1, Grade.WHOLE, seen(Finding.SUSPECT, A))])
+
+    said = call("show", tmp_path, "1")
+
+    assert said.exit_code == 1
+    assert said.stdout.splitlines()[1:] == [
+        "  whole, copies differ, closed, last entry 9, 1 kB",
+        f"    suspect, {A}, entries 3 to 3 (1)",
+    ]
 
 
 def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> None:
