@@ -9,6 +9,7 @@ from ledgers.store import (
     Event,
     MetadataStore,
     Operation,
+    OperationResult,
     SessionState,
     Stat,
 )
@@ -79,7 +80,7 @@ class ReadOnlyStore:
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
         _refuse(f"delete {path}")
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | str | None]:
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         """Refused also where it only checks: a transaction leaves its trace in ZooKeeper's log."""
         _refuse(f"multi of {len(operations)}")
 

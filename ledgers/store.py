@@ -57,6 +57,8 @@ class Check(Struct, frozen=True, kw_only=True):
 
 
 Operation = Create | SetData | Delete | Check
+OperationResult = Stat | str | None
+"""Of one that was applied: a path for Create, a Stat for SetData, else None."""
 
 _WITH_DATA = (Create, SetData)
 
@@ -166,8 +168,8 @@ class MetadataStore(Protocol):
         """Raises NoNodeError, ConflictError, NotEmptyError."""
         ...
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | str | None]:
-        """All or nothing. Results in order: a path for Create, a Stat for SetData, else None.
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
+        """All or nothing. Results in order.
 
         Raises MultiFailed, whose cause is the error that the single call would have raised.
         """

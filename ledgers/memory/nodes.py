@@ -18,11 +18,10 @@ from ledgers.store import (
     Event,
     EventKind,
     Operation,
+    OperationResult,
     SetData,
     Stat,
 )
-
-Result = Stat | str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,7 +109,7 @@ class Change:
         for step in reversed(self._undo):
             step()
 
-    def apply(self, operation: Operation) -> Result:
+    def apply(self, operation: Operation) -> OperationResult:
         """Raises the RejectedError that the single call is documented to raise."""
         match operation:
             case Create():

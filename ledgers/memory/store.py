@@ -19,7 +19,7 @@ from ledgers.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ledgers.memory.nodes import Change, Nodes, Result
+from ledgers.memory.nodes import Change, Nodes
 from ledgers.store import (
     ANY_VERSION,
     EVENTS_MAX,
@@ -28,6 +28,7 @@ from ledgers.store import (
     Event,
     MultiFailed,
     Operation,
+    OperationResult,
     SessionState,
     SetData,
     Stat,
@@ -117,12 +118,12 @@ class MemoryTree:
             owned = self.nodes.owned_by(session_id)
             self.apply(session_id, [Delete(path=path) for path in owned])
 
-    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[Result]:
+    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[OperationResult]:
         """All or nothing, as one transaction. Raises MultiFailed."""
         change = Change(
             self.nodes, zxid=self._zxid + 1, now_ms=self._clock.wall_ms(), session_id=session_id
         )
-        results: list[Result] = []
+        results: list[OperationResult] = []
         for index, operation in enumerate(operations):
             try:
                 results.append(change.apply(operation))
@@ -214,7 +215,7 @@ class MemoryStore:
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
         await self._write_one(Delete(path=path, version=version))
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Result]:
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         if not operations:
             return []
         check_size(operations)
@@ -239,7 +240,7 @@ class MemoryStore:
         self._tree.end(self._session_id)
         self.session.lose()
 
-    async def _write_one(self, operation: Operation) -> Result:
+    async def _write_one(self, operation: Operation) -> OperationResult:
         try:
             (result,) = await self.multi([operation])
         except MultiFailed as failure:
@@ -253,7 +254,7 @@ class MemoryStore:
     def _catch_up(self) -> None:
         self.seen = None
 
-    def _apply(self, operations: Sequence[Operation]) -> list[Result]:
+    def _apply(self, operations: Sequence[Operation]) -> list[OperationResult]:
         self._catch_up()
         return self._tree.apply(self._session_id, operations)
 

@@ -24,7 +24,16 @@ from ledgers.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ledgers.store import Check, Create, Delete, MultiFailed, Operation, SetData, Stat
+from ledgers.store import (
+    Check,
+    Create,
+    Delete,
+    MultiFailed,
+    Operation,
+    OperationResult,
+    SetData,
+    Stat,
+)
 
 REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
 """What kazoo makes of a reply: an error of the server's, or one that makes no sense to it."""
@@ -69,7 +78,7 @@ def stat_of(stat: ZnodeStat) -> Stat:
     )
 
 
-def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[Stat | str | None]:
+def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[OperationResult]:
     """What a transaction's replies say. Raises MultiFailed.
 
     Of one that failed every reply is an error: those before the culprit say that they were rolled
@@ -86,7 +95,7 @@ def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[
 _BYSTANDERS = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
 
 
-def _result_of(operation: Operation, reply: Any) -> Stat | str | None:
+def _result_of(operation: Operation, reply: Any) -> OperationResult:
     match operation:
         case Create():
             return str(reply)

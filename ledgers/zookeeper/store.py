@@ -29,6 +29,7 @@ from ledgers.store import (
     Event,
     EventKind,
     Operation,
+    OperationResult,
     SessionState,
     SetData,
     Stat,
@@ -153,7 +154,7 @@ class ZooKeeperStore:
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
         await self._write_one(Delete(path=path, version=version))
 
-    async def multi(self, operations: Sequence[Operation]) -> list[Stat | str | None]:
+    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         if not operations:
             return []
         requests = [request_of(each, is_secured=self._is_secured) for each in operations]

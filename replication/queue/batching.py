@@ -23,8 +23,8 @@ from ledgers.store import (
     MetadataStore,
     MultiFailed,
     Operation,
+    OperationResult,
     SetData,
-    Stat,
     request_bytes,
 )
 
@@ -32,8 +32,6 @@ BATCH_TRANSACTIONS_MAX = 25
 BATCH_BYTES_MAX = 256 * 1024
 SENDER_COUNT = 2
 """Batches in flight: enough to keep ZooKeeper busy; more would only make them smaller."""
-
-Results = list[Stat | str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +51,7 @@ class _Transaction:
     operations: Sequence[Operation]
     byte_count: int
     is_wanted: Callable[[], bool]
-    done: "asyncio.Future[Results]" = field(
+    done: "asyncio.Future[list[OperationResult]]" = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -63,7 +61,7 @@ class _Transaction:
             self.fail(WithdrawnError("not wanted any more"))
         return not self.done.done()
 
-    def succeed(self, results: Results) -> None:
+    def succeed(self, results: list[OperationResult]) -> None:
         if not self.done.done():
             self.done.set_result(results)
 
@@ -86,7 +84,7 @@ class Batcher:
 
     async def commit(
         self, operations: Sequence[Operation], *, is_wanted: Callable[[], bool] = lambda: True
-    ) -> Results:
+    ) -> list[OperationResult]:
         """Apply all operations or none. Results are those of ``MetadataStore.multi``.
 
         ``is_wanted`` is asked each time the transaction is about to leave. Raises MultiFailed
@@ -112,7 +110,7 @@ class Batcher:
         except NoNodeError:
             await self.apply(Create(path=path, data=data))
 
-    async def send(self, operations: Sequence[Operation]) -> Results:
+    async def send(self, operations: Sequence[Operation]) -> list[OperationResult]:
         """All at once, in a multi of their own, beside those of ``run``: a batch of the caller's making.
 
         The caller keeps to the bounds of rule S14. Raises what ``commit`` does, but WithdrawnError.
@@ -194,7 +192,7 @@ def _fail_culprit(batch: Sequence[_Transaction], failure: MultiFailed) -> None:
     raise AssertionError(failure)
 
 
-def _hand_out(results: Results, batch: Sequence[_Transaction]) -> None:
+def _hand_out(results: list[OperationResult], batch: Sequence[_Transaction]) -> None:
     for transaction in batch:
         count = len(transaction.operations)
         transaction.succeed(results[:count])

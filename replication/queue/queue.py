@@ -38,12 +38,13 @@ from ledgers.store import (
     MetadataStore,
     MultiFailed,
     Operation,
+    OperationResult,
     SetData,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
 from replication.cluster.own_state import findings_path, own_path, read_json, texts
 from replication.queue import payloads
-from replication.queue.batching import Batcher, Results, WithdrawnError
+from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
 from replication.queue.listing import locked_ledger_ids
 from replication.queue.mark_tree import MarkTree, SeenMark
@@ -238,7 +239,7 @@ class Queue:
         await tree.delete_if_empty(seen.directory)
         return True
 
-    async def write(self, take: Take, operations: Sequence[Operation]) -> Results:
+    async def write(self, take: Take, operations: Sequence[Operation]) -> list[OperationResult]:
         """Apply ``operations`` under the lock, all or none; the results are theirs.
 
         Raises the cause of the one that failed, LockLostError when the lock is not ours any more.

@@ -17,8 +17,7 @@ from daemon.cli import main
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.metadata import BookieId
-from ledgers.store import Operation
-from replication.queue.batching import Results
+from ledgers.store import Operation, OperationResult
 from replication.queue.queue import Queue, QueuedLedger, Take
 
 
@@ -72,7 +71,9 @@ def install(striker: Striker) -> None:
             striker.reach(Point.AFTER_COMPARE_AND_SET)
         return result
 
-    async def struck_write(self: Queue, taken: Take, operations: Sequence[Operation]) -> Results:
+    async def struck_write(
+        self: Queue, taken: Take, operations: Sequence[Operation]
+    ) -> list[OperationResult]:
         striker.reach(Point.BEFORE_COMPARE_AND_SET)
         results = await write(self, taken, operations)
         striker.reach(Point.AFTER_COMPARE_AND_SET)

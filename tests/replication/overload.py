@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from ledgers.errors import UnavailableError, UnknownOutcomeError
-from ledgers.memory.nodes import Result
 from ledgers.memory.store import MemoryStore
-from ledgers.store import MetadataStore, Operation
+from ledgers.store import MetadataStore, Operation, OperationResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,9 +47,9 @@ def overloaded(store: MemoryStore, rng: random.Random, *, share: float = 0.3) ->
         return asking
 
     def with_lost_replies(
-        multi: Callable[[Sequence[Operation]], Awaitable[list[Result]]],
-    ) -> Callable[[Sequence[Operation]], Awaitable[list[Result]]]:
-        async def asking(operations: Sequence[Operation]) -> list[Result]:
+        multi: Callable[[Sequence[Operation]], Awaitable[list[OperationResult]]],
+    ) -> Callable[[Sequence[Operation]], Awaitable[list[OperationResult]]]:
+        async def asking(operations: Sequence[Operation]) -> list[OperationResult]:
             is_lost, is_done = rng.random() < share, rng.random() < 0.5
             results = await multi(operations) if is_done or not is_lost else []
             if is_lost:

@@ -8,9 +8,8 @@ import pytest
 
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.store import Create, MultiFailed, Operation, Stat
+from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
 from replication.queue import payloads
-from replication.queue.batching import Results
 from replication.queue.mark_tree import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
 from replication.queue.payloads import Mark
 from replication.queue.queue import Queue, QueuedLedger
@@ -289,7 +288,7 @@ async def test_a_refusal_that_is_nobodys_lock_is_not_taken_for_one(
     async with cluster.node() as node:
         queued, take = await node.queued(), await node.take()
 
-        async def shut_out(operations: Sequence[Operation], **_: object) -> Results:
+        async def shut_out(operations: Sequence[Operation], **_: object) -> list[OperationResult]:
             raise MultiFailed(0, UnauthorizedError("no access"))
 
         monkeypatch.setattr(node.batcher, "commit", shut_out)

@@ -11,9 +11,8 @@ from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.memory.nodes import Result
 from ledgers.memory.store import Fault as StoreFault
-from ledgers.store import Create, Operation
+from ledgers.store import Create, Operation, OperationResult
 from replication.outcome import Outcome
 from replication.queue import payloads
 from replication.queue.queue import Look, Take
@@ -254,7 +253,7 @@ async def test_a_take_that_an_overloaded_server_refuses_is_tried_again() -> None
     async with cluster.node() as node:
         multi, refusals = node.store.multi, [UnavailableError("ZooKeeper is overloaded")] * 5
 
-        async def refuse_at_first(operations: Sequence[Operation]) -> list[Result]:
+        async def refuse_at_first(operations: Sequence[Operation]) -> list[OperationResult]:
             if refusals and any(isinstance(each, Create) for each in operations):
                 raise refusals.pop()
             return await multi(operations)

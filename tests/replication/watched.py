@@ -9,10 +9,9 @@ from ledgers.errors import CorruptionError
 from ledgers.formats.layout import Layout
 from ledgers.formats.metadata_codec import parse_metadata
 from ledgers.memory.bookies import MemoryBookies
-from ledgers.memory.nodes import Result
 from ledgers.memory.store import MemoryTree
 from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.store import Operation, SetData
+from ledgers.store import Operation, OperationResult, SetData
 from tests.replication.nodes import ROOT
 
 
@@ -63,7 +62,7 @@ class WatchedTree(MemoryTree):
 
     watcher: Callable[[int, LedgerMetadata, LedgerMetadata], None] | None = None
 
-    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[Result]:
+    def apply(self, session_id: int, operations: Sequence[Operation]) -> list[OperationResult]:
         writes = [
             (ledger_id, _parsed(self.nodes[operation.path].data), operation.data)
             for operation in operations
