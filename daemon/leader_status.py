@@ -7,15 +7,18 @@ from typing import Any
 
 from auditor.causes import MarkReasons
 from auditor.delay import read_delay
+from auditor.election import current_leader
 from auditor.index.note import IndexNote, read_index_note
 from auditor.noting import WRITE_S
 from auditor.records import read_absences
+from daemon.operating.bookies import loss_due_text
 from daemon.operating.check_rows import CheckRow, run_record, run_text
 from daemon.operating.checks import read_checks
-from daemon.operating.progress import counted, duration_text
+from daemon.operating.progress import counted
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
+from replication.cluster.membership import live_nodes
 from replication.queue.listing import MarkedLedger
 
 NAMING_MAX_MS = 2 * round(WRITE_S * 1000)
@@ -51,6 +54,10 @@ class LeaderState:
     """How many ledgers name each bookie that is away, as the leader told within ``NAMING_MAX_MS``."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
+
+    @property
+    def loss_due_ms(self) -> Mapping[BookieId, int]:
+        return {loss.bookie: loss.due_ms for loss in self.pending}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -107,8 +114,7 @@ def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int) -> str
 
 
 def pending_text(loss: PendingLoss, *, now_ms: int) -> str:
-    left_s = (loss.due_ms - now_ms) / 1000
-    return f"{loss.bookie} lost " + ("now" if left_s <= 0 else f"in {duration_text(left_s)}")
+    return f"{loss.bookie} {loss_due_text(loss.due_ms, now_ms=now_ms)}"
 
 
 def check_texts(checks: Sequence[CheckRow]) -> list[str]:
@@ -149,6 +155,23 @@ async def gather_leader(
         and is_its_own
         and index.is_complete,
     )
+
+
+async def losses_due_ms(
+    cluster: Visit, away: Collection[BookieId], *, clock: Clock
+) -> Mapping[BookieId, int]:
+    """When those that have time left will be lost, as a leader of ours counts; none where no such leads."""
+    store, ur = cluster.store, cluster.ur
+    leader = await current_leader(store, ur)
+    ours = {node.session_id for node in await live_nodes(store, ur)}
+    if leader is None or leader.session_id not in ours:
+        return {}
+    delay = await read_delay(
+        store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
+    )
+    absences = await read_absences(store, ur)
+    pending = _pending(absences.since_ms, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
+    return {loss.bookie: loss.due_ms for loss in pending}
 
 
 def _pending(

@@ -11,7 +11,7 @@ from auditor.fsck.results.last import read_closer, read_last
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord, last_audit
 from daemon.leader_status import LeaderState, gather_leader
-from daemon.operating.bookies import BookieRow, BookieState, bookie_rows
+from daemon.operating.bookies import BookieRow, BookieState, bookie_rows, missed, with_losses
 from daemon.operating.hold import current_hold, hold_record
 from daemon.operating.progress import printable
 from daemon.visit import Visit
@@ -265,7 +265,14 @@ async def gather_status(cluster: Visit) -> Status:
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None
     )
-    lost = _lost(bookies)
+    lost = missed(bookies)
+    auditing = await gather_leader(
+        cluster,
+        leader_session_id=leader.session_id if leader and leader_node else None,
+        away=lost,
+        marked=marked,
+        clock=SystemClock(),
+    )
     return Status(
         leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
         leader_node=leader_node,
@@ -283,31 +290,16 @@ async def gather_status(cluster: Visit) -> Status:
         audit=await _audit_as_it_is_now(cluster),
         own_marked_count=len(own_ids),
         ordered=tuple(
-            row for row in bookies if row.drain is not None or row.maintenance is not None
+            row
+            for row in with_losses(bookies, auditing.loss_due_ms)
+            if row.drain is not None or row.maintenance is not None
         ),
         hold=await current_hold(cluster, clock=SystemClock()),
-        auditing=await gather_leader(
-            cluster,
-            leader_session_id=leader.session_id if leader and leader_node else None,
-            away=lost,
-            marked=marked,
-            clock=SystemClock(),
-        ),
+        auditing=auditing,
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
         fsck=await read_last(store, ur),
         fsck_closer=await read_closer(store, ur),
-    )
-
-
-def _lost(bookies: Sequence[BookieRow]) -> tuple[BookieId, ...]:
-    """Where nobody is registered, nobody is called lost (rule S8)."""
-    if all(row.state is BookieState.AWAY for row in bookies):
-        return ()
-    return tuple(
-        row.bookie
-        for row in bookies
-        if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
     )
 
 

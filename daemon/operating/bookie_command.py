@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from daemon.cli import EXIT_FAILED, config_option, output_option
-from daemon.operating.bookies import BookieRow, bookie_rows
+from daemon.leader_status import losses_due_ms
+from daemon.operating.bookies import BookieRow, bookie_rows, missed, with_losses
 from daemon.operating.decommission_command import decommission
 from daemon.operating.drain_command import drain
 from daemon.operating.maintenance_command import maintenance
 from daemon.operating.progress import counted, tell
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.visit import Visit, run_visit
-from ledgers.clock import SystemClock
+from ledgers.clock import Clock, SystemClock
 from replication.cluster.order_book import OrderBook
 
 
@@ -37,17 +38,20 @@ def bookie() -> None:
 @output_option
 @click.option("--room", is_flag=True, help="Ask each bookie how full its disks are, too.")
 def list_bookies(config: Path | None, output: str, room: bool) -> None:
-    """Every bookie the cluster knows: writable, read-only or away, and what is ordered of it.
+    """Every bookie the cluster knows, its state, and what is ordered of it.
+
+    \b
+      writable   takes reads and writes
+      read-only  takes reads only
+      lost       not registered, for the recovery delay at least: its ledgers are copied elsewhere
+      away       not registered, but under maintenance, or the recovery delay is not over yet
 
     Exits 1 when an order cannot be read: it says which, and what to do.
     """
 
-    async def look(cluster: Visit) -> tuple[list[BookieRow], tuple[str, ...]]:
-        orders = await OrderBook(cluster.store, cluster.ur).read()
-        rows = await bookie_rows(cluster, orders, clock=SystemClock(), with_room=room)
-        return rows, orders.unreadable
-
-    rows, unreadable = run_visit(config, look)
+    rows, unreadable = run_visit(
+        config, lambda cluster: gather_bookies(cluster, clock=SystemClock(), with_room=room)
+    )
     if output == "json":
         record = {"bookies": [row.to_json() for row in rows], "unreadable_orders": [*unreadable]}
         click.echo(json.dumps(record, indent=2))
@@ -57,6 +61,16 @@ def list_bookies(config: Path | None, output: str, room: bool) -> None:
         click.echo(counted(len(rows), "bookie"))
     tell(unreadable_texts(unreadable))
     sys.exit(EXIT_FAILED if unreadable else 0)
+
+
+async def gather_bookies(
+    cluster: Visit, *, clock: Clock, with_room: bool = False
+) -> tuple[list[BookieRow], tuple[str, ...]]:
+    """And the paths of orders that cannot be read. Raises UnavailableError."""
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    rows = await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
+    due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
+    return with_losses(rows, due_ms), orders.unreadable
 
 
 bookie.add_command(drain)

@@ -3,8 +3,8 @@
 import asyncio
 import enum
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.records import DrainProgress, last_drains
@@ -19,7 +19,6 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.errors import BookmenderError
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView
-from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import DrainOrder, MaintenanceWindow, Orders
 
 ASKED_AT_ONCE = 64
@@ -31,6 +30,8 @@ class BookieState(enum.Enum):
     READ_ONLY = "read-only"
     AWAY = "away"
     """Not registered, though it was set up or is named by an order."""
+    LOST = "lost"
+    """Away for the recovery delay, and not on purpose (``with_losses``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +46,14 @@ class BookieRow:
     """None too before the leader's first scan for this order."""
     maintenance: MaintenanceWindow | None = None
     room: Room | None = None
+    loss_due_ms: int | None = None
+    """Wall clock: when one that is away will be lost; None too where nobody counts."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "bookie_id": self.bookie,
             "state": self.state.value,
+            "lost_ms": self.loss_due_ms,
             "drain": None if self.drain is None else drain_record(self.drain, self.progress),
             "maintenance": None
             if self.maintenance is None
@@ -61,6 +65,8 @@ class BookieRow:
 
     def to_text(self, *, now_ms: int) -> str:
         facts = [self.state.value]
+        if self.loss_due_ms is not None:
+            facts.append(loss_due_text(self.loss_due_ms, now_ms=now_ms))
         if self.drain is not None:
             facts.append(drain_text(self.progress))
         if self.maintenance is not None:
@@ -69,6 +75,11 @@ class BookieRow:
             share = self.room.free_bytes / self.room.total_bytes
             facts.append(f"{share:.0%} of {self.room.total_bytes / 2**30:,.1f} GiB free")
         return f"{self.bookie}: {', '.join(facts)}"
+
+
+def loss_due_text(due_ms: int, *, now_ms: int) -> str:
+    left_s = (due_ms - now_ms) / 1000
+    return "lost now" if left_s <= 0 else f"lost in {duration_text(left_s)}"
 
 
 def drain_record(order: DrainOrder, progress: DrainProgress | None) -> dict[str, Any]:
@@ -115,18 +126,10 @@ def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
     )
 
 
-async def gather_bookies(
-    cluster: Visit, *, clock: Clock, with_room: bool = False
-) -> list[BookieRow]:
-    """Every bookie that the cluster knows, by id."""
-    orders = await OrderBook(cluster.store, cluster.ur).read()
-    return await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
-
-
 async def bookie_rows(
     cluster: Visit, orders: Orders, *, clock: Clock, with_room: bool = False
 ) -> list[BookieRow]:
-    """Likewise, with the orders as they were read."""
+    """Every bookie that the cluster knows, by id. ``orders``: as they were read."""
     view = await registered_bookies(cluster)
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
@@ -151,6 +154,28 @@ def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
     if bookie in view.writable:
         return BookieState.WRITABLE
     return BookieState.READ_ONLY if bookie in view.read_only else BookieState.AWAY
+
+
+def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
+    """Set up, away, and not on purpose: lost by now, or in time. Where nobody is registered, nobody (rule S8)."""
+    if all(row.state is BookieState.AWAY for row in rows):
+        return ()
+    return tuple(
+        row.bookie
+        for row in rows
+        if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
+    )
+
+
+def with_losses(rows: Sequence[BookieRow], due_ms: Mapping[BookieId, int]) -> list[BookieRow]:
+    """Who is lost told from who is away only. ``due_ms``: of those that have time left."""
+    lost = set(missed(rows)) - due_ms.keys()
+    return [
+        replace(row, state=BookieState.LOST)
+        if row.bookie in lost
+        else replace(row, loss_due_ms=due_ms.get(row.bookie))
+        for row in rows
+    ]
 
 
 async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, DrainProgress]:

@@ -6,11 +6,11 @@ import json
 import click
 import pytest
 
+from daemon.operating.bookie_command import gather_bookies
 from daemon.operating.bookie_ids import BookieArgument, hint, known_bookies, require_known
 from daemon.operating.bookies import (
     BookieRow,
     BookieState,
-    gather_bookies,
     maintenance_text,
 )
 from daemon.operating.maintenance_command import (
@@ -26,7 +26,8 @@ from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
 from replication.cluster.orders import DrainOrder, MaintenanceWindow
 from replication.queue import payloads
-from tests.auditor.scenes import with_ledgers
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
@@ -179,7 +180,7 @@ async def test_the_list_tells_state_and_orders_of_every_bookie() -> None:
     await order_drain(cluster, B2)
     await open_window(here, B3, duration_s=3_600, reason="disk", clock=cluster.clock)
 
-    rows = await gather_bookies(here, clock=cluster.clock)
+    rows, _ = await gather_bookies(here, clock=cluster.clock)
 
     texts = [row.to_text(now_ms=cluster.clock.wall_ms()) for row in rows]
     assert texts == [
@@ -194,12 +195,37 @@ async def test_the_list_tells_state_and_orders_of_every_bookie() -> None:
 
 
 @in_virtual_time
+async def test_a_bookie_is_lost_in_the_list_when_it_is_so_in_status() -> None:
+    cluster = await with_ledgers((B1, B2))
+    listed = await states_listed(cluster)
+    await cluster.kill(B1)
+    nobody_counts = await states_listed(cluster)
+    async with auditing(cluster, settings=delayed(100)):
+        await cluster.kill(B2)
+        await asyncio.sleep(60)
+        away = await states_listed(cluster)
+        await asyncio.sleep(60)
+        lost = await states_listed(cluster)
+
+    assert (listed[B1], listed[B2]) == ("writable", "writable")
+    assert nobody_counts[B1] == "lost"
+    assert away[B2] == "away, lost in 40 s"
+    assert lost[B2] == "lost"
+
+
+async def states_listed(cluster: Cluster) -> dict[BookieId, str]:
+    rows, _ = await gather_bookies(visiting(cluster), clock=cluster.clock)
+    now_ms = cluster.clock.wall_ms()
+    return {row.bookie: row.to_text(now_ms=now_ms).partition(": ")[2] for row in rows}
+
+
+@in_virtual_time
 async def test_with_no_bookie_there_at_all_the_list_still_tells_of_them() -> None:
     cluster = await Cluster.start()
     for bookie in BOOKIES:
         await cluster.unregister(bookie)
 
-    rows = await gather_bookies(visiting(cluster), clock=cluster.clock)
+    rows, _ = await gather_bookies(visiting(cluster), clock=cluster.clock)
 
     assert {row.bookie: row.state for row in rows} == dict.fromkeys(BOOKIES, BookieState.AWAY)
 
