@@ -95,15 +95,16 @@ def index_text(note: IndexNote) -> str:
     )
 
 
-def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int) -> str:
-    """``marked_count``: ledgers that are marked for it."""
+def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmarked_why: str) -> str:
+    """``marked_count``: ledgers that are marked for it. ``unmarked_why``: none may be; empty if nobody knows."""
+    why = f": {unmarked_why}" if unmarked_why and not marked_count else ""
     named_count = state.naming.get(bookie)
     if named_count is None:
-        return bookie
+        return f"{bookie}, no ledger is marked for it{why}" if why else bookie
     if named_count:
         least = "" if state.are_all_named else "at least "
         marked = f"{marked_count:,} of them" if marked_count else "none of them"
-        return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked} marked"
+        return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked} marked{why}"
     if state.index is not None and state.index.unreadable_count:
         return f"{bookie}, named by no ledger that can be read"
     if state.are_all_named:

@@ -118,7 +118,7 @@ class Status:
             return "drain-stuck"
         if self.unreadable_orders:
             return "orders-unreadable"
-        if self._is_indexing:
+        if self.is_indexing:
             return "indexing"
         return "maintenance" if self.on_purpose else "whole"
 
@@ -150,7 +150,7 @@ class Status:
         return max((window.until_ms for window in windows if window is not None), default=None)
 
     @property
-    def _is_indexing(self) -> bool:
+    def is_indexing(self) -> bool:
         """Whether a leader of ours may yet find ledgers that miss copies. Of Java's nothing is known."""
         index = self.auditing.index
         return self.leader_node is not None and (index is None or not index.is_complete)

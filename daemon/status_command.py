@@ -162,7 +162,7 @@ def _bookies(found: Status, *, now_ms: int) -> str:
     """Those first that are lost for good, then those that have time left."""
     pending = {loss.bookie for loss in found.auditing.pending}
     lost = [bookie for bookie in found.lost if bookie not in pending]
-    marked = dict(found.by_bookie)
+    marked, why = dict(found.by_bookie), _unmarked_why(found)
     text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only"
     text += f", {len(lost)} lost" if found.has_bookies else ": who is lost is not known"
     if pending:
@@ -170,11 +170,25 @@ def _bookies(found: Status, *, now_ms: int) -> str:
     if found.has_bookies and found.on_purpose:
         text += f", {len(found.on_purpose)} away on purpose"
     lines = [
-        *(f"lost: {lost_text(b, found.auditing, marked_count=marked.get(b, 0))}" for b in lost),
+        *(
+            f"lost: {lost_text(b, found.auditing, marked_count=marked.get(b, 0), unmarked_why=why)}"
+            for b in lost
+        ),
         *(f"away: {pending_text(loss, now_ms=now_ms)}" for loss in found.auditing.pending),
     ]
     more = [f"and {len(lines) - BOOKIES_SHOWN_MAX} more"] if len(lines) > BOOKIES_SHOWN_MAX else []
     return "\n          ".join([text, *lines[:BOOKIES_SHOWN_MAX], *more])
+
+
+def _unmarked_why(found: Status) -> str:
+    """What keeps ledgers from being marked for a lost bookie; empty where they are to be any moment."""
+    if found.hold is not None:
+        return "a safety hold stands"
+    if found.is_disabled:
+        return "auto-recovery is disabled"
+    if found.leader is None:
+        return "no auditor is running"
+    return "the leader has not read every ledger's metadata yet" if found.is_indexing else ""
 
 
 def _audit(audit: AuditRecord, *, now_ms: int) -> str:

@@ -18,12 +18,15 @@ from daemon.leader_status import (
     index_text,
 )
 from daemon.operating.check_rows import CheckRow
+from daemon.status import Status
 from daemon.status_command import render
 from ledgers.metadata import BookieId
+from replication.cluster.membership import Half
+from replication.cluster.orders import HoldOrder
 from replication.queue.listing import read_marks
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
-from tests.daemon.status_values import WHOLE
+from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -130,7 +133,7 @@ def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
         "index     being built, 300 of about 1,000 ledgers read: losses are marked as far as it knows",
         "nodes     none: start one with bookmender daemon",
         "bookies   1 writable, 0 read-only, 1 lost, 1 away",
-        f"          lost: {B1}",
+        f"          lost: {B1}, no ledger is marked for it: no auditor is running",
         f"          away: {B2} lost in 1 min",
         "queue     3 ledgers marked, 1 locked for repair, 0 waiting",
         "          3 missing 1 bookie",
@@ -183,10 +186,55 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
 def test_what_is_left_to_do_for_a_lost_bookie(
     naming: dict[BookieId, int], are_all_named: bool, marked_count: int, text: str
 ) -> None:
-    state = LeaderState(naming=naming, are_all_named=are_all_named)
-    status = replace(WHOLE, lost=(BookieId("b"),), auditing=state, by_bookie=(("b", marked_count),))
+    state = LeaderState(index=BUILT, naming=naming, are_all_named=are_all_named)
+    status = replace(led(state), by_bookie=(("b", marked_count),))
 
     assert f"          lost: {text}" in render(status, now_ms=0).splitlines()
+
+
+def led(state: LeaderState) -> Status:
+    """By a node of ours, while a bookie is lost."""
+    leader = node("host-a", 11, Half.AUDITOR)
+    lost = (BookieId("b"),)
+    return replace(WHOLE, leader="host-a", leader_node=leader, lost=lost, auditing=state)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        pytest.param(
+            {"hold": HoldOrder(since_ms=0)}, "none of them marked: a safety hold stands", id="hold"
+        ),
+        pytest.param(
+            {"is_disabled": True}, "none of them marked: auto-recovery is disabled", id="disabled"
+        ),
+        pytest.param(
+            {"auditing": LeaderState(index=BUILDING, naming={BookieId("b"): 2})},
+            "none of them marked: the leader has not read every ledger's metadata yet",
+            id="indexing",
+        ),
+        pytest.param(
+            {"is_disabled": True, "by_bookie": (("b", 1),)}, "1 of them marked", id="marked before"
+        ),
+        pytest.param(
+            {"leader": None, "leader_node": None, "auditing": LeaderState()},
+            "no ledger is marked for it: no auditor is running",
+            id="nobody leads",
+        ),
+        pytest.param(
+            {"leader": "java", "leader_node": None, "auditing": LeaderState()}, "", id="Java's"
+        ),
+    ],
+)
+def test_why_nothing_is_marked_for_a_lost_bookie_is_said(
+    changes: dict[str, object], text: str
+) -> None:
+    state = LeaderState(index=BUILT, naming={BookieId("b"): 2}, are_all_named=True)
+    status = replace(led(state), **changes)  # type: ignore[arg-type]
+
+    [line] = [line for line in render(status, now_ms=0).splitlines() if "lost: b" in line]
+
+    assert line.endswith(f", {text}" if text else "lost: b")
 
 
 def test_what_cannot_be_read_may_name_a_lost_bookie() -> None:

@@ -303,7 +303,7 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "leader    host-a (pid 11)",
         "nodes     host-a (pid 11: auditor and worker), host-b (pid 22: worker)",
         "bookies   1 writable, 1 read-only, 1 lost",
-        f"          lost: {B2}",
+        f"          lost: {B2}, no ledger is marked for it: auto-recovery is disabled",
         "queue     105 ledgers marked, 4 locked for repair, 3 waiting",
         "          1 missing 2 bookies",
         "          104 missing 1 bookie",
