@@ -28,7 +28,7 @@ from ledgers.metadata import BookieId
 from ledgers.store import Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
-from replication.copying.results import Results
+from replication.copying.results import CopyResults
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
 from replication.planning.open_ledger import OpenLedgers, WriterSighting, held_back
 from replication.planning.plan import Plan, plan_repair
@@ -169,11 +169,13 @@ class Repairer:
         await self._queue.write(take, [self._rewrite(results)])
         return True
 
-    async def _carry_out(self, plan: Plan, survey: Survey, memory: Memory, slots: Slots) -> Results:
+    async def _carry_out(
+        self, plan: Plan, survey: Survey, memory: Memory, slots: Slots
+    ) -> CopyResults:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
             outcomes = await self._copier.copy_all(plan, survey, memory)
-        return Results(
+        return CopyResults(
             survey=survey,
             plan=plan,
             outcomes=outcomes,
@@ -227,7 +229,7 @@ class Repairer:
             return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         return None
 
-    async def _write(self, take: Take, results: Results) -> Outcome | None:
+    async def _write(self, take: Take, results: CopyResults) -> Outcome | None:
         """Write what was copied whole, and say what was not. None: to be looked at again.
 
         The mark may go with it only where all was judged, and nothing is left (rule S6).
@@ -247,7 +249,7 @@ class Repairer:
             return None
         return waiting(gravest(results.in_the_way))
 
-    def _rewrite(self, results: Results) -> Operation:
+    def _rewrite(self, results: CopyResults) -> Operation:
         survey = results.survey
         return self._manager.write_operation(
             survey.ledger_id, results.metadata, read_as=survey.versioned

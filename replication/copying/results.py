@@ -17,7 +17,7 @@ from replication.planning.survey import Survey
 from replication.reasons import Blocked, Reason
 
 
-class Results(
+class CopyResults(
     Struct, frozen=True, kw_only=True, dict=True
 ):  # dict: the properties are computed once
     """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
@@ -153,7 +153,7 @@ def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
 
 
 def _no_copy(lost: Collection[int], away: Sequence[BookieId]) -> Blocked:
-    """``away``: as in ``Results._lost_by_away``; whether their copies are good nobody knows."""
+    """``away``: as in ``CopyResults._lost_by_away``; whether their copies are good nobody knows."""
     entries = _listed(sorted(lost))
     if not away:
         detail = f"no good copy of {entries} is found, and no bookie that should have one is away"

@@ -7,7 +7,7 @@ import pytest
 from ledgers.errors import FencedError
 from ledgers.metadata import BookieId
 from replication.copying.copy_job import CopyOutcome
-from replication.copying.results import Results
+from replication.copying.results import CopyResults
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
@@ -33,8 +33,8 @@ def results(
     *,
     findings: Sequence[Finding] = (finding(0, Verdict.GOOD),),
     changed: Sequence[BookieId] = (),
-) -> Results:
-    return Results(
+) -> CopyResults:
+    return CopyResults(
         survey=survey_of(findings),
         plan=Plan(repairs=tuple(step for step, _ in steps)),
         outcomes=[outcome for _, outcome in steps],
@@ -42,7 +42,7 @@ def results(
     )
 
 
-def ensembles(found: Results) -> list[tuple[BookieId, ...]]:
+def ensembles(found: CopyResults) -> list[tuple[BookieId, ...]]:
     return [segment.ensemble for segment in found.metadata.segments]
 
 
