@@ -72,7 +72,7 @@ def doubts_about(
     return []
 
 
-class Closer:
+class LedgerCloser:
     """One for a command."""
 
     def __init__(
@@ -156,13 +156,13 @@ def _held_back(orders: Orders) -> str:
 
 
 async def look_before_closing(cluster: Visit, ledger_id: int) -> Closing:
-    """Errors are those of ``Closer.look``."""
+    """Errors are those of ``LedgerCloser.look``."""
     async with _open_closer(cluster, cluster.manager) as closer:
         return await closer.look(ledger_id)
 
 
 async def close_by_hand(settings: Settings, ledger_id: int, *, is_forced: bool) -> Closing:
-    """Errors are those of ``Closer.close``; SettingsError where nothing can be recorded."""
+    """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
     with closing(open_journal(settings)) as journal:
         async with visit(settings) as cluster:
             cluster_id = await read_instance_id(cluster.store, settings.uri.root)
@@ -180,9 +180,9 @@ async def close_by_hand(settings: Settings, ledger_id: int, *, is_forced: bool) 
 
 
 @asynccontextmanager
-async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[Closer]:
+async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[LedgerCloser]:
     async with open_looking(cluster) as looking:
-        yield Closer(
+        yield LedgerCloser(
             store=cluster.store,
             manager=manager,
             bookies=looking.bookies,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
-from daemon.operating.close_ledger import Closer, CloseRefusedError, Closing, doubts_about
+from daemon.operating.close_ledger import CloseRefusedError, Closing, LedgerCloser, doubts_about
 from daemon.operating.idle_command import exit_code
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from ledgers.errors import NoSuchLedgerError, UnavailableError
@@ -78,13 +78,13 @@ async def idle_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
     return cluster
 
 
-async def closer(cluster: Cluster) -> Closer:
+async def closer(cluster: Cluster) -> LedgerCloser:
     views = ViewSource(
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
     )
     view = await views.refresh()
     receivers = Receivers(RandomPlacement(random.Random(0)), clock=cluster.clock)
-    return Closer(
+    return LedgerCloser(
         store=cluster.store,
         manager=cluster.manager,
         bookies=cluster.bookies,
