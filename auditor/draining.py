@@ -47,8 +47,8 @@ LOOKED_AT_PER_S = 50_000
 """Ledgers that are left; where they are many, the looks are fewer."""
 RELIST_S = 60.0
 """Between two looks at which marks stand, and at which ledgers that cannot be read may name the bookies."""
-DOUBTFUL_TOLD_MAX = 20
-"""Ledgers in doubt that are told by id, for one bookie."""
+DOUBTFUL_KEPT_MAX = 20
+"""Ledgers in doubt that the record names, for one bookie."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,7 +242,7 @@ def _progress(order: DrainOrder, *, left: int, most: int, doubtful: Sequence[int
         is_drained=not left and not doubtful,
         is_in_doubt=not left and bool(doubtful),
         unreadable_count=len(doubtful),
-        unreadable=tuple(doubtful[:DOUBTFUL_TOLD_MAX]),
+        unreadable=tuple(doubtful[:DOUBTFUL_KEPT_MAX]),
     )
 
 

@@ -25,7 +25,7 @@ CALM_S = 15.0
 """For so long the bookies that are still away must be too few for a hold before it ends: those that come and
 go would have it end and begin anew."""
 TRIES_MAX = 5
-BOOKIES_TOLD_MAX = 20
+BOOKIES_LOGGED_MAX = 20
 
 
 class HoldJudge:
@@ -199,4 +199,4 @@ def _tell_of_hold(hold: HoldOrder, muster: Muster, *, is_new: bool) -> None:
 
 
 def _told_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
-    return sorted(bookies)[:BOOKIES_TOLD_MAX]
+    return sorted(bookies)[:BOOKIES_LOGGED_MAX]

@@ -33,7 +33,7 @@ READS_IN_FLIGHT = 8
 """Of a command at one bookie: those who repair have the rest (rule S10)."""
 LEDGERS_AT_ONCE = 16
 MARKS_READ_MAX = 5_000
-METADATA_READ_AT_ONCE = 200
+READS_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ async def ledgers_of(cluster: Visit, bookie: BookieId, *, limit: int) -> Chosen:
 async def _parts(cluster: Visit) -> AsyncIterator[Sequence[int]]:
     """All ledger ids, as many at a time as are read at once."""
     async for ledger_ids in cluster.manager.ledger_ids():
-        for start in range(0, len(ledger_ids), METADATA_READ_AT_ONCE):
-            yield ledger_ids[start : start + METADATA_READ_AT_ONCE]
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            yield ledger_ids[start : start + READS_AT_ONCE]
 
 
 async def _names(cluster: Visit, ledger_id: int, bookie: BookieId) -> bool | None:

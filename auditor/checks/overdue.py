@@ -32,7 +32,7 @@ MARKS = Gauge(
 )
 
 LOOK_MIN_S, LOOK_MAX_S = 60.0, 3_600.0
-TOLD_MAX = 20
+LOGGED_MAX = 20
 """Ledgers named in the log; the counts tell of the rest."""
 
 
@@ -137,7 +137,7 @@ class OverdueMarks:
                 "marks.overdue",
                 count=len(overdue),
                 new_count=len(new),
-                ledger_ids=new[:TOLD_MAX],
+                ledger_ids=new[:LOGGED_MAX],
                 after_s=self._after_s,
                 next_step="bookmender queue list says why they wait",
             )
@@ -149,7 +149,7 @@ class OverdueMarks:
         """Likewise once of each ledger."""
         new = [ledger_id for ledger_id in unopened if ledger_id not in self._told_unopened]
         if new:
-            log.warning("marks.unopened", count=len(unopened), ledger_ids=new[:TOLD_MAX])
+            log.warning("marks.unopened", count=len(unopened), ledger_ids=new[:LOGGED_MAX])
         self._told_unopened = frozenset(unopened)
 
 

@@ -21,7 +21,7 @@ CHECK_NAME = "fsck"
 """As the queue's list names the reason."""
 FAULTS = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR})
 PUBLISHED_AT_ONCE = 100
-TOLD_MAX = 3
+SHOWN_MAX = 3
 """Pieces of evidence in the sentence for operators."""
 
 Show = Callable[[int], None]
@@ -73,8 +73,8 @@ def fault_of(verdict: LedgerVerdict) -> Fault | None:
 
 
 def _sentence(seen: Sequence[Evidence]) -> str:
-    told = "; ".join(map(_clause, seen[:TOLD_MAX]))
-    more = len(seen) - TOLD_MAX
+    told = "; ".join(map(_clause, seen[:SHOWN_MAX]))
+    more = len(seen) - SHOWN_MAX
     return f"{told}; and {more} more" if more > 0 else told
 
 

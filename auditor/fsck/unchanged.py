@@ -8,7 +8,7 @@ from auditor.fsck.read_session import read_session
 from ledgers.errors import UnauthorizedError
 from ledgers.manager import LedgerManager
 
-ASKED_AT_ONCE = 500
+READS_AT_ONCE = 500
 
 Written = tuple[int, int]
 """Which writing of a ledger's metadata: the znode's version, and ``mtime_ms``, as one that was deleted and made anew
@@ -31,8 +31,8 @@ async def unchanged(options: FsckOptions, known: Mapping[int, Written]) -> list[
             return None if stat is None else (stat.version, stat.mtime_ms)
 
         ledger_ids, same = sorted(known), []
-        for start in range(0, len(ledger_ids), ASKED_AT_ONCE):
-            asked = ledger_ids[start : start + ASKED_AT_ONCE]
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            asked = ledger_ids[start : start + READS_AT_ONCE]
             for each, found in zip(asked, await asyncio.gather(*map(written, asked)), strict=True):
                 if found == known[each]:
                     same.append(each)

@@ -17,7 +17,7 @@ LIGHTEST = 1
 """Of a ledger of which nothing is read but metadata, or nobody knows."""
 COPY_BYTES = 4_096
 """Stored bytes that take about as long as a copy does, however small."""
-READ_AT_ONCE = 500
+READS_AT_ONCE = 500
 
 OnWeighed = Callable[[int], None]
 """Told how many ledgers are weighed so far."""
@@ -56,8 +56,8 @@ async def weigh(
             except (NoSuchLedgerError, CorruptionError, UnauthorizedError):
                 return LIGHTEST
 
-        for start in range(0, len(ledger_ids), READ_AT_ONCE):
-            some = ledger_ids[start : start + READ_AT_ONCE]
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            some = ledger_ids[start : start + READS_AT_ONCE]
             weights.extend(await asyncio.gather(*map(weight, some)))
             on_weighed(len(weights))
     return weights

@@ -44,7 +44,7 @@ EVENTS_MAX = 100_000
 """Unread events of a tree, past which all of it is read again: that is dearer."""
 TOUCHED_MAX = 100_000
 """Ledgers remembered for ``take_touched``."""
-NAMED_MAX = 20
+LOGGED_MAX = 20
 """Ledgers or znodes named in the log by one scan; the count tells of the rest."""
 
 T = TypeVar("T")
@@ -251,11 +251,11 @@ class IndexKeeper(Changing):
             log.error(
                 "index.unreadable_ledgers",
                 count=len(unreadable),
-                ledger_ids=unreadable[:NAMED_MAX],
+                ledger_ids=unreadable[:LOGGED_MAX],
                 next_step="bookmender ledger show ID says what is wrong with one",
             )
         if strays:
-            log.warning("index.stray_znodes", count=len(strays), paths=strays[:NAMED_MAX])
+            log.warning("index.stray_znodes", count=len(strays), paths=strays[:LOGGED_MAX])
 
     # --- Single ledgers ----------------------------------------------------------------------------
 

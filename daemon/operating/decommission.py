@@ -42,8 +42,8 @@ AUDIT_AGAIN_S = 300.0
 """An audit that was asked for may have died with its leader: so long after, another is asked for."""
 STUCK_S = 60.0
 """All that is left has waited for help so long: nodes try again within that when a bookie comes."""
-STUCK_TOLD_MAX = 20
-DOUBTFUL_TOLD_MAX = 20
+STUCK_SHOWN_MAX = 20
+DOUBTFUL_SHOWN_MAX = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +133,13 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
     if doubtful and not ignores_unreadable:
         more = (
-            f" and {len(doubtful) - DOUBTFUL_TOLD_MAX:,} more"
-            if len(doubtful) > DOUBTFUL_TOLD_MAX
+            f" and {len(doubtful) - DOUBTFUL_SHOWN_MAX:,} more"
+            if len(doubtful) > DOUBTFUL_SHOWN_MAX
             else ""
         )
         raise UnavailableError(
             "ledgers that cannot be read may name it, so its cookie stays: "
-            f"{', '.join(map(str, doubtful[:DOUBTFUL_TOLD_MAX]))}{more}. bookmender ledger show ID says "
+            f"{', '.join(map(str, doubtful[:DOUBTFUL_SHOWN_MAX]))}{more}. bookmender ledger show ID says "
             "what is wrong with one, bookmender ledger restore ID may mend it; --ignore-unreadable goes on "
             "without them",
             bookie=bookie,
@@ -240,9 +240,9 @@ async def _stuck(cluster: Visit, ledger_ids: Sequence[int]) -> list[WaitingNote]
 
 
 def _tell_stuck(stuck: Sequence[WaitingNote], tell: Callable[[str], None]) -> None:
-    for note in stuck[:STUCK_TOLD_MAX]:
+    for note in stuck[:STUCK_SHOWN_MAX]:
         tell(help_text(note))
-    if (more := len(stuck) - STUCK_TOLD_MAX) > 0:
+    if (more := len(stuck) - STUCK_SHOWN_MAX) > 0:
         tell(f"and {more} more; bookmender queue list shows them all")
 
 

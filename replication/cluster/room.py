@@ -32,7 +32,7 @@ STALE_S = 600.0
 """For so long the last figure of a bookie that answers no more is believed."""
 START_TIMEOUT_S = 5.0
 """How long the start of a worker waits for the first figures at most."""
-ASKED_AT_ONCE = 16
+BOOKIES_AT_ONCE = 16
 
 
 def is_short(room: Room | None, *, floor_share: float, under_way_bytes: int = 0) -> bool:
@@ -99,7 +99,7 @@ class RoomSource:
         receiving, now_s = self._views.current.receiving, self._clock.now_s()
         self._forget(receiving, now_s)
         due = sorted(b for b in receiving if self._due_at_s.get(b, now_s) <= now_s)
-        limit = asyncio.Semaphore(ASKED_AT_ONCE)
+        limit = asyncio.Semaphore(BOOKIES_AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
             for bookie in due:
                 tasks.create_task(self._ask(bookie, limit))

@@ -164,14 +164,14 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
 
 @in_virtual_time
 async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
-    cluster = await with_ledgers(*[(B1, B2)] * (decommission.STUCK_TOLD_MAX + 3))
+    cluster = await with_ledgers(*[(B1, B2)] * (decommission.STUCK_SHOWN_MAX + 3))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)
         with pytest.raises(RejectedError):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
-    assert len(heard.told) == decommission.STUCK_TOLD_MAX + 1
+    assert len(heard.told) == decommission.STUCK_SHOWN_MAX + 1
     assert heard.told[-1] == "and 3 more; bookmender queue list shows them all"
 
 

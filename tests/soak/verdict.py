@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ledgers.metadata import BookieId
 
-NAMED_MAX = 10
+SHOWN_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Verdict:
             ("marked for a bookie that was never away", self.false_replicas),
         )
         return "; ".join(
-            f"{title}: {len(ids)}, such as {', '.join(map(str, ids[:NAMED_MAX]))}"
+            f"{title}: {len(ids)}, such as {', '.join(map(str, ids[:SHOWN_MAX]))}"
             for title, ids in lists
             if ids
         )
