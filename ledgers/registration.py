@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ledgers.errors import CorruptionError, NoNodeError, UnavailableError
-from ledgers.formats.bookie_info import Address, BookieInfo, parse_address, parse_bookie_info
+from ledgers.formats.bookie_info import Address, parse_address, registered_address
 from ledgers.metadata import BookieId
 from ledgers.store import Event, MetadataStore, Stat, children_if_any
 
@@ -28,7 +28,6 @@ class RegisteredBookie:
     """None when what it says of itself cannot be read."""
     czxid: int
     is_writable: bool
-    has_tls: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: ``available`` is computed once
@@ -134,13 +133,11 @@ class Registration:
         known = self._known.get(path)
         if known is not None and known.czxid == stat.czxid:
             return known
-        info = _info(bookie, data)
         return RegisteredBookie(
             bookie_id=bookie,
-            address=info.address,
+            address=_address(bookie, data),
             czxid=stat.czxid,
             is_writable=is_writable,
-            has_tls="tls" in info.extensions,
         )
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
@@ -159,9 +156,9 @@ class Registration:
         return self._available if is_writable else self._read_only
 
 
-def _info(bookie: BookieId, data: bytes) -> BookieInfo:
+def _address(bookie: BookieId, data: bytes) -> Address | None:
     """What it says of itself; where that cannot be read, what its id says."""
     try:
-        return parse_bookie_info(bookie, data)
+        return registered_address(bookie, data)
     except CorruptionError:
-        return BookieInfo(address=parse_address(bookie), extensions=frozenset())
+        return parse_address(bookie)

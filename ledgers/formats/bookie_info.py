@@ -1,7 +1,6 @@
 """What bookies say of themselves in ZooKeeper: valid ids, and addresses. Bytes in, values out."""
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,31 +39,17 @@ def parse_address(bookie_id: str) -> Address | None:
     return Address(host=match[1].strip("[]"), port=int(match[2]))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BookieInfo:
-    """What a bookie registered. ``address`` is None when nothing says where it listens.
-
-    ``extensions`` of its protocol port, ``tls`` among them when it can be upgraded to TLS.
-    """
-
-    address: Address | None
-    extensions: frozenset[str] = frozenset()
-
-
-def parse_bookie_info(bookie_id: str, data: bytes) -> BookieInfo:
-    """A registration, as found at ``available/<id>`` or ``available/readonly/<id>``.
+def registered_address(bookie_id: str, data: bytes) -> Address | None:
+    """Of a registration, as found at ``available/<id>`` or ``available/readonly/<id>``; None when nothing says.
 
     Old bookies store nothing there; then the id is the address. Raises CorruptionError.
     """
     if not data:
-        return BookieInfo(address=parse_address(bookie_id))
+        return parse_address(bookie_id)
     for endpoint in parse_binary(data, BookieServiceInfoFormat).endpoints:
         if endpoint.protocol == "bookie-rpc":
-            return BookieInfo(
-                address=_address(decoded(endpoint.host), endpoint.port),
-                extensions=frozenset(map(decoded, endpoint.extensions)),
-            )
-    return BookieInfo(address=None)
+            return _address(decoded(endpoint.host), endpoint.port)
+    return None
 
 
 def _address(host: str, port: int) -> Address:

@@ -17,11 +17,9 @@ from tests.contract.metadata_stores import World, on_loop
 A, B, C = (BookieId(f"bookie-{letter}:3181") for letter in "abc")
 
 
-def info(host: str, *, extensions: tuple[str, ...] = ()) -> bytes:
+def info(host: str) -> bytes:
     message = BookieServiceInfoFormat()
-    message.endpoints.add(
-        id="bookie", host=host, port=3181, protocol="bookie-rpc", extensions=extensions
-    )
+    message.endpoints.add(id="bookie", host=host, port=3181, protocol="bookie-rpc")
     return message.SerializeToString()
 
 
@@ -73,7 +71,7 @@ async def test_writable_and_read_only_bookies_are_told_apart(world: World) -> No
 @on_loop
 async def test_the_address_is_what_the_bookie_says_or_else_its_id(world: World) -> None:
     cluster = await Cluster.format(world)
-    await cluster.register(A, info("192.0.2.7", extensions=("tls",)))
+    await cluster.register(A, info("192.0.2.7"))
     await cluster.register(B)
     await cluster.register("opaque")
     await cluster.register(C, b"\xff scribble")
@@ -85,8 +83,6 @@ async def test_the_address_is_what_the_bookie_says_or_else_its_id(world: World) 
     assert view.address(C) == Address(host="bookie-c", port=3181)
     assert view.address(BookieId("opaque")) is None
     assert view.address(BookieId("absent:3181")) is None
-    assert view.available[A].has_tls
-    assert not view.available[B].has_tls
 
 
 @on_loop

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from ledgers.errors import CorruptionError
 from ledgers.formats.bookie_info import (
     Address,
-    BookieInfo,
     parse_address,
     parse_bookie_id,
-    parse_bookie_info,
+    registered_address,
 )
 from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from tests.vectors import Case, cases
@@ -78,11 +77,9 @@ def test_an_id_may_spell_out_the_address(bookie_id: str, address: Address | None
 def test_a_registration_says_what_java_wrote_into_it(case: Case) -> None:
     (rpc,) = [e for e in case["fields"]["endpoints"] if e["protocol"] == "bookie-rpc"]
 
-    info = parse_bookie_info(_bookie(case), bytes.fromhex(case["data"]))
+    address = registered_address(_bookie(case), bytes.fromhex(case["data"]))
 
-    assert info == BookieInfo(
-        address=Address(rpc["host"], rpc["port"]), extensions=frozenset(rpc["extensions"])
-    )
+    assert address == Address(rpc["host"], rpc["port"])
 
 
 @pytest.mark.parametrize(
@@ -92,7 +89,7 @@ def test_a_registration_says_what_java_wrote_into_it(case: Case) -> None:
 def test_an_old_bookie_registers_nothing_but_its_id(
     bookie_id: str, address: Address | None
 ) -> None:
-    assert parse_bookie_info(bookie_id, b"") == BookieInfo(address=address)
+    assert registered_address(bookie_id, b"") == address
 
 
 def _registration(*, host: str = "h", port: int = 1, protocol: str = "bookie-rpc") -> bytes:
@@ -102,9 +99,9 @@ def _registration(*, host: str = "h", port: int = 1, protocol: str = "bookie-rpc
 
 
 def test_a_bookie_without_a_protocol_port_has_no_address() -> None:
-    info = parse_bookie_info("192.0.2.1:3181", _registration(protocol="http"))
+    address = registered_address("192.0.2.1:3181", _registration(protocol="http"))
 
-    assert info.address is None
+    assert address is None
 
 
 @pytest.mark.parametrize(
@@ -121,13 +118,13 @@ def test_a_bookie_without_a_protocol_port_has_no_address() -> None:
 )
 def test_an_impossible_registration_is_corruption(data: bytes) -> None:
     with pytest.raises(CorruptionError):
-        parse_bookie_info("192.0.2.1:3181", data)
+        registered_address("192.0.2.1:3181", data)
 
 
 @given(st.binary(max_size=60), st.text(max_size=20))
 def test_any_registration_is_read_or_refused(data: bytes, bookie_id: str) -> None:
     with suppress(CorruptionError):
-        parse_bookie_info(bookie_id, data)
+        registered_address(bookie_id, data)
 
 
 @pytest.mark.parametrize("case", REGISTRATIONS[:1], ids=lambda case: case["path"])
@@ -137,4 +134,4 @@ def test_a_damaged_registration_is_read_or_refused(case: Case, data: st.DataObje
     damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
 
     with suppress(CorruptionError):
-        parse_bookie_info("b:1", bytes(damaged))
+        registered_address("b:1", bytes(damaged))
