@@ -103,11 +103,6 @@ class ZooKeeperStore:
     def requests_per_s(self, per_s: int) -> None:
         self._outbox.requests_per_s = per_s
 
-    @property
-    def requests_in_flight_max(self) -> int:
-        """How many may be under way, by ZooKeeper's latency: fewer while it answers slowly."""
-        return self._outbox.requests_in_flight_max
-
     async def wait_lost(self) -> None:
         await self._session.wait_lost()
 
