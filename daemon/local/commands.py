@@ -115,7 +115,7 @@ def up(
         zookeeper_port=port,
         session_timeout_s=session_timeout_s,
     )
-    with views.StartProgress().shown() as progress:
+    with folder.left_as_before(data), views.StartProgress().shown() as progress:
         ready: list[ClusterStatus] = []
 
         def on_ready(found: ClusterStatus) -> None:

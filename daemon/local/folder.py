@@ -12,15 +12,16 @@ autorecovery/   settings of Java's AutoRecovery daemons
 import fcntl
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from daemon.local import spec
 from ledgers.errors import SettingsError
 
 LOCK_NAME = "lock"
-FILES = (LOCK_NAME, "cluster.json", "control.sock", "log4j2.properties", "bookies/classes.jsa")
+FILES = (LOCK_NAME, spec.FILE_NAME, "control.sock", "log4j2.properties", "bookies/classes.jsa")
 FOLDERS = ("zookeeper", "autorecovery")
 """Ours with all that is in them."""
 
@@ -42,6 +43,24 @@ def take(data: Path) -> IO[str]:
         lock.close()
         raise TakenError(f"a cluster is running already on {data}") from error
     return lock
+
+
+@contextmanager
+def left_as_before(data: Path) -> Iterator[None]:
+    """A folder that is made within goes again if that fails, unless a cluster, or a log of why, is in it."""
+    is_new = not data.exists()
+    try:
+        yield
+    except BaseException:  # Ctrl-C too
+        if is_new and data.is_dir() and not _is_needed(data):
+            with suppress(TakenError):  # somebody else makes a cluster there
+                delete(data, bookie_ports=())
+        raise
+
+
+def _is_needed(data: Path) -> bool:
+    logs = data.glob("logs/*.log")
+    return (data / spec.FILE_NAME).exists() or any(log.stat().st_size for log in logs)
 
 
 def make(path: Path) -> None:

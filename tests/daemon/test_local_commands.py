@@ -17,7 +17,7 @@ from daemon.local.control import SOCKET_NAME, Answer, listen, receive, send
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import at_rest
-from ledgers.errors import SettingsError
+from ledgers.errors import SettingsError, UnavailableError
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
 
@@ -222,6 +222,47 @@ def test_up_in_the_background_says_what_its_supervisor_refused(
 
     assert isinstance(error, SettingsError)
     assert "install Java 17" in str(error)
+    assert not data.exists()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_up_that_is_refused_leaves_nothing_in_a_folder_that_it_made(
+    data: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    monkeypatch.setattr(Java, "find", lambda: None)
+    monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
+    if not is_new:
+        data.mkdir(parents=True)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        error = run("up", "--foreground", "--port", str(taken.getsockname()[1])).exception
+
+    assert isinstance(error, SettingsError)
+    assert "is taken by another process" in str(error)
+    assert data.exists() is not is_new
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        pytest.param("cluster.json", id="a cluster"),
+        pytest.param("logs/supervisor.log", id="a log that tells what went wrong"),
+        pytest.param("notes", id="what is not ours"),
+    ],
+)
+def test_a_start_that_failed_takes_nothing_away_that_somebody_needs(data: Path, kept: str) -> None:
+    with pytest.raises(UnavailableError):
+        begin_in_vain(data, kept)
+
+    assert (data / kept).exists()
+
+
+def begin_in_vain(data: Path, written: str) -> None:
+    with folder.left_as_before(data):
+        folder.make(data / "logs")
+        (data / "logs" / "supervisor.log").touch()
+        (data / written).write_text("x")
+        raise UnavailableError("it did not come up")
 
 
 @pytest.mark.parametrize(
