@@ -11,9 +11,8 @@ from daemon.local_bookie import local_bookie
 from daemon.operating.bookie_ids import known_bookies, require_known
 from daemon.placing import begin_placing
 from daemon.visit import Visit
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.client import BookieClient
+from ledgers.bookie.opening import open_bookies
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
@@ -166,25 +165,21 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
     ours, clock, rng = cluster.settings.replication, SystemClock(), random.Random()
     views = ViewSource(cluster.registration, clock, OrderBook(cluster.store, cluster.ur))
     view = await views.refresh()
-    budgets = Budgets(reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie))
-    bookies = BookieClient(
-        resolve=views.resolve,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets, resolve=views.resolve),
+    async with open_bookies(
+        views.resolve,
         clock=clock,
         rng=rng,
-        settings=BookieClientSettings(),
-    )
-    surveyor = Surveyor(
-        manager=cluster.manager,
-        bookies=bookies,
-        clock=clock,
-        rng=rng,
-        fallback_digest=ours.fallback_digest,
-        checked_share=ours.checked_share,
-        entry_lists=ours.entry_lists,
-    )
-    try:
+        reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie),
+    ) as bookies:
+        surveyor = Surveyor(
+            manager=cluster.manager,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+            fallback_digest=ours.fallback_digest,
+            checked_share=ours.checked_share,
+            entry_lists=ours.entry_lists,
+        )
         yield Looking(
             surveyor=surveyor,
             bookies=bookies,
@@ -194,8 +189,6 @@ async def open_looking(cluster: Visit) -> AsyncIterator[Looking]:
             rng=rng,
             fallback_digest=ours.fallback_digest,
         )
-    finally:
-        await bookies.close()
 
 
 @asynccontextmanager

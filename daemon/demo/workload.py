@@ -10,9 +10,7 @@ from typing import Any, cast
 from daemon.demo.shapes import QUORUMS, Ending, Shape, shapes
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.opening import open_bookies
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.entry import EntryHeader
@@ -44,27 +42,19 @@ class Written:
 @asynccontextmanager
 async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workload"]:
     """A client of the bookies of our own, as a writing application has one."""
-    clock, budgets = SystemClock(), Budgets()
-    bookies = BookieClient(
-        resolve=lambda bookie: None,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=clock,
-        rng=rng,
-        settings=BookieClientSettings(),
-    )
-    workload = Workload(
-        manager=seen.manager,
-        registration=seen.registration,
-        bookies=bookies,
-        clock=clock,
-        rng=rng,
-    )
-    try:
-        yield workload
-    finally:
-        await workload.abandon()
-        await bookies.close()
+    clock = SystemClock()
+    async with open_bookies(clock=clock, rng=rng) as bookies:
+        workload = Workload(
+            manager=seen.manager,
+            registration=seen.registration,
+            bookies=bookies,
+            clock=clock,
+            rng=rng,
+        )
+        try:
+            yield workload
+        finally:
+            await workload.abandon()
 
 
 def write_closed_ledgers(uri: str, ledger_count: int) -> int:

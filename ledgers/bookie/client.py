@@ -8,7 +8,7 @@ the first of them by closing the connection. Bulk copying is ``bulk``'s; both sh
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -32,11 +32,8 @@ from ledgers.bookie.protocol.messages import (
 from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
-from ledgers.formats.bookie_info import Address, parse_address
+from ledgers.formats.bookie_info import Address, Resolve, parse_address
 from ledgers.metadata import BookieId
-
-Resolve = Callable[[BookieId], Address | None]
-"""Where a bookie listens, as its registration says; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """What bookies say of themselves in ZooKeeper: valid ids, and addresses. Bytes in, values out."""
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -29,6 +30,10 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+
+Resolve = Callable[[BookieId], Address | None]
+"""Where a bookie listens, as its registration says; None where that is not known."""
 
 
 def parse_address(bookie_id: str) -> Address | None:

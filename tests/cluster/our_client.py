@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.client import BookieClient
+from ledgers.bookie.opening import open_bookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager, VersionedMetadata
@@ -86,7 +85,7 @@ class OurClient:
 @asynccontextmanager
 async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
     """Within a deadline, so that no test hangs."""
-    uri, clock, budgets = MetadataUri.parse(metadata_service_uri), SystemClock(), Budgets()
+    uri, clock = MetadataUri.parse(metadata_service_uri), SystemClock()
     async with asyncio.timeout(TIMEOUT_S):
         store = await ZooKeeperStore.open(uri.hosts, session_timeout_s=10, connect_timeout_s=10)
         registration = Registration(store, uri.root)
@@ -94,25 +93,17 @@ async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
         async def writable() -> list[Candidate]:
             return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
-        bookies = BookieClient(
-            resolve=lambda bookie: None,
-            budgets=budgets,
-            bulk=BulkTransfers(budgets),
-            clock=clock,
-            rng=random.Random(1),
-            settings=BookieClientSettings(),
-        )
         try:
-            yield OurClient(
-                store=store,
-                uri=uri,
-                manager=await LedgerManager.open(store, uri),
-                bookies=bookies,
-                targets=Targets(writable=writable, placement=RandomPlacement(random.Random(1))),
-                clock=clock,
-            )
+            async with open_bookies(clock=clock, rng=random.Random(1)) as bookies:
+                yield OurClient(
+                    store=store,
+                    uri=uri,
+                    manager=await LedgerManager.open(store, uri),
+                    bookies=bookies,
+                    targets=Targets(writable=writable, placement=RandomPlacement(random.Random(1))),
+                    clock=clock,
+                )
         finally:
-            await bookies.close()
             await store.close()
 
 

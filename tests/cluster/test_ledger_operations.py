@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.client import BookieClient
+from ledgers.bookie.opening import open_bookies
 from ledgers.clock import SystemClock
 from ledgers.errors import FencedError, LedgerClosedError
 from ledgers.formats.layout import MetadataUri
@@ -82,27 +81,18 @@ async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
     store = await ZooKeeperStore.open(uri.hosts)
     registration = Registration(store, uri.root)
     view = await registration.read()
-    budgets = Budgets()
-    bookies = BookieClient(
-        resolve=view.address,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=CLOCK,
-        rng=Random(),
-        settings=BookieClientSettings(),
-    )
 
     async def writable() -> Sequence[Candidate]:
         return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
     try:
-        yield Client(
-            manager=await LedgerManager.open(store, uri),
-            bookies=bookies,
-            targets=Targets(writable=writable, placement=RandomPlacement(Random())),
-        )
+        async with open_bookies(view.address, clock=CLOCK, rng=Random()) as bookies:
+            yield Client(
+                manager=await LedgerManager.open(store, uri),
+                bookies=bookies,
+                targets=Targets(writable=writable, placement=RandomPlacement(Random())),
+            )
     finally:
-        await bookies.close()
         await store.close()
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,13 +10,10 @@ import structlog
 from ledgers.bookie.bulk.frames import FRAME_BYTES_MAX
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
 from ledgers.errors import BookmenderError, CorruptionError, NoAnswerError, UnavailableError
-from ledgers.formats.bookie_info import parse_address
+from ledgers.formats.bookie_info import Resolve, parse_address
 from ledgers.metadata import BookieId
 
 log = structlog.get_logger()
-
-Resolve = Callable[[BookieId], tuple[str, int] | None]
-"""A bookie's address, or None where nobody registered one."""
 
 BACK_OFF_FIRST_S = 0.1
 BACK_OFF_MAX_S = 10.0

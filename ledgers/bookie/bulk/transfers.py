@@ -20,12 +20,13 @@ from ledgers.bookie.bulk.gates import (
     WindowGate,
 )
 from ledgers.bookie.bulk.job import Job, Totals, Writing
-from ledgers.bookie.bulk.lane import Common, Lane, Resolve
+from ledgers.bookie.bulk.lane import Common, Lane
 from ledgers.bookie.bulk.readings import BATCH_ENTRY_BYTES_MAX, has_runs
 from ledgers.bookie.bulk.singles import SingleReads
 from ledgers.bookie.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S
 from ledgers.bookie.bulk.target import TargetLane
 from ledgers.bookies import Standing, Transfer, TransferResult
+from ledgers.formats.bookie_info import Resolve
 from ledgers.metadata import BookieId
 
 TIMEOUT_S = 5.0
