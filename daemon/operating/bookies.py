@@ -21,7 +21,7 @@ from ledgers.metadata import BookieId
 from ledgers.registration import BookieView
 from replication.cluster.orders import DrainOrder, MaintenanceWindow, Orders
 
-ASKED_AT_ONCE = 64
+BOOKIES_AT_ONCE = 64
 ANSWER_TIMEOUT_S = 3.0
 
 
@@ -208,7 +208,7 @@ async def _rooms(view: BookieView) -> Mapping[BookieId, Room]:
 
 
 async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, Room]:
-    slots, rooms = asyncio.Semaphore(ASKED_AT_ONCE), {}
+    slots, rooms = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
 
     async def ask(bookie: BookieId) -> None:
         try:
