@@ -17,6 +17,7 @@ class Reason(enum.Enum):
     NO_ANSWER = "no-answer"
     RECOVERY_FAILED = "recovery-failed"
     CORRUPT_METADATA = "corrupt-metadata"
+    SHUT_AWAY = "shut-away"
     DIGEST_SUSPECT = "digest-suspect"
     CONFLICTS = "conflicts"
     MAINTENANCE = "maintenance"
@@ -41,6 +42,7 @@ _NEEDS_HELP = frozenset(
         Reason.NO_TARGET,
         Reason.MISPLACED,
         Reason.CORRUPT_METADATA,
+        Reason.SHUT_AWAY,
         Reason.DIGEST_SUSPECT,
         Reason.JOURNAL,
     }

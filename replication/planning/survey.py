@@ -117,7 +117,7 @@ class Surveyor:
             return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
         except UnauthorizedError as error:
             detail = f"its metadata cannot be read: {error}"
-            return Blocked(reason=Reason.CORRUPT_METADATA, detail=detail)
+            return Blocked(reason=Reason.SHUT_AWAY, detail=detail)
         if versioned is None:
             return None
         return await self.survey_metadata(versioned, view, distrusted=distrusted)

@@ -234,7 +234,7 @@ def test_a_wrong_address_is_refused_in_one_line(
 def test_an_acl_that_shuts_us_out_is_told_in_one_line(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, path: str, commands: Commands
 ) -> None:
-    complaint = f"ACL of this znode shuts us out: use credentials that it admits (path={path}"
+    complaint = f"ACL of this znode shuts us out: whoever it admits may open it with setAcl (path={path}"
 
     with only_for_another(module_cluster, path):
         asyncio.run(assert_refused(uri, commands, tmp_path, exit_code=3, complaint=complaint))

@@ -76,6 +76,15 @@ def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
     ]
 
 
+def test_of_metadata_that_acls_shut_away_no_earlier_state_is_offered() -> None:
+    shut = Blocked(reason=Reason.SHUT_AWAY, detail="the ACL shuts us out: open it")
+
+    assert to_text(previews(Plan(blocked=(shut,)))).splitlines()[:2] == [
+        "ledger 7: nothing can be copied now",
+        "  in the way: shut-away: the ACL shuts us out: open it",
+    ]
+
+
 def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
     record = to_json(previews(Plan(repairs=(MOVE,), blocked=(WAIT,))))
 

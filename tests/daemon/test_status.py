@@ -155,6 +155,7 @@ def test_the_exit_code_parts_well_from_ill_from_unknown(
         (Reason.NO_ANSWER, False),
         (Reason.RECOVERY_FAILED, False),
         (Reason.CORRUPT_METADATA, True),
+        (Reason.SHUT_AWAY, True),
         (Reason.DIGEST_SUSPECT, True),
         (Reason.CONFLICTS, False),
         (Reason.JOURNAL, True),

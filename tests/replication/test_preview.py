@@ -184,7 +184,7 @@ async def test_metadata_that_acls_shut_away_is_in_the_way_of_that_ledger_alone()
 
     [blocked] = found.plan.blocked
     assert (blocked.reason, blocked.detail) == (
-        Reason.CORRUPT_METADATA,
+        Reason.SHUT_AWAY,
         "its metadata cannot be read: the ACL shuts us out",
     )
 
