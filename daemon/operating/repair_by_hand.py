@@ -19,13 +19,14 @@ from daemon.settings import Settings
 from daemon.visit import Visit
 from daemon.worker_half import open_worker
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.membership import Half
 from replication.cluster.own_state import own_path
 from replication.journal import MetadataJournal
+from replication.queue import payloads
 from replication.queue.batching import Batcher
 from replication.queue.given_ledgers import GivenLedgers
 from replication.queue.listing import marked_ledger_ids, read_marks
@@ -42,7 +43,7 @@ class RepairedByHand:
     all is done.
 
     ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
-    others, by id: no such ledger, or metadata that cannot be read.
+    others, by id: no such ledger, or metadata or a mark that cannot be read.
     """
 
     ledger_count: int
@@ -82,7 +83,7 @@ async def repair_by_hand(
     settings: Settings, journal: MetadataJournal, ledgers: Sequence[Endangered], *, show: Show
 ) -> RepairedByHand:
     """Mark them, and work on them until no mark is left or each that is left waits, as ``RepairedByHand`` says."""
-    ledger_ids = frozenset(ledger.ledger_id for ledger in ledgers)
+    ledger_ids = [ledger.ledger_id for ledger in ledgers]
 
     def queue(session: Session, batcher: Batcher) -> GivenLedgers:
         return GivenLedgers(
@@ -97,13 +98,15 @@ async def repair_by_hand(
     async with open_worker(settings, journal, half=Half.HAND, make_queue=queue) as opened:
         session = opened.session
         await mark_for_repair(session, opened.batcher, ledgers)
+        failed = await shut_away(session.store, session.ur, ledger_ids)
+        takable = set(ledger_ids) - failed.keys()
         async with asyncio.TaskGroup() as tasks:
             worker = tasks.create_task(opened.worker.run())
             waiting = await wait_done(
-                session.store, session.ur, ledger_ids, show=show, clock=session.clock
+                session.store, session.ur, takable, show=show, clock=session.clock
             )
             worker.cancel()
-    return RepairedByHand(ledger_count=len(ledgers), waiting=waiting)
+    return RepairedByHand(ledger_count=len(takable), waiting=waiting, failed=failed)
 
 
 async def mark_by_hand(
@@ -116,7 +119,9 @@ async def mark_by_hand(
             sender = tasks.create_task(batcher.run())
             await mark_for_repair(session, batcher, ledgers)
             sender.cancel()
-    return RepairedByHand(ledger_count=len(ledgers))
+        ledger_ids = [ledger.ledger_id for ledger in ledgers]
+        failed = await shut_away(session.store, session.ur, ledger_ids)
+    return RepairedByHand(ledger_count=len(ledgers) - len(failed), failed=failed)
 
 
 async def mark_for_repair(
@@ -130,6 +135,20 @@ async def mark_for_repair(
     for ledger in ledgers:
         if ledger.ledger_id in noted:
             await notes.delete(ledger.ledger_id)
+
+
+async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
+    """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes them."""
+    own, shut = own_path(ur), dict[int, str]()
+    for marked in await read_marks(store, own, ledger_ids):
+        if marked.mark is None:
+            try:
+                await store.get(payloads.mark_path(own, marked.ledger_id))
+            except UnauthorizedError as error:
+                shut[marked.ledger_id] = f"its mark cannot be read: {error}"
+            except NoNodeError:
+                pass
+    return shut
 
 
 async def _named(manager: LedgerManager, ledger_id: int) -> Endangered:

@@ -80,7 +80,7 @@ async def _run(
     if not found.ledgers:
         return RepairedByHand(ledger_count=0, failed=found.failed)
     done = await _repair(settings, found.ledgers, mark_only)
-    return replace(done, failed=found.failed)
+    return replace(done, failed={**found.failed, **done.failed})
 
 
 async def _repair(

@@ -17,6 +17,7 @@ from daemon.local.ports import LOOPBACK, free_ports
 from daemon.operating.progress import counted
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
+from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
@@ -234,10 +235,34 @@ def test_a_wrong_address_is_refused_in_one_line(
 def test_an_acl_that_shuts_us_out_is_told_in_one_line(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, path: str, commands: Commands
 ) -> None:
-    complaint = f"ACL of this znode shuts us out: whoever it admits may open it with setAcl (path={path}"
+    complaint = (
+        f"ACL of this znode shuts us out: whoever it admits may open it with setAcl (path={path}"
+    )
 
     with only_for_another(module_cluster, path):
         asyncio.run(assert_refused(uri, commands, tmp_path, exit_code=3, complaint=complaint))
+
+
+def test_a_repair_by_hand_ends_where_an_acl_keeps_its_own_mark_from_everybody(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on:
+            shut, other = [w.ledger_id for w in await on.write(shape(1), shape(2))]
+            marked = await bookmender(uri, "repair", str(shut), "--mark-only", state=tmp_path)
+            assert marked.exit_code == 0, marked
+
+            with only_for_another(module_cluster, payloads.mark_path(own_path(on.seen.ur), shut)):
+                said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
+
+            assert said.exit_code == 1, said
+            first, last = said.out.splitlines()
+            assert first.startswith(f"ledger {shut}: its mark cannot be read: ZooKeeper's ACL")
+            assert last == "1 ledger whole"
+            opened = await bookmender(uri, "repair", str(shut), state=tmp_path)
+            assert opened.exit_code == 0, opened
+
+    asyncio.run(run())
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.operating import repair_command
-from daemon.operating.repair_by_hand import RepairedByHand, find_ledgers, wait_done
+from daemon.operating.repair_by_hand import RepairedByHand, find_ledgers, shut_away, wait_done
 from daemon.status import help_text
 from replication.cluster.own_state import own_path, waiting_path
 from replication.queue import payloads
@@ -66,6 +66,20 @@ async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Rea
     assert note.reason is reason
     assert help_text(note).startswith("ledger 0 waits for ")
     assert help_text(note).endswith(f"{reason.value}: so it is")
+
+
+@in_virtual_time
+async def test_marks_that_acls_shut_away_are_told_as_nobody_can_take_them() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B2), (B1, B2))
+    marks = [payloads.mark_path(own_path(UR), ledger_id) for ledger_id in range(3)]
+    await cluster.store.create(marks[0], payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
+    await cluster.store.create(marks[1], b"\xff", with_parents=True)
+    await cluster.store.create(marks[2], payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
+    shut_out(cluster.store, marks[2])
+
+    shut = await shut_away(cluster.store, UR, [0, 1, 2, 3])
+
+    assert shut == {2: "its mark cannot be read: the ACL shuts us out"}
 
 
 @in_virtual_time
