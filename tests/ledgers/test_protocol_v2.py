@@ -15,8 +15,8 @@ from ledgers.errors import CorruptionError
 from tests.vectors import Case, cases
 
 KEY = bytes(20)
-OPERATIONS = set(v2.Operation)
-FRAMES = [case for case in cases("frames_v2") if case["fields"]["operation"] in OPERATIONS]
+OPCODES = set(v2.Opcode)
+FRAMES = [case for case in cases("frames_v2") if case["fields"]["operation"] in OPCODES]
 # A batch read that fences is the one frame that we never send: fencing goes over V3 (rule S5).
 REQUESTS = [
     case
@@ -29,14 +29,14 @@ REPLIES = [case for case in FRAMES if case["direction"] == "reply"]
 def request_of(fields: Case) -> Request:
     flags = fields["flags"]
     match fields["operation"]:
-        case v2.Operation.ADD:
+        case v2.Opcode.ADD:
             return Add(
                 entry=bytes.fromhex(fields["entry"]),
                 master_key=bytes.fromhex(fields["master_key"]),
                 is_recovery=bool(flags & 2),
                 is_high_priority=bool(flags & 4),
             )
-        case v2.Operation.READ:
+        case v2.Opcode.READ:
             return Read(
                 ledger_id=fields["ledger_id"],
                 entry_id=fields["entry_id"],

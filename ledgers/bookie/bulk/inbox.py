@@ -17,7 +17,7 @@ _LONG_FRAME_BYTES = 128 * 1024
 """From here on a frame is completed in its own buffer rather than moved with each arrival."""
 
 
-class FrameReader(Protocol):
+class FrameConsumer(Protocol):
     """Whom an inbox hands its bytes to."""
 
     def consume(self, view: memoryview, end: int) -> int:
@@ -49,8 +49,8 @@ class ReceiveBuffer:
 class Inbox(asyncio.BufferedProtocol):
     """One connection's receiving end."""
 
-    def __init__(self, reader: FrameReader, receive_buffer: ReceiveBuffer) -> None:
-        self._reader = reader
+    def __init__(self, consumer: FrameConsumer, receive_buffer: ReceiveBuffer) -> None:
+        self._consumer = consumer
         self._shared = receive_buffer.view
         self._rest = b""
         """The incomplete frame's first bytes."""
@@ -61,16 +61,16 @@ class Inbox(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, for uvloop's transports are Transports in all but name.
-        self._reader.opened(self, cast(asyncio.Transport, transport))
+        self._consumer.opened(self, cast(asyncio.Transport, transport))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._reader.closed(self, exc)
+        self._consumer.closed(self, exc)
 
     def pause_writing(self) -> None:
-        self._reader.is_full(self, True)
+        self._consumer.is_full(self, True)
 
     def resume_writing(self) -> None:
-        self._reader.is_full(self, False)
+        self._consumer.is_full(self, False)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._long is not None:
@@ -90,9 +90,9 @@ class Inbox(asyncio.BufferedProtocol):
                 return
             self._long = None
         try:
-            position = self._reader.consume(view, end)
+            position = self._consumer.consume(view, end)
         except CorruptionError as error:
-            self._reader.closed(self, error)
+            self._consumer.closed(self, error)
             return
         self._keep(view[position:end])
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from ledgers.bookie.bulk.frames import FRAME_BYTES_MAX
+from ledgers.bookie.bulk.frames import REPLY_FRAME_BYTES_MAX
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
 from ledgers.errors import BookmenderError, CorruptionError, NoAnswerError, UnavailableError
 from ledgers.formats.bookie_info import Resolve, parse_address
@@ -33,7 +33,7 @@ class Common:
     timeout_s: float
     writes_in_flight_max: int
     writes_bytes_max: int
-    frame_bytes_max: int = FRAME_BYTES_MAX
+    frame_bytes_max: int = REPLY_FRAME_BYTES_MAX
     receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
     yields: bool = True
     """Whether a bookie is asked less while its replies grow slower."""
@@ -113,11 +113,11 @@ class Lane(ABC):
 
     @abstractmethod
     def consume(self, view: memoryview, end: int) -> int:
-        """As FrameReader."""
+        """As FrameConsumer."""
 
     @abstractmethod
     def is_full(self, inbox: Inbox, is_full: bool) -> None:
-        """As FrameReader."""
+        """As FrameConsumer."""
 
     @abstractmethod
     def _go_on(self) -> None:
@@ -170,7 +170,7 @@ class Lane(ABC):
             transport, self._transport, self._inbox = self._transport, None, None
             transport.abort()
 
-    # --- What the inbox reports (FrameReader) --------------------------------------------------
+    # --- What the inbox reports (FrameConsumer) -------------------------------------------------
 
     def opened(self, inbox: Inbox, transport: asyncio.Transport) -> None:
         self._inbox, self._transport = inbox, transport

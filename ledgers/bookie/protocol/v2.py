@@ -1,6 +1,6 @@
 """The V2 protocol: fixed binary layouts, big-endian, and the only one with batch reads.
 
-A packet opens with a header word: protocol version (8 bits), operation (8), flags (16). There is no
+A packet opens with a header word: protocol version (8 bits), opcode (8), flags (16). There is no
 transaction id: a reply repeats the ledger and entry id of its request, so two equal requests cannot
 be told apart (rule S5), except for batch reads, which carry an id. Numbers are BookieProtocol's.
 """
@@ -20,7 +20,7 @@ FLAG_RECOVERY_ADD = 2
 FLAG_HIGH_PRIORITY = 4
 
 
-class Operation(IntEnum):
+class Opcode(IntEnum):
     """What we ask. A number that a bookie's V2 decoder does not know makes it close the connection."""
 
     ADD = 1
@@ -51,15 +51,15 @@ def encode(request: Request, request_id: int) -> Encoded:
 
 def decode(packet: bytes) -> Reply:
     """The reply in a packet. Raises CorruptionError."""
-    version, operation, _ = _unpack(_HEADER_WORD, packet)
+    version, opcode, _ = _unpack(_HEADER_WORD, packet)
     if version != VERSION:
         raise CorruptionError("not a V2 packet", version=version)
-    match operation:
-        case Operation.ADD | Operation.READ:
+    match opcode:
+        case Opcode.ADD | Opcode.READ:
             return _decode_add_or_read(packet)
-        case Operation.READ_BATCH:
+        case Opcode.READ_BATCH:
             return _decode_batch(packet)
-    raise CorruptionError("no such operation in V2", operation=operation)
+    raise CorruptionError("no such operation in V2", operation=opcode)
 
 
 # --- Requests ----------------------------------------------------------------------------------
@@ -69,9 +69,9 @@ def _encode_add(request: Add) -> Encoded:
     header = request.header
     flags = FLAG_RECOVERY_ADD if request.is_recovery else 0
     flags |= FLAG_HIGH_PRIORITY if request.is_high_priority else 0
-    word = _HEADER_WORD.pack(VERSION, Operation.ADD, flags)
+    word = _HEADER_WORD.pack(VERSION, Opcode.ADD, flags)
     return Encoded(
-        key=(Operation.ADD, header.ledger_id, header.entry_id),
+        key=(Opcode.ADD, header.ledger_id, header.entry_id),
         packet=b"".join((word, request.master_key, request.entry)),
         is_key_unique=False,
     )
@@ -80,9 +80,9 @@ def _encode_add(request: Add) -> Encoded:
 def _encode_read(request: Read) -> Encoded:
     flags = FLAG_FENCE if request.fencing_key is not None else 0
     flags |= FLAG_HIGH_PRIORITY if request.is_high_priority else 0
-    head = _READ.pack(VERSION, Operation.READ, flags, request.ledger_id, request.entry_id)
+    head = _READ.pack(VERSION, Opcode.READ, flags, request.ledger_id, request.entry_id)
     return Encoded(
-        key=(Operation.READ, request.ledger_id, request.entry_id),
+        key=(Opcode.READ, request.ledger_id, request.entry_id),
         packet=head + (request.fencing_key or b""),
         is_key_unique=False,
     )
@@ -91,7 +91,7 @@ def _encode_read(request: Read) -> Encoded:
 def _encode_batch(request: ReadBatch, request_id: int) -> Encoded:
     packet = _READ_BATCH.pack(
         VERSION,
-        Operation.READ_BATCH,
+        Opcode.READ_BATCH,
         0,
         request.ledger_id,
         request.first_entry_id,
@@ -99,19 +99,17 @@ def _encode_batch(request: ReadBatch, request_id: int) -> Encoded:
         request.count_max,
         request.bytes_max,
     )
-    return Encoded(key=(Operation.READ_BATCH, request_id), packet=packet, is_key_unique=True)
+    return Encoded(key=(Opcode.READ_BATCH, request_id), packet=packet, is_key_unique=True)
 
 
 # --- Replies -----------------------------------------------------------------------------------
 
 
 def _decode_add_or_read(packet: bytes) -> Reply:
-    _, operation, _, code, ledger_id, entry_id = _unpack(_REPLY, packet)
-    reply = Reply(
-        key=(Operation(operation), ledger_id, entry_id), status=Status.of_v2(code), code=code
-    )
+    _, opcode, _, code, ledger_id, entry_id = _unpack(_REPLY, packet)
+    reply = Reply(key=(Opcode(opcode), ledger_id, entry_id), status=Status.of_v2(code), code=code)
     entry = packet[_REPLY.size :]
-    has_entry = operation == Operation.READ and reply.status is Status.EOK
+    has_entry = opcode == Opcode.READ and reply.status is Status.EOK
     if has_entry != bool(entry):
         raise CorruptionError("V2 reply of the wrong length", packet_bytes=len(packet), code=code)
     return replace(reply, entries=(entry,)) if has_entry else reply
@@ -119,7 +117,7 @@ def _decode_add_or_read(packet: bytes) -> Reply:
 
 def _decode_batch(packet: bytes) -> Reply:
     _, _, _, code, _, _, request_id = _unpack(_BATCH_REPLY, packet)
-    reply = Reply(key=(Operation.READ_BATCH, request_id), status=Status.of_v2(code), code=code)
+    reply = Reply(key=(Opcode.READ_BATCH, request_id), status=Status.of_v2(code), code=code)
     entries = tuple(_entries_of_batch(packet))
     if entries and reply.status is not Status.EOK:
         raise CorruptionError("V2 reply of the wrong length", packet_bytes=len(packet), code=code)
