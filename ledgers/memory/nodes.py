@@ -94,8 +94,8 @@ class Nodes:
         return {path: node.data for path, node in self._by_path.items()}
 
 
-class Change:
-    """One transaction: operations applied as they come, until ``undo`` takes all of them back."""
+class Transaction:
+    """Operations applied as they come, until ``undo`` takes all of them back."""
 
     def __init__(self, nodes: Nodes, *, zxid: int, now_ms: int, session_id: int) -> None:
         self.events: list[Event] = []

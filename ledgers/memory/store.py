@@ -19,7 +19,7 @@ from ledgers.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ledgers.memory.nodes import Change, Nodes
+from ledgers.memory.nodes import Nodes, Transaction
 from ledgers.store import (
     ANY_VERSION,
     EVENTS_MAX,
@@ -120,18 +120,18 @@ class MemoryTree:
 
     def apply(self, session_id: int, operations: Sequence[Operation]) -> list[OperationResult]:
         """All or nothing, as one transaction. Raises MultiFailed."""
-        change = Change(
+        transaction = Transaction(
             self.nodes, zxid=self._zxid + 1, now_ms=self._clock.wall_ms(), session_id=session_id
         )
         results: list[OperationResult] = []
         for index, operation in enumerate(operations):
             try:
-                results.append(change.apply(operation))
+                results.append(transaction.apply(operation))
             except RejectedError as error:
-                change.undo()
+                transaction.undo()
                 raise MultiFailed(index, error) from error
         self._zxid += 1
-        for event in change.events:
+        for event in transaction.events:
             for session in self._sessions.values():
                 session.publish(event)
         return results

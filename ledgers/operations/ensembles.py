@@ -75,7 +75,7 @@ class CurrentEnsemble:
             self._failed.add(index)
             self._failures[bookie] = (self._clock.now_s(), error)
 
-    async def choose(self) -> "Change":
+    async def choose(self) -> "EnsembleChange":
         """Choose who is to take over from the failed and the dead, as far as there is anybody."""
         candidates = await self._targets.writable()
         wanted = self.dead | self._failed
@@ -94,9 +94,9 @@ class CurrentEnsemble:
             except NotEnoughBookiesError:
                 continue
         replaced = frozenset(i for i in wanted if chosen[i] != self.bookies[i])
-        return Change(bookies=tuple(chosen), replaced=replaced, given_up=wanted - replaced)
+        return EnsembleChange(bookies=tuple(chosen), replaced=replaced, given_up=wanted - replaced)
 
-    def install(self, change: "Change") -> None:
+    def install(self, change: "EnsembleChange") -> None:
         """Go on with these bookies. Who failed since ``choose`` stays noted."""
         self.bookies = change.bookies
         self.dead = change.given_up
@@ -110,7 +110,7 @@ class CurrentEnsemble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class EnsembleChange:
     """A new ensemble: the bookie indexes that got another bookie, and those that keep a failed one."""
 
     bookies: tuple[BookieId, ...]
