@@ -25,7 +25,7 @@ from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.slots import Slots, kept_for_losses
 from replication.summary import SUMMARY_INTERVAL_S, Summary
-from replication.waiting.deferrals import Pace
+from replication.waiting.deferrals import RetryPace
 from replication.waiting.notes import WaitingNotesWriter
 from replication.waiting.waiting_list import Holding, WaitingList
 
@@ -85,7 +85,7 @@ class ReplicationWorker:
         self._waiting = WaitingList(
             notes=notes,
             views=views,
-            pace=Pace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s),
+            pace=RetryPace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s),
             node=node,
             clock=clock,
             rng=rng,

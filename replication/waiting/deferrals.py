@@ -32,7 +32,7 @@ REMEMBERED_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RetryPace:
     """How long to wait between tries, as the settings have it."""
 
     wait_min_s: float

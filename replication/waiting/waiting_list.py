@@ -12,7 +12,7 @@ from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.outcome import Outcome
 from replication.queue.queue import Queue, Take
 from replication.reasons import Reason
-from replication.waiting.deferrals import Deferrals, Pace
+from replication.waiting.deferrals import Deferrals, RetryPace
 from replication.waiting.notes import WaitingNote, WaitingNotesWriter
 from replication.waiting.whereabouts import whereabouts
 from replication.waiting.world import World
@@ -50,7 +50,7 @@ class WaitingList:
         *,
         notes: WaitingNotesWriter,
         views: ViewSource,
-        pace: Pace,
+        pace: RetryPace,
         node: str,
         clock: Clock,
         rng: random.Random,

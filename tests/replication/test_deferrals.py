@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from replication.reasons import Reason
-from replication.waiting.deferrals import JITTER, REMEMBERED_S, Deferrals, Pace
+from replication.waiting.deferrals import JITTER, REMEMBERED_S, Deferrals, RetryPace
 from replication.waiting.world import World
 
 SEED = 20
 LEDGER = 5
-PACE = Pace(wait_min_s=10, wait_max_s=300)
+PACE = RetryPace(wait_min_s=10, wait_max_s=300)
 WORLD = World(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(WORLD, newest_czxid=8)
 
