@@ -31,11 +31,22 @@ def hold() -> None:
     \b
       bookmender hold                               whether one stands, and why
       bookmender hold begin --for 2h --reason "…"   before work on the network
-      bookmender hold end --yes                     the bookies that are away are lost
+      bookmender hold end                           ends it, unless bookies are away: then it shows them
+      bookmender hold end --yes                     ends it in any case: those are lost
 
     The leader begins one by itself when so many bookies go at once that it is hardly they who failed
-    (section [hold] of the settings), and ends it when they are back, or after hold.lasts_s. What was
-    marked before is repaired meanwhile, but for ledgers that would have to be fenced.
+    (section [hold] of the settings). What was marked before is repaired meanwhile, but for ledgers that
+    would have to be fenced.
+
+    \b
+    It ends
+      by hand       at any time: bookmender hold end
+      in time       after hold.lasts_s; an operator's after --for, if that was given
+      by itself     soon after enough of its bookies are back; not an operator's
+
+    Whoever is away at its end is lost, at once if the recovery delay is over by then: their ledgers are
+    marked and copied elsewhere, open ones fenced. So bring bookies back first. For those that come later,
+    bookmender bookie maintenance ID --for 2h says that they are away on purpose.
 
     With the default recovery delay of 0 the first bookies of a wave are marked before the others are gone.
     One of some seconds, longer than ZooKeeper's session time-outs lie apart (30 s, say), lets the hold see

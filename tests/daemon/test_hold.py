@@ -27,6 +27,14 @@ from tests.virtual_time import run
 OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 went")
 
 
+def test_its_help_teaches_how_a_hold_ends_and_what_becomes_of_who_is_away_then() -> None:
+    text = " ".join(CliRunner().invoke(hold_command, ["--help"]).output.split())
+
+    assert "by hand at any time: bookmender hold end" in text
+    assert "enough of its bookies are back" in text
+    assert "Whoever is away at its end is lost" in text
+
+
 async def give(cluster: Cluster, order: HoldOrder) -> None:
     book, place = OrderBook(cluster.store, UR), hold_place(UR)
     await book.give(place, order, over=await book.standing(place))
