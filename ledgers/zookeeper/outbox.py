@@ -73,11 +73,6 @@ class Outbox:
         self._pace.per_s = per_s
         self._send_all()
 
-    @property
-    def requests_in_flight_max(self) -> int:
-        """As ZooKeeper's latency has it now."""
-        return self._window.size
-
     def ask(self, request: Any) -> "asyncio.Future[Any]":
         """As ``KazooSession.ask``, but that a lost session, too, is told by the future."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
