@@ -51,6 +51,7 @@ class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from c
         return key, setting
 
 
+# Not those of ``daemon.cli``: --output says where results go.
 format_option = click.option(
     "-o",
     "output_format",
