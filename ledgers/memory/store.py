@@ -34,7 +34,7 @@ from ledgers.store import (
     Stat,
 )
 from ledgers.zookeeper.parents import create_with_parents
-from ledgers.zookeeper.session import READ_ATTEMPTS_MAX, Session, check_size
+from ledgers.zookeeper.session import READ_TRIES_MAX, Session, check_size
 
 T = TypeVar("T")
 
@@ -259,7 +259,7 @@ class MemoryStore:
         return self._tree.apply(self._session_id, operations)
 
     async def _read(self, read: Callable[[], T]) -> T:
-        for _ in range(READ_ATTEMPTS_MAX):
+        for _ in range(READ_TRIES_MAX):
             try:
                 return await self._exchange(read, ())
             except _ConnectionBroke:

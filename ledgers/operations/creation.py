@@ -14,7 +14,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import DigestType, LedgerMetadata, Segment
 from ledgers.operations.ensembles import Targets
 
-ATTEMPTS_MAX = 10
+TRIES_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ async def create_ledger(
     Raises NotEnoughBookiesError; NodeExistsError when the id that was asked for is taken.
     """
     metadata = await _metadata(options, targets=targets, clock=clock, random=random)
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(TRIES_MAX):
         candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
         try:
             return await manager.create(candidate_id, metadata)
@@ -62,7 +62,7 @@ async def create_ledger(
                 return ours
             if ledger_id is not None and isinstance(error, NodeExistsError):
                 raise
-    raise UnavailableError("no free ledger id was found", attempts=ATTEMPTS_MAX)
+    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
 
 
 async def _metadata(

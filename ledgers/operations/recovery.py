@@ -26,7 +26,7 @@ from ledgers.operations.fencing import EndFinder, RecoveredEnd
 from ledgers.operations.opening import ledger_digest
 from ledgers.store import Operation
 
-METADATA_ATTEMPTS_MAX = 10
+METADATA_TRIES_MAX = 10
 """Compare-and-sets of one step, before a ledger whose metadata never rests is given up for now."""
 
 
@@ -77,7 +77,7 @@ async def _mark(
     ledger_id: int, manager: LedgerManager, guards: Sequence[Operation]
 ) -> VersionedMetadata:
     """Make sure that the ledger is no longer OPEN, so that no writer changes its ensemble."""
-    for _ in range(METADATA_ATTEMPTS_MAX):
+    for _ in range(METADATA_TRIES_MAX):
         versioned = await manager.read(ledger_id)
         if versioned.metadata.state is not LedgerState.OPEN:
             return versioned
@@ -101,7 +101,7 @@ async def _close(
     recovery found rests on it.
     """
     ledger_id, last_segment = versioned.ledger_id, versioned.metadata.last_segment
-    for _ in range(METADATA_ATTEMPTS_MAX):
+    for _ in range(METADATA_TRIES_MAX):
         metadata = versioned.metadata
         if metadata.is_closed:
             return versioned

@@ -30,7 +30,7 @@ from ledgers.operations.tasks import TaskScope, task_scope
 
 PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 1024
 """What fits into a frame with its headers, over either protocol."""
-METADATA_ATTEMPTS_MAX = 10
+METADATA_TRIES_MAX = 10
 """Compare-and-sets of one step, before the writer gives up."""
 STRAGGLERS_S = 5.0
 """How long a writer that has ended waits for adds beyond the A that its acknowledgements needed."""
@@ -163,7 +163,7 @@ class LedgerWriter:
         """
         self._appender.fail(LedgerClosedError("the writer closed the ledger"))
         async with self._metadata_turn:
-            for _ in range(METADATA_ATTEMPTS_MAX):
+            for _ in range(METADATA_TRIES_MAX):
                 closed = closed_by_writer(
                     self.metadata, last_entry_id=self.lac, length=self._confirmed_length()
                 )
@@ -181,7 +181,7 @@ class LedgerWriter:
         """Write a change of the ensemble to the metadata, before anything rests on it."""
         async with self._metadata_turn:
             before = self.metadata.last_segment
-            for _ in range(METADATA_ATTEMPTS_MAX):
+            for _ in range(METADATA_TRIES_MAX):
                 changed = changed_by_writer(self.metadata, segment, before=before)
                 if changed == self.metadata or await self._try_to_write(changed):
                     return

@@ -12,7 +12,7 @@ from ledgers.formats.layout import SHORT_ID_STOP, Layout
 from ledgers.store import Create, MetadataStore
 from ledgers.zookeeper.parents import create_with_parents
 
-ATTEMPTS_MAX = 10
+TRIES_MAX = 10
 HIGH_ORDER_KEPT = 3
 """Older ``HOB-`` directories than these are deleted."""
 
@@ -40,7 +40,7 @@ async def _short(store: MetadataStore, prefix: str, layout: Layout) -> int:
 
 
 async def _long(store: MetadataStore, parent: str) -> int:
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(TRIES_MAX):
         names = await store.children(parent)
         high_orders = sorted(
             int(n[4:]) for n in names if n.startswith("HOB-") and n[4:].isdecimal()

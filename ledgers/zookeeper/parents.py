@@ -5,14 +5,14 @@ from contextlib import suppress
 from ledgers.errors import NodeExistsError, NoNodeError, UnavailableError
 from ledgers.store import Create, MetadataStore
 
-ATTEMPTS_MAX = 10
+TRIES_MAX = 10
 """Whoever deletes a ledger also deletes the znodes above it that it leaves empty, so that a parent
 made here may be gone before its child is made."""
 
 
 async def create_with_parents(store: MetadataStore, create: Create) -> str:
     """As ``MetadataStore.create``; parents are persistent and empty."""
-    for _ in range(ATTEMPTS_MAX):
+    for _ in range(TRIES_MAX):
         try:
             return await store.create(
                 create.path,

@@ -13,7 +13,7 @@ from ledgers.store import Event, EventKind, Operation, SessionState, request_byt
 
 REQUEST_BYTES_MAX = 1_000_000
 """Past its jute.maxbuffer, 1 MiB, ZooKeeper cuts the connection, and others' requests with it."""
-READ_ATTEMPTS_MAX = 5
+READ_TRIES_MAX = 5
 """Connections that a read may see break before it fails; a write sees one only."""
 
 

@@ -45,7 +45,7 @@ from ledgers.zookeeper.kazoo_watch import (
 from ledgers.zookeeper.outbox import Outbox
 from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.requests import REPLY_ERRORS, error_of, request_of, results_of, stat_of
-from ledgers.zookeeper.session import READ_ATTEMPTS_MAX, check_size
+from ledgers.zookeeper.session import READ_TRIES_MAX, check_size
 
 
 class ZooKeeperStore:
@@ -202,7 +202,7 @@ class ZooKeeperStore:
         )
 
     async def _read(self, request: Any, path: str) -> Any:
-        for _ in range(READ_ATTEMPTS_MAX):
+        for _ in range(READ_TRIES_MAX):
             try:
                 return await self._ask(request)
             except (ConnectionLoss, SessionMovedError) as error:

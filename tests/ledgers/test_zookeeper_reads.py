@@ -7,7 +7,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, SessionMovedError, ThrottledOpError
 
 from ledgers.errors import UnavailableError
-from ledgers.zookeeper.session import READ_ATTEMPTS_MAX
+from ledgers.zookeeper.session import READ_TRIES_MAX
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession, turn
 
@@ -45,7 +45,7 @@ def test_a_read_is_not_sent_again_for_ever() -> None:
     async def scenario() -> None:
         session = ScriptedSession(is_old=True)
         reading = asyncio.create_task(store_on(session).children("/a"))
-        for attempt in range(READ_ATTEMPTS_MAX):
+        for attempt in range(READ_TRIES_MAX):
             await is_sent(session, attempt + 1)
             session.reply(attempt, error=SessionMovedError())
 

@@ -11,7 +11,7 @@ from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError, Thrott
 from ledgers.errors import SessionLostError
 from ledgers.store import Event, EventKind
 from ledgers.zookeeper.kazoo_watch import AddOneShotWatch, AddWatch, OneShotWatch
-from ledgers.zookeeper.session import READ_ATTEMPTS_MAX, Session, Subscription
+from ledgers.zookeeper.session import READ_TRIES_MAX, Session, Subscription
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession
 from tests.virtual_time import run
@@ -51,9 +51,7 @@ async def first(events: AsyncGenerator[Event, None]) -> Event:
     ("error", "request_count"),
     [
         pytest.param(ThrottledOpError(), 1, id="throttled"),
-        pytest.param(
-            ConnectionLoss(), READ_ATTEMPTS_MAX, id="the connection broke again and again"
-        ),
+        pytest.param(ConnectionLoss(), READ_TRIES_MAX, id="the connection broke again and again"),
     ],
 )
 def test_rule_s8_a_watch_tells_nothing_before_it_stands_and_is_asked_for_until_it_does(
