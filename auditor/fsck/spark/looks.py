@@ -4,13 +4,10 @@ A task that is tried again begins anew, and Spark takes the rows of one attempt 
 """
 
 import asyncio
-import logging
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
-import structlog
 
 from auditor.fsck.inspecting import inspect, recheck
 from auditor.fsck.ledger_ids import pack, unpack
@@ -18,6 +15,7 @@ from auditor.fsck.levels import FsckOptions
 from auditor.fsck.pace import BeginPace
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
+from auditor.fsck.spark.process import set_up
 from auditor.fsck.spark.streams import Work, from_stream, to_stream
 from auditor.fsck.unchanged import Written, unchanged
 from auditor.fsck.verdicts import LedgerVerdict
@@ -82,7 +80,7 @@ def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) 
     """In goes the position of a look, out come its rows (``ROWS``)."""
 
     def run(position: int) -> Iterator[pa.RecordBatch]:
-        _quiet_logs()
+        set_up()
         yield from asyncio.run(looks[position].run(options, begin_pace))
 
     return run
@@ -113,12 +111,3 @@ def _batch(verdicts: Sequence[LedgerVerdict], part_of: Callable[[int], int]) -> 
 def _left_out(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
     rows = [{"ledger_id": ledger_id, "part": part} for ledger_id in ledger_ids]
     return pa.RecordBatch.from_pylist(rows, schema=ROWS)
-
-
-def _quiet_logs() -> None:
-    """What a handled mishap of one bookie logs stands in the results as well; an executor's output is for
-    what else goes wrong."""
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
