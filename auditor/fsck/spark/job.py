@@ -54,10 +54,11 @@ def run_fsck(
     dispatch = Dispatch(spark, f"fsck {job.run}")
     if folder.is_begun:
         folder.check_order(options)
-    else:
-        _begin(folder, options, job, dispatch, on_progress)
-    run = _Run(folder, options, job, dispatch, on_progress)
-    run.look()
+    with dispatch.warming_up(looking([], options, FixedPace)):  # the first tasks wait in Spark
+        if not folder.is_begun:
+            _begin(folder, options, job, dispatch, on_progress)
+        run = _Run(folder, options, job, dispatch, on_progress)
+        run.look()
     run.look_again()
     return run.end()
 
@@ -75,12 +76,11 @@ def _begin(
     def on_listed(count: int) -> None:
         on_progress(FsckProgress(phase="listing", ledgers_done=count))
 
-    with dispatch.warming_up(looking([], options, FixedPace)):
-        listed = asyncio.run(
-            list_ledger_ids(
-                options.metadata_service_uri, timeouts=options.timeouts, on_listed=on_listed
-            )
+    listed = asyncio.run(
+        list_ledger_ids(
+            options.metadata_service_uri, timeouts=options.timeouts, on_listed=on_listed
         )
+    )
     rows = plan_rows(listed, read_checked(folder.state), options, job, now_ms=started_ms)
     if is_weighed(options.level):
         rows = _weighed(rows, options, on_progress)
