@@ -6,10 +6,10 @@ Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-le
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -18,6 +18,8 @@ from ledgers.errors import CorruptionError, SettingsError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.formats.layout import MetadataUri
 from replication.settings import PlacementSettings, ReplicationSettings
+
+T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
 
@@ -125,39 +127,75 @@ class Settings:
 
 
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Raises SettingsError that names the file or variable, the setting, and what is allowed."""
-    given = {**_from_file(path), **_from_environment(environment)}
-    return _build({key: value for key, (_, value) in given.items()}, given)
+    """Raises SettingsError that names all that is wrong: the file or variable, the setting, and what is allowed."""
+    errors: list[SettingsError] = []
+    given = {**_from_file(path, errors), **_from_environment(environment, errors)}
+    settings = _build(given, errors)
+    if settings is None or errors:
+        raise _together(errors)
+    return settings
 
 
 _Given = dict[str, tuple[str, Any]]
 """By full key (``section.key``): where the setting was given, and its value, converted."""
 
 
-def _build(values: Mapping[str, Any], given: _Given) -> Settings:
+def _together(errors: Sequence[SettingsError]) -> SettingsError:
+    if len(errors) == 1:
+        return errors[0]
+    lines = [f"{len(errors)} settings are wrong", *map(str, errors)]
+    return SettingsError("\n".join(lines), setting=errors[0].setting)
+
+
+def _build(given: _Given, errors: list[SettingsError]) -> Settings | None:
+    """None where something is wrong, as is told."""
     arguments: dict[str, Any] = {}
-    try:
-        for name, kind in get_type_hints(Settings).items():
-            if is_dataclass(kind):
-                prefix = f"{name}."
-                chosen = {k[len(prefix) :]: v for k, v in values.items() if k.startswith(prefix)}
-                arguments[name] = cast(type, kind)(**chosen)
-            elif name in values:
-                arguments[name] = values[name]
-        return Settings(**arguments)
-    except SettingsError as error:
-        key = error.setting or ""
-        if key in given:
-            raise SettingsError(f"{given[key][0]}: {error}", setting=key) from error
-        section = f"{key.partition('.')[0]}."
-        beside = {source for other, (source, _) in given.items() if other.startswith(section)}
-        if not beside:
-            raise
-        message = f"{', '.join(sorted(beside))}: {error}; that is its default: set it, too"
-        raise SettingsError(message, setting=key) from error
+    for name, kind in get_type_hints(Settings).items():
+        if is_dataclass(kind):
+            section = _make(cast(type, kind), _below(f"{name}.", given), given, errors)
+            if section is not None:
+                arguments[name] = section
+        elif name in given:
+            arguments[name] = given[name][1]
+    return _make(Settings, arguments, given, errors)
 
 
-def _from_file(path: Path | None) -> _Given:
+def _below(prefix: str, given: _Given) -> dict[str, Any]:
+    return {k[len(prefix) :]: v for k, (_, v) in given.items() if k.startswith(prefix)}
+
+
+def _make(
+    kind: type[T], values: dict[str, Any], given: _Given, errors: list[SettingsError]
+) -> T | None:
+    """Of those of the values that are right: what is wrong with one may hide what is with others."""
+    while True:
+        try:
+            return kind(**values)
+        except SettingsError as error:
+            # About one that is wrong itself: beside a right one this may be right.
+            is_told = any(wrong.setting and wrong.setting in str(error) for wrong in errors)
+            if not is_told:
+                errors.append(_placed(error, given))
+            name = (error.setting or "").rpartition(".")[2]
+            if name not in values:
+                return None
+            del values[name]
+
+
+def _placed(error: SettingsError, given: _Given) -> SettingsError:
+    """With the file or variable that it is about."""
+    key = error.setting or ""
+    if key in given:
+        return SettingsError(f"{given[key][0]}: {error}", setting=key)
+    section = f"{key.partition('.')[0]}."
+    beside = {source for other, (source, _) in given.items() if other.startswith(section)}
+    if not beside:
+        return error
+    message = f"{', '.join(sorted(beside))}: {error}; that is its default: set it, too"
+    return SettingsError(message, setting=key)
+
+
+def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
     if path is None:
         return {}
     try:
@@ -172,13 +210,16 @@ def _from_file(path: Path | None) -> _Given:
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
         else:
             flat[key] = value
-    return {
-        key: (str(path), _convert(str(path), key, value, is_text=False))
-        for key, value in flat.items()
-    }
+    given: _Given = {}
+    for key, value in flat.items():
+        try:
+            given[key] = (str(path), _convert(str(path), key, value, is_text=False))
+        except SettingsError as error:
+            errors.append(error)
+    return given
 
 
-def _from_environment(environment: Mapping[str, str]) -> _Given:
+def _from_environment(environment: Mapping[str, str], errors: list[SettingsError]) -> _Given:
     names = {_variable(key): key for key in _types()}
     given: _Given = {}
     for name, value in environment.items():
@@ -186,9 +227,13 @@ def _from_environment(environment: Mapping[str, str]) -> _Given:
             continue
         if name not in names:
             hint = _hint(name, names, prefix=ENVIRONMENT_PREFIX)
-            raise SettingsError(f"environment: there is no setting {name}{hint}")
+            errors.append(SettingsError(f"environment: there is no setting {name}{hint}"))
+            continue
         source = f"environment variable {name}"
-        given[names[name]] = (source, _convert(source, names[name], value, is_text=True))
+        try:
+            given[names[name]] = (source, _convert(source, names[name], value, is_text=True))
+        except SettingsError as error:
+            errors.append(error)
     return given
 
 

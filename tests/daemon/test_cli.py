@@ -181,7 +181,7 @@ def test_a_wrong_setting_is_said_with_its_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "bookmender.toml"
-    path.write_text("[log]\nlevel = 'loud'\n")
+    path.write_text("metadata_service_uri = 'zk://127.0.0.1/ledgers'\n[log]\nlevel = 'loud'\n")
 
     assert exit_code(monkeypatch, "daemon", "-c", str(path)) == 2
 
