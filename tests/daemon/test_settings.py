@@ -308,52 +308,29 @@ def test_an_unknown_variable_is_said_with_what_may_be_meant(
 
 
 def test_all_that_is_wrong_is_told_in_one_go(tmp_path: Path) -> None:
-    text = (
-        URI_LINE
-        + "[replication]\nledgers_at_once = 0\nidle_wait_s = nan\nretry_min_s = 'x'\n"
-        + "[auditor]\nenable = true\n[log]\nlevel = 'loud'\n"
-    )
+    wrong = "[replication]\nledgers_at_once = 0\nidle_wait_s = nan\nretry_min_s = 'x'\nmore = 1"
 
-    first, *lines = refused(tmp_path, text, LOG_FORMAT="xml", NODE_MOD="repair").splitlines()
+    first, *told = refused(tmp_path, URI_LINE + wrong, LOG_LEVEL="?", LOG_FORMAT="xml").splitlines()
 
-    path = tmp_path / "bookmender.toml"
-    assert first == "7 settings are wrong"
-    assert [line.partition(": ")[0] for line in lines if "environment" in line] == [
-        "environment",
-        "environment variable BOOKMENDER_LOG_FORMAT",
-    ]
-    assert [line for line in lines if "environment" not in line] == [
-        f"{path}: replication.retry_min_s is 'x'; allowed: a number",
-        f"{path}: there is no setting auditor.enable; did you mean auditor.enabled?",
-        f"{path}: replication.ledgers_at_once is 0; allowed: 1 to 10000",
-        f"{path}: replication.idle_wait_s is nan; allowed: 0.05 to 3600",
-        f"{path}: log.level is 'loud'; allowed: debug, info, warning, error",
-    ]
+    assert first == "6 settings are wrong"
+    names = "retry_min_s is 'x'", "replication.more", "at_once is 0", "wait_s is nan", "xml", "'?'"
+    assert all(name in line for name, line in zip(names, told, strict=True))
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        pytest.param(
-            URI_LINE + "[placement]\npolicy = 'region'\nracks_file = 'racks'",
-            "placement.racks_file is 'racks'",
-            id="what needs it",
-        ),
-        pytest.param(
-            "metadata_service_uri = 5", "metadata_service_uri is 5; allowed: a text", id="not unset"
-        ),
-        pytest.param(
-            'metadata_service_uri = "host"', "must begin with zk://", id="nor is it unset"
-        ),
+        (URI_LINE + "[placement]\npolicy = 'zone'\nracks_file = 'x'", "racks_file is 'x'; allowed"),
+        ("metadata_service_uri = 5", "metadata_service_uri is 5; allowed: a text"),
     ],
+    ids=["a rule that needs it", "that it is not set"],
 )
 def test_what_is_wrong_for_want_of_another_that_is_wrong_is_not_told_besides(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
-    message = refused(tmp_path, text)
+    [line] = refused(tmp_path, text).splitlines()
 
-    assert complaint in message
-    assert len(message.splitlines()) == 1
+    assert complaint in line
 
 
 # --- The address ----------------------------------------------------------------------------------
