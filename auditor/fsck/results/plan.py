@@ -20,8 +20,8 @@ from auditor.fsck.running import FsckJob
 from auditor.fsck.unchanged import Written
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
-PART_MIN: Mapping[Level, int] = {Level.METADATA: 1_000, Level.ENDS: 100}
-"""Ledgers, where they are not weighed: for fewer an executor's session is not worth opening."""
+PART_MIN: Mapping[Level, int] = {Level.METADATA: 5_000, Level.ENDS: 100}
+"""Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth opening."""
 PART_MAX: Mapping[Level, int] = {
     Level.METADATA: 25_000,
     Level.ENDS: 2_000,
