@@ -9,7 +9,7 @@ hand), which may be many, and slow where they are throttled: some places are kep
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 LATE_TIMES_MAX = 9
 """So many times the places are lent by ledgers that take long: those of a bookie that hangs are not to
@@ -29,7 +29,11 @@ class Slots:
 
     def __init__(self, count: int, *, within: "Slots | None" = None) -> None:
         self._within = within
+        self._count = count
         self._free = asyncio.Semaphore(count)
+        self._taken_count = 0
+        self._is_half_free = asyncio.Event()
+        self._is_half_free.set()
         self._late_max = LATE_TIMES_MAX * count
         self._late_count = 0
         self.lent_count = 0
@@ -44,18 +48,27 @@ class Slots:
         async with self._free:
             pass
 
+    async def wait_half_free(self, timeout_s: float) -> None:
+        """Where all are taken: until half of them are free again, or it takes longer than that."""
+        if not self._free.locked():
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._is_half_free.wait()
+
     async def take(self) -> None:
         await self._free.acquire()
+        self._count_taken(1)
         if self._within is None:
             return
         try:
             await self._within.take()
         except BaseException:  # cancelled: nothing was taken
-            self._free.release()
+            self._release()
             raise
 
     def give_back(self) -> None:
-        self._free.release()
+        self._release()
         if self._within is not None:
             self._within.give_back()
 
@@ -83,6 +96,17 @@ class Slots:
     async def claim_late(self) -> None:
         self._count_late(-1)
         await self._claim()
+
+    def _release(self) -> None:
+        self._free.release()
+        self._count_taken(-1)
+
+    def _count_taken(self, change: int) -> None:
+        self._taken_count += change
+        if 2 * self._taken_count <= self._count:
+            self._is_half_free.set()
+        else:
+            self._is_half_free.clear()
 
     @property
     def _may_lend_late(self) -> bool:

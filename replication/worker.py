@@ -52,6 +52,9 @@ _CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
 
 WINDOW_AGE_MAX_S = 5.0
 """How long ledgers found in one look are worked off before the queue is looked at anew."""
+GATHER_S = 0.05
+"""With all slots taken, ledgers are begun anew once half of them are free, or after that: those that begin together
+share requests to ZooKeeper and sends to bookies all along, and those that follow one by one, ever fewer."""
 LOOK_PAUSE = 10
 """A look that found nothing is followed by a pause of so many times its own duration at least: the
 longer the queue and the slower ZooKeeper, the seldomer."""
@@ -170,6 +173,7 @@ class ReplicationWorker:
 
     async def _take_slot(self, slots: Slots) -> bool:
         """Other slots may be taken for long: then the queue is looked at anew, for losses."""
+        await self._slots.wait_half_free(GATHER_S)
         try:
             async with asyncio.timeout(None if slots is self._slots else WINDOW_AGE_MAX_S):
                 await slots.take()

@@ -57,6 +57,44 @@ def test_who_has_waited_gets_a_place_again_when_one_is_free() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("given_back", "waited_s"),
+    [
+        pytest.param((1.0, 2.0), 2.0, id="half of them are free"),
+        pytest.param((1.0,), 10.0, id="it takes too long"),
+        pytest.param((), 10.0, id="none comes back"),
+    ],
+)
+def test_where_all_are_taken_half_are_waited_for(
+    given_back: tuple[float, ...], waited_s: float
+) -> None:
+    async def scenario() -> None:
+        slots = Slots(4)
+        for _ in range(4):
+            await slots.take()
+        for at_s in given_back:
+            asyncio.get_running_loop().call_later(at_s, slots.give_back)
+
+        await slots.wait_half_free(10.0)
+
+        assert now_s() == waited_s
+
+    run(scenario())
+
+
+def test_while_any_is_free_no_others_are_waited_for() -> None:
+    async def scenario() -> None:
+        slots = Slots(4)
+        for _ in range(3):
+            await slots.take()
+
+        await slots.wait_half_free(10.0)
+
+        assert now_s() == 0
+
+    run(scenario())
+
+
 def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
     async def be_long(slots: Slots) -> None:
         await slots.take()

@@ -11,6 +11,7 @@ from replication.queue import payloads
 from replication.queue.idle_waits import IDLE_LOOKS_PER_S
 from replication.queue.queue import Take
 from replication.repair import Repairer
+from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, UR, Node, working
@@ -93,3 +94,27 @@ async def test_the_disable_switch_is_read_when_it_changes_and_not_at_each_look()
         await cluster.mark(B2)
         await cluster.store.delete(payloads.disable_path(UR))
         assert await until(cluster, lambda: queue_empty(cluster)) < 1
+
+
+@in_virtual_time
+async def test_ledgers_that_end_one_by_one_do_not_have_others_begun_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began_s: list[float] = []
+
+    async def repair(self: Repairer, take: Take, *_: object, **__: object) -> Outcome:
+        began_s.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.010 + 0.003 * (take.ledger_id % 10))
+        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+
+    monkeypatch.setattr(Repairer, "repair", repair)
+    cluster = await Cluster.start()
+    for ledger_id in range(60):
+        await cluster.mark(B2, ledger_id=ledger_id)
+
+    settings = ReplicationSettings(ledgers_at_once=10)
+    async with cluster.node(settings=settings) as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert len(began_s) == 60
+    assert len(set(began_s)) < 15
