@@ -133,12 +133,12 @@ class Bench:
         """Takes turns off ``waiting`` until there are none, or one fails."""
         self._progress.say("starting ZooKeeper and the bookies")
         async with open_arena(java) as arena:
-            await warm_bookies(arena)
             with ExitStack() as stack:
                 writer = None
                 if waiting[0].of_pass is Pass.BESIDE_WRITER:
                     uri = arena.cluster.metadata_service_uri
                     writer = stack.enter_context(PacedWriter(uri, avoid=arena.victim))
+                await warm_bookies(arena)  # with what they will have to do
                 while waiting:
                     turn = waiting.pop(0)
                     self._progress.say(f"{turn.contender.title}: starting, and warming up")
