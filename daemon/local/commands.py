@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -50,9 +51,26 @@ def _default_data() -> Path:
     return Path(share) / "bookmender" / "local"
 
 
+class _Folder(click.Path):
+    """A folder that is named: an empty text, as of a variable that is not set, would be where the caller stands."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:
+        if value == "":
+            self.fail("it is empty: name a folder", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _data_option = click.option(
     "--data",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=_Folder(),
     callback=lambda context, option, folder: (folder or _default_data()).resolve(),
     help="The cluster's folder: another folder, another cluster.  "
     "[default: bookmender/local in the user's data folder]",

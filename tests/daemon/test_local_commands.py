@@ -96,6 +96,19 @@ def test_commands_to_a_cluster_that_is_not_running_are_refused(data: Path, comma
     assert "no cluster is running" in str(error)
 
 
+@pytest.mark.parametrize("command", ["up", "down", "status"])
+def test_an_empty_text_is_no_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    said = run(command, "--data", "")
+
+    assert said.exit_code == 2
+    assert "it is empty: name a folder" in said.output
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_a_dead_supervisor_left_behind_is_not_taken_for_a_live_one(data: Path) -> None:
     data.mkdir(parents=True)
     SPEC.save(data)
