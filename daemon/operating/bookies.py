@@ -11,9 +11,7 @@ from auditor.records import DrainProgress, last_drains
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.opening import open_bookies
 from ledgers.bookies import Bookies, Room
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import BookmenderError
@@ -192,19 +190,8 @@ async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, Drain
 
 async def _rooms(view: BookieView) -> Mapping[BookieId, Room]:
     """Of those that answer."""
-    budgets = Budgets()
-    client = BookieClient(
-        resolve=view.address,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets, resolve=view.address),
-        clock=SystemClock(),
-        rng=random.Random(),
-        settings=BookieClientSettings(),
-    )
-    try:
+    async with open_bookies(view.address, clock=SystemClock(), rng=random.Random()) as client:
         return await _ask_all(client, view.available)
-    finally:
-        await client.close()
 
 
 async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, Room]:

@@ -13,9 +13,7 @@ from typing import Any
 import google_crc32c
 
 from auditor.fsck.read_session import read_session
-from ledgers.bookie.budget import Budgets
-from ledgers.bookie.bulk.transfers import BulkTransfers
-from ledgers.bookie.client import BookieClient, BookieClientSettings
+from ledgers.bookie.opening import open_bookies
 from ledgers.bookies import Answer, Bookies
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
@@ -113,21 +111,15 @@ async def entry_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[l
     async with read_session(reach.metadata_service_uri) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         view = await Registration(store, uri.root).read()
-        budgets = Budgets(reads_in_flight_max=reach.reads_in_flight_per_bookie)
-        bookies = BookieClient(
-            resolve=view.address,
-            budgets=budgets,
-            bulk=BulkTransfers(budgets),
+        async with open_bookies(
+            view.address,
             clock=SystemClock(),
             rng=random.Random(),
-            settings=BookieClientSettings(),
-        )
-        try:
+            reads_in_flight_max=reach.reads_in_flight_per_bookie,
+        ) as bookies:
             for ledger_id in ledger_ids:
                 async for rows in _entries_of(ledger_id, reach, manager, bookies):
                     yield rows
-        finally:
-            await bookies.close()
 
 
 # --- One ledger --------------------------------------------------------------------------------------
