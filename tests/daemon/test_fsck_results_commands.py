@@ -216,6 +216,13 @@ def test_a_ledger_whose_copies_differ_is_not_headed_as_whole_alone(tmp_path: Pat
     ]
 
 
+def test_where_there_are_no_results_none_are_shown(tmp_path: Path) -> None:
+    said = call("show", tmp_path / "elsewhere", "1")
+
+    assert isinstance(said.exception, SettingsError)
+    assert "there are no results of a run of fsck" in str(said.exception)
+
+
 def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
     shutil.rmtree(leave_results(tmp_path, [whole(2)], run=LATER_RUN).path)

@@ -25,7 +25,11 @@ class PastVerdict:
 
 
 def past_verdicts(folder: Path, ledger_id: int) -> list[PastVerdict]:
-    """The last first. Empty where no run whose rows are there looked at it. Raises CorruptionError."""
+    """The last first. Empty where no run whose rows are there looked at it.
+
+    Raises CorruptionError, and SettingsError where there are no results of any run.
+    """
+    Results.open(folder)  # says what there is instead
     past: list[PastVerdict] = []
     deleted = 0
     for later_runs, run in enumerate(reversed(summary_runs(folder))):
