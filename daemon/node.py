@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, closing
 from functools import partial
 
 import structlog
+import uvloop
 
 from daemon.auditor_half import new_outages, run_auditor_session
 from daemon.observe_node import ReportFile, run_observer_session
@@ -42,7 +43,7 @@ def run_node(settings: Settings) -> int:
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
         session = partial(run_observer_session, settings, ReportFile(state_dir(settings)))
-        observer = HalfThread("observer", session, loop_factory=loop_factory())
+        observer = HalfThread("observer", session, loop_factory=uvloop.new_event_loop)
         return _run(settings, [observer], partial(open_observing, settings))
     with closing(open_journal(settings)) as journal:
         halves = _halves(settings, journal)
@@ -120,24 +121,13 @@ def check_cluster(open_once: Callable[[], OpenSession]) -> None:
 
 def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:
     """Those that are switched on, in the order in which they start."""
-    new_loop = loop_factory()
     halves: list[HalfThread] = []
     if settings.replication.enabled:
         session = partial(run_worker_session, settings, journal)
-        halves.append(HalfThread("replication-worker", session, loop_factory=new_loop))
+        halves.append(HalfThread("replication-worker", session, loop_factory=uvloop.new_event_loop))
     if settings.auditor.enabled:
         session = partial(run_auditor_session, settings, journal, new_outages(settings))
-        halves.append(HalfThread("auditor", session, loop_factory=new_loop))
+        halves.append(HalfThread("auditor", session, loop_factory=uvloop.new_event_loop))
     if not halves:
         raise SettingsError("auditor.enabled and replication.enabled are both false: nothing to do")
     return halves
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed; None for asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    new_loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return new_loop
