@@ -22,6 +22,11 @@ from replication.settings import PlacementSettings, ReplicationSettings
 T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
+FULL_LIST = "deploy/bookmender.toml"
+"""Where a reader finds every setting; in the repository, and so in each release's sources."""
+SURELY_MEANT = 0.8
+"""How alike (1: the same) a name must be to be the only one that is offered in place of a wrong one."""
+NEAR_MAX = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +173,7 @@ def _make(
     kind: type[T], values: dict[str, Any], given: _Given, errors: list[SettingsError]
 ) -> T | None:
     """Of those of the values that are right: what is wrong with one may hide what is with others."""
+    values = dict(values)
     while True:
         try:
             return kind(**values)
@@ -178,8 +184,23 @@ def _make(
                 errors.append(_placed(error, given))
             name = (error.setting or "").rpartition(".")[2]
             if name not in values:
+                name = _ruling_out(kind, values, error)
+            if name not in values:
                 return None
             del values[name]
+
+
+def _ruling_out(kind: type[Any], values: dict[str, Any], error: SettingsError) -> str:
+    """The value without which a default is right that the error is about; empty where none is."""
+    for name in values:
+        others = {key: value for key, value in values.items() if key != name}
+        try:
+            kind(**others)
+        except SettingsError as other:
+            if other.setting == error.setting:
+                continue
+        return name
+    return ""
 
 
 def _placed(error: SettingsError, given: _Given) -> SettingsError:
@@ -269,7 +290,15 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
 def _hint(wrong: str, right: Mapping[str, Any], *, prefix: str = "") -> str:
     """What may have been meant. ``prefix``: what all names have in common, and so says nothing."""
     names = [name.removeprefix(prefix) for name in right]
-    close = difflib.get_close_matches(wrong.removeprefix(prefix), names, n=1)
-    if close:
-        return f"; did you mean {prefix}{close[0]}?"
-    return f"; there are: {', '.join(sorted(right))}"
+    near = [prefix + name for name in _near(wrong.removeprefix(prefix), names)]
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"; {meant}{FULL_LIST} has them all"
+
+
+def _near(wrong: str, names: Sequence[str]) -> list[str]:
+    """The one that is surely meant, or else a few that resemble it or hold its last word."""
+    if sure := difflib.get_close_matches(wrong, names, n=1, cutoff=SURELY_MEANT):
+        return sure
+    word = wrong.rpartition(".")[2]
+    holding = [name for name in names if word and word in name]
+    return list(dict.fromkeys([*difflib.get_close_matches(wrong, names), *holding]))[:NEAR_MAX]
