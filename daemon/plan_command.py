@@ -17,7 +17,7 @@ from daemon.cli import (
     output_option,
 )
 from daemon.operating.bookie_ids import BookieArgument
-from daemon.operating.progress import printable
+from daemon.operating.progress import counted, printable
 from daemon.planning import Previews, plan_for
 from daemon.restore_command import earlier_metadata_hint
 from daemon.visit import Visit, run_visit
@@ -138,8 +138,7 @@ def to_text(found: Previews) -> str:
     entry_count = sum(each.entry_count for each in found.ledgers)
     byte_count = sum(each.byte_count for each in found.ledgers)
     lines.append(
-        f"{there_count} ledgers, {entry_count} entries to copy, about {size_text(byte_count)}"
-        + _more(found.more)
+        f"{counted(there_count, 'ledger')}, {_to_copy(entry_count, byte_count)}" + _more(found.more)
     )
     return "\n".join(lines)
 
@@ -148,7 +147,7 @@ def _unreadable_text(ledger_ids: Sequence[int]) -> str:
     shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
     more = " and more" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
     return (
-        f"{len(ledger_ids)} ledgers that cannot be read may be on it, too: {shown}{more}; "
+        f"{counted(len(ledger_ids), 'ledger')} that cannot be read may be on it, too: {shown}{more}; "
         "bookmender ledger show ID says what is wrong"
     )
 
@@ -156,7 +155,7 @@ def _unreadable_text(ledger_ids: Sequence[int]) -> str:
 def _more(more: int | None) -> str:
     if more is None:
         return "; there are more ledgers (--limit)"
-    return f"; {more} more ledgers not shown (--limit)" if more else ""
+    return f"; {counted(more, 'more ledger')} not shown (--limit)" if more else ""
 
 
 def _lines(found: Preview) -> list[str]:
@@ -166,7 +165,7 @@ def _lines(found: Preview) -> list[str]:
     if found.plan.is_whole:
         return [head + "nothing to do"]
     if found.repairs:
-        head += f"{found.entry_count} entries to copy, about {size_text(found.byte_count)}"
+        head += _to_copy(found.entry_count, found.byte_count)
     else:
         head += "nothing can be copied now"
     return [
@@ -174,6 +173,10 @@ def _lines(found: Preview) -> list[str]:
         *(f"  {_copy_text(repair)}" for repair in found.repairs),
         *(f"  in the way: {_blocked_text(found.ledger_id, b)}" for b in found.plan.blocked),
     ]
+
+
+def _to_copy(entry_count: int, byte_count: int) -> str:
+    return f"{counted(entry_count, 'entry')} to copy, about {size_text(byte_count)}"
 
 
 def _blocked_text(ledger_id: int, blocked: Blocked) -> str:
@@ -186,7 +189,7 @@ def _blocked_text(ledger_id: int, blocked: Blocked) -> str:
 def _copy_text(repair: Repair) -> str:
     fragment = repair.fragment
     where = f"entries {fragment.first_entry_id} to {fragment.last_entry_id}, index {repair.index}"
-    what = f"{len(repair.entry_ids)} entries"
+    what = counted(len(repair.entry_ids), "entry")
     if repair.is_in_place:
         return f"{where}: {what} back to {repair.target}"
     return f"{where}: {what} from the others' copies, {repair.replaced} -> {repair.target}"

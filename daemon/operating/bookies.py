@@ -100,7 +100,9 @@ def drain_text(progress: DrainProgress | None) -> str:
         return "drained"
     if progress.is_in_doubt:
         return f"in doubt: {_unreadable_text(progress)}"
-    text = f"draining ({progress.ledgers_left:,} of {progress.ledgers_most:,} ledgers left)"
+    text = (
+        f"draining ({progress.ledgers_left:,} of {counted(progress.ledgers_most, 'ledger')} left)"
+    )
     return f"{text}; {_unreadable_text(progress)}" if progress.unreadable_count else text
 
 

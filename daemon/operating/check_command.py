@@ -18,7 +18,7 @@ from daemon.operating.checks import (
     resume_checks,
     wait_checked,
 )
-from daemon.operating.progress import ProgressLine, tell
+from daemon.operating.progress import ProgressLine, counted, tell
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 
@@ -87,7 +87,9 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}
         click.echo(json.dumps(record, indent=2))
     elif run is not None:
-        click.echo(f"{name}: looked at {run.ledger_count:,} ledgers, found {counts_text(run)}")
+        click.echo(
+            f"{name}: looked at {counted(run.ledger_count, 'ledger')}, found {counts_text(run)}"
+        )
     else:
         click.echo(f"{name}: asked for" + (f"; {checks.leader} leads" if checks.leader else ""))
     sys.exit(0 if run is None else _exit_code(run))

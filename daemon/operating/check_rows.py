@@ -5,7 +5,7 @@ from typing import Any
 
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
-from daemon.operating.progress import duration_text
+from daemon.operating.progress import counted, duration_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class CheckRow:
         if self.last is not None:
             took = duration_text(self.last.active_ms / 1000)
             lines.append(
-                f"  its last run looked at {self.last.ledger_count:,} ledgers in {took}: "
+                f"  its last run looked at {counted(self.last.ledger_count, 'ledger')} in {took}: "
                 f"{counts_text(self.last)}"
             )
         return "\n".join(lines)
@@ -101,7 +101,7 @@ def run_record(run: CheckRun) -> dict[str, Any]:
 
 def run_text(run: CheckRun) -> str:
     """Of one that is under way."""
-    text = f"{run.ledger_count:,} ledgers looked at, about {run.ledgers_left:,} left"
+    text = f"{counted(run.ledger_count, 'ledger')} looked at, about {run.ledgers_left:,} left"
     if run.remaining_s is not None:
         text += f", {duration_text(run.remaining_s)} to go at {run.ledgers_per_s:,.0f} a second"
     if run.counts:

@@ -129,8 +129,11 @@ def printable(text: str) -> str:
 
 
 def counted(count: int, unit: str) -> str:
-    """``1 ledger``, ``1,200 ledgers``."""
-    return f"{count:,} {unit}{'' if count == 1 else 's'}"
+    """``1 ledger``, ``1,200 ledgers``, ``2 entries``."""
+    if count == 1:
+        return f"1 {unit}"
+    many = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
+    return f"{count:,} {many}"
 
 
 def duration_text(duration_s: float) -> str:

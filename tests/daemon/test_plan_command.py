@@ -34,7 +34,7 @@ def test_each_copy_is_a_line_and_what_is_in_the_way_as_well() -> None:
     assert text.splitlines() == [
         "ledger 7: 8 entries to copy, about 7.1 kB",
         f"  entries 0 to 9, index 1: 7 entries from the others' copies, {B2} -> {B5}",
-        f"  entries 0 to 9, index 1: 1 entries back to {B2}",
+        f"  entries 0 to 9, index 1: 1 entry back to {B2}",
         "  in the way: maintenance: b1 is away",
         "ledger 8: nothing to do",
         "2 ledgers, 8 entries to copy, about 7.1 kB",
@@ -63,7 +63,7 @@ def test_a_ledger_that_is_gone_and_one_that_only_waits_say_so() -> None:
 
     assert lines[0] == "ledger 1: there is none"
     assert lines[1] == "ledger 2: nothing can be copied now"
-    assert lines[-1].startswith("1 ledgers, "), "the one that is gone is none"
+    assert lines[-1].startswith("1 ledger, "), "the one that is gone is none"
 
 
 def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:

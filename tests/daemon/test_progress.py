@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from daemon.operating.progress import LINE_INTERVAL_S, Eta, ProgressLine, duration_text
+from daemon.operating.progress import LINE_INTERVAL_S, Eta, ProgressLine, counted, duration_text
 
 
 class Terminal(io.StringIO):
@@ -95,3 +95,17 @@ def test_one_is_told_as_one(count: int, text: str) -> None:
     ProgressLine("ledger", stream=stream).show(count)
 
     assert stream.getvalue() == f"{text} left\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "unit", "text"),
+    [
+        (1, "ledger", "1 ledger"),
+        (0, "ledger", "0 ledgers"),
+        (1_200, "ledger", "1,200 ledgers"),
+        (1, "entry", "1 entry"),
+        (2, "entry", "2 entries"),
+    ],
+)
+def test_what_is_counted_is_told_in_good_english(count: int, unit: str, text: str) -> None:
+    assert counted(count, unit) == text
