@@ -6,6 +6,8 @@ Exit codes: 0 all is well, 1 ``status`` found something down, 2 called wrongly, 
 import os
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,17 @@ from daemon.cli import output_option
 from daemon.local import control, folder, views
 from daemon.local.control import NotRunningError, Question, Verb
 from daemon.local.jars import BOOKKEEPER_DEFAULT
-from daemon.local.spec import BOOKIES_DEFAULT, ClusterSpec, Storage, find_bookie, port_of
+from daemon.local.spec import (
+    BOOKIES_DEFAULT,
+    FILE_NAME,
+    ClusterSpec,
+    Storage,
+    find_bookie,
+    port_of,
+)
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
-from daemon.operating.progress import printable
+from daemon.operating.progress import counted, printable, tell
 from ledgers.errors import SettingsError
 from ledgers.metadata import BookieId
 
@@ -133,7 +142,11 @@ def up(
         zookeeper_port=port,
         session_timeout_s=session_timeout_s,
     )
-    with folder.left_as_before(data), views.StartProgress().shown() as progress:
+    with (
+        _saying_what_is_left(data),
+        folder.left_as_before(data),
+        views.StartProgress().shown() as progress,
+    ):
         ready: list[ClusterStatus] = []
 
         def on_ready(found: ClusterStatus) -> None:
@@ -161,6 +174,31 @@ def up(
             if not progress.has_ended:
                 raise
             click.echo("stopped", err=True)
+
+
+@contextmanager
+def _saying_what_is_left(data: Path) -> Iterator[None]:
+    """Whoever interrupts a start is told what there is, and how to be rid of it."""
+    had_cluster = _has_cluster(data)
+    try:
+        yield
+    except KeyboardInterrupt:
+        if had_cluster:
+            left = f"the cluster in {data} is stopped, and keeps what it stored"
+        elif _has_cluster(data):
+            further = _data_option_for(data)
+            left = (
+                f"{data} stays, with a cluster that was not ready yet: `bookmender local up{further}` "
+                f"starts it again, `bookmender local down --delete{further}` deletes it"
+            )
+        else:
+            left = "no cluster was made" if data.exists() else "nothing is left of it"
+        tell([f"interrupted; {left}"])
+        raise
+
+
+def _has_cluster(data: Path) -> bool:
+    return (data / FILE_NAME).exists()
 
 
 @local.command()
@@ -202,7 +240,7 @@ def write(ledgers: int, data: Path) -> None:
             f"the cluster in {data} is not running; `bookmender local up` starts it"
         )
     entry_count = write_closed_ledgers(found.metadata_service_uri, ledgers)
-    click.echo(f"wrote {ledgers} ledgers, {entry_count} entries")
+    click.echo(f"wrote {counted(ledgers, 'ledger')}, {counted(entry_count, 'entry')}")
 
 
 @local.command()

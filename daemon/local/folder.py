@@ -47,11 +47,20 @@ def take(data: Path) -> IO[str]:
 
 @contextmanager
 def left_as_before(data: Path) -> Iterator[None]:
-    """A folder that is made within goes again if that fails, unless a cluster, or a log of why, is in it."""
+    """A folder that is made within goes again if that fails, unless a cluster, or a log of why, is in it.
+
+    Whoever interrupts it wants neither: then all that was made goes.
+    """
     is_new = not data.exists()
     try:
         yield
-    except BaseException:  # Ctrl-C too
+    except KeyboardInterrupt:
+        if is_new and data.is_dir():
+            with suppress(SettingsError, OSError):  # as below; what stays the caller sees
+                made = spec.ClusterSpec.load(data)
+                delete(data, bookie_ports=made.bookie_ports if made else ())
+        raise
+    except BaseException:
         if is_new and data.is_dir() and not _is_needed(data):
             with suppress(TakenError):  # somebody else makes a cluster there
                 delete(data, bookie_ports=())

@@ -215,6 +215,7 @@ def test_nothing_is_left_when_up_is_cut_short(
 
     assert started.returncode == exit_code
     terminal.wait_until_nothing_runs()
+    assert terminal.data.exists() is (number is signal.SIGKILL), "there is nobody to clear it away"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -11,12 +11,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.local import folder, jars
+from daemon.local import commands, folder, jars
 from daemon.local.commands import local
 from daemon.local.control import SOCKET_NAME, Answer, listen, receive, send
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import at_rest
+from daemon.local.supervisor import Wish
 from ledgers.errors import SettingsError, UnavailableError
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
@@ -276,6 +277,66 @@ def begin_in_vain(data: Path, written: str) -> None:
         (data / "logs" / "supervisor.log").touch()
         (data / written).write_text("x")
         raise UnavailableError("it did not come up")
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        pytest.param(None, "interrupted; nothing is left of it", id="a folder that it made"),
+        pytest.param((), "DATA stays, with a cluster that was not ready yet", id="an empty one"),
+        pytest.param((SPEC,), "the cluster in DATA is stopped, and keeps what it", id="a cluster"),
+        pytest.param(("notes",), "DATA stays, with a cluster that was not", id="somebody else's"),
+    ],
+)
+@pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
+def test_up_that_is_interrupted_takes_away_what_it_made_or_says_how(
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: tuple[ClusterSpec | str, ...] | None,
+    said: str,
+    arguments: list[str],
+) -> None:
+    for each in () if before is None else ("", *before):
+        data.mkdir(parents=True, exist_ok=True)
+        if isinstance(each, ClusterSpec):
+            each.save(data)
+        elif each:
+            (data / each).touch()
+    for begin in ("supervise", "start_detached"):
+        monkeypatch.setattr(commands, begin, begin_and_be_interrupted)
+
+    result = run(*arguments)
+
+    assert result.exit_code == 1  # click's; 130 by way of ``cli.main``
+    assert said.replace("DATA", str(data)) in result.stderr
+    assert data.exists() is (before is not None)
+    is_new_in_old_folder = before is not None and SPEC not in before
+    assert ("`bookmender local down --delete` deletes it" in result.stderr) is is_new_in_old_folder
+    if before:
+        left = {path.name for path in data.iterdir()}
+        assert left >= {"cluster.json" if each is SPEC else each for each in before}
+
+
+def begin_and_be_interrupted(wish: Wish, listener: object) -> None:
+    data = Path(wish.data)
+    (data / "bookies" / "20002" / "ledgers").mkdir(parents=True)
+    (data / "logs").mkdir()
+    (data / "logs" / "zookeeper.log").write_text("it began")
+    SPEC.save(data)
+    raise KeyboardInterrupt
+
+
+def test_up_that_is_interrupted_before_it_made_a_cluster_says_so(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(wish: Wish, listener: object) -> None:
+        raise KeyboardInterrupt
+
+    data.mkdir(parents=True)
+    monkeypatch.setattr(commands, "supervise", interrupt)
+
+    assert "interrupted; no cluster was made" in run("up", "--foreground").stderr
+    assert data.exists()
 
 
 @pytest.mark.parametrize(
