@@ -89,6 +89,7 @@ async def queue_rows(
         {
             "ledger_id": ledger.ledger_id,
             "missing": list(ledger.mark.replicas) if ledger.mark else None,
+            "mark_unreadable": None if ledger.mark else _unreadable(ledger),
             "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
             "is_own": ledger.ledger_id in own,
             "reasons": [
@@ -105,6 +106,13 @@ async def queue_rows(
         }
         for ledger in marked
     ]
+
+
+def _unreadable(ledger: MarkedLedger) -> str:
+    """What it means that the mark cannot be read; with the ACL that ZooKeeper names, and who may open it."""
+    if ledger.refusal:
+        return f"no node takes it: {ledger.refusal}"
+    return "it is damaged, and the ledger is checked all the same"
 
 
 def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, Any] | None:
@@ -131,7 +139,7 @@ def line_of(row: dict[str, Any], *, now_ms: int) -> str:
 def _meant(row: dict[str, Any]) -> str:
     """What the mark asks for. One in our own queue names bookies to leave, or, made by hand, none."""
     if row["missing"] is None:
-        return "misses unreadable mark"
+        return f"its mark cannot be read: {row['mark_unreadable']}"
     named = ", ".join(row["missing"])
     if row["is_own"]:
         return f"to leave {named}" if named else "to be checked"

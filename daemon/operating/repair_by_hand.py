@@ -19,14 +19,13 @@ from daemon.settings import Settings
 from daemon.visit import Visit
 from daemon.worker_half import open_worker
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.membership import Half
 from replication.cluster.own_state import own_path
 from replication.journal import MetadataJournal
-from replication.queue import payloads
 from replication.queue.batching import Batcher
 from replication.queue.given_ledgers import GivenLedgers
 from replication.queue.listing import marked_ledger_ids, read_marks
@@ -139,16 +138,11 @@ async def mark_for_repair(
 
 async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:
     """Why, of those whose marks in our queue ACLs keep from us: they stand, and no worker takes them."""
-    own, shut = own_path(ur), dict[int, str]()
-    for marked in await read_marks(store, own, ledger_ids):
-        if marked.mark is None:
-            try:
-                await store.get(payloads.mark_path(own, marked.ledger_id))
-            except UnauthorizedError as error:
-                shut[marked.ledger_id] = f"its mark cannot be read: {error}"
-            except NoNodeError:
-                pass
-    return shut
+    return {
+        marked.ledger_id: f"its mark cannot be read: {marked.refusal}"
+        for marked in await read_marks(store, own_path(ur), ledger_ids)
+        if marked.refusal
+    }
 
 
 async def _named(manager: LedgerManager, ledger_id: int) -> Endangered:
@@ -173,7 +167,12 @@ async def wait_done(
         needy = tuple(n for n in notes if n.reason.needs_help or n.reason is Reason.HOLD)
         if len(needy) == len(left):
             return needy
-        show(len(left), beside=f"{len(notes):,} of them wait" if notes else "")
+        show(
+            len(left),
+            beside=f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
+            if notes
+            else "",
+        )
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
     return ()
 

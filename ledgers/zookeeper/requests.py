@@ -127,7 +127,7 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
     (
         kazoo.NoAuthError,
         UnauthorizedError,
-        "ZooKeeper's ACL of this znode shuts us out: whoever it admits may open it with setAcl",
+        "ZooKeeper's ACL of this znode shuts us out: whoever it admits (getAcl tells) may open it with setAcl",
     ),
     (
         kazoo.InvalidACLError,

@@ -18,10 +18,14 @@ READS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedLedger:
-    """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any bookie."""
+    """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any bookie.
+
+    ``refusal``: what ZooKeeper says in the latter case, else empty. No worker of such a session takes it.
+    """
 
     ledger_id: int
     mark: Mark | None
+    refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,5 +116,7 @@ async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLed
         return MarkedLedger(ledger_id=ledger_id, mark=payloads.parse_mark(data))
     except NoNodeError:
         return None
-    except (CorruptionError, UnauthorizedError):
+    except CorruptionError:
         return MarkedLedger(ledger_id=ledger_id, mark=None)
+    except UnauthorizedError as error:
+        return MarkedLedger(ledger_id=ledger_id, mark=None, refusal=str(error))

@@ -236,7 +236,8 @@ def test_an_acl_that_shuts_us_out_is_told_in_one_line(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, path: str, commands: Commands
 ) -> None:
     complaint = (
-        f"ACL of this znode shuts us out: whoever it admits may open it with setAcl (path={path}"
+        "ACL of this znode shuts us out: whoever it admits (getAcl tells) may open it with setAcl "
+        f"(path={path}"
     )
 
     with only_for_another(module_cluster, path):

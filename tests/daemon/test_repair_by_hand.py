@@ -92,7 +92,7 @@ async def test_what_time_will_help_is_waited_for() -> None:
         async with asyncio.timeout(600):
             await waited_for(cluster, heard)
 
-    assert heard.beside[-1] == "1 of them wait"
+    assert heard.beside[-1] == "1 of them waits"
 
 
 async def mark_and_note(cluster: Cluster, reason: Reason) -> None:
