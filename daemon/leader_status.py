@@ -14,7 +14,7 @@ from auditor.records import read_absences
 from daemon.operating.bookies import loss_due_text
 from daemon.operating.check_rows import CheckRow, run_record, run_text
 from daemon.operating.checks import read_checks
-from daemon.operating.progress import counted
+from daemon.operating.progress import counted, duration_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
@@ -48,6 +48,8 @@ class LeaderState:
     index: IndexNote | None = None
     recovery_delay_s: int = 0
     pending: tuple[PendingLoss, ...] = ()
+    uncounted: frozenset[BookieId] = frozenset()
+    """Away while there is a recovery delay, and no leader of ours tells since when: lost or not, nobody knows."""
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
     naming: Mapping[BookieId, int] = field(default_factory=dict)
@@ -56,8 +58,17 @@ class LeaderState:
     """Whether every ledger was counted for that."""
 
     @property
-    def loss_due_ms(self) -> Mapping[BookieId, int]:
-        return {loss.bookie: loss.due_ms for loss in self.pending}
+    def loss_due_ms(self) -> Mapping[BookieId, int | None]:
+        """Of those that are not lost as far as anybody knows; None where nobody counts."""
+        return {
+            **dict.fromkeys(self.uncounted),
+            **{each.bookie: each.due_ms for each in self.pending},
+        }
+
+    def is_named_by_none(self, bookie: BookieId) -> bool:
+        """Whether it is certain that no ledger names this bookie, which is away."""
+        has_unreadable = self.index is not None and self.index.unreadable_count > 0
+        return self.naming.get(bookie) == 0 and self.are_all_named and not has_unreadable
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -114,8 +125,17 @@ def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmark
     return f"{bookie}, named by no ledger that was read so far"
 
 
-def pending_text(loss: PendingLoss, *, now_ms: int) -> str:
-    return f"{loss.bookie} {loss_due_text(loss.due_ms, now_ms=now_ms)}"
+def away_text(
+    bookie: BookieId, state: LeaderState, *, marked_count: int, leader: str | None, now_ms: int
+) -> str:
+    """``leader``: as it calls itself; None where nobody leads."""
+    due_ms = state.loss_due_ms.get(bookie)
+    if due_ms is not None:
+        return f"{bookie} {loss_due_text(due_ms, now_ms=now_ms)}"
+    who = "no auditor is running" if leader is None else "the leader has not told"
+    delay = f"the recovery delay is {duration_text(state.recovery_delay_s)}"
+    marked = f"; {counted(marked_count, 'ledger')} marked for it" if marked_count else ""
+    return f"{bookie}, for how long is not known: {who}; {delay}{marked}"
 
 
 def check_texts(checks: Sequence[CheckRow]) -> list[str]:
@@ -137,7 +157,11 @@ async def gather_leader(
     )
     by_cause = tuple(sorted((await _cause_counts(cluster, marked)).items()))
     if leader_session_id is None:  # what an earlier leader of ours left says nothing of now
-        return LeaderState(recovery_delay_s=delay.delay_s, by_cause=by_cause)
+        return LeaderState(
+            recovery_delay_s=delay.delay_s,
+            uncounted=_uncounted({}, away, delay_s=delay.delay_s),
+            by_cause=by_cause,
+        )
     index = await read_index_note(store, ur)
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
@@ -147,6 +171,7 @@ async def gather_leader(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
         pending=_pending(absences.since_ms, away, delay_s=delay.delay_s, now_ms=now_ms),
+        uncounted=_uncounted(absences.since_ms, away, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
         naming={b: absences.naming[b] for b in away if b in absences.naming} if is_fresh else {},
@@ -160,19 +185,19 @@ async def gather_leader(
 
 async def losses_due_ms(
     cluster: Visit, away: Collection[BookieId], *, clock: Clock
-) -> Mapping[BookieId, int]:
-    """When those that have time left will be lost, as a leader of ours counts; none where no such leads."""
+) -> Mapping[BookieId, int | None]:
+    """When those that have time left will be lost, as a leader of ours counts; None where none does."""
     store, ur = cluster.store, cluster.ur
     leader = await current_leader(store, ur)
     ours = {node.session_id for node in await live_nodes(store, ur)}
-    if leader is None or leader.session_id not in ours:
-        return {}
     delay = await read_delay(
         store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
-    absences = await read_absences(store, ur)
-    pending = _pending(absences.since_ms, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
-    return {loss.bookie: loss.due_ms for loss in pending}
+    is_ours = leader is not None and leader.session_id in ours
+    since_ms = (await read_absences(store, ur)).since_ms if is_ours else {}
+    pending = _pending(since_ms, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
+    uncounted = _uncounted(since_ms, away, delay_s=delay.delay_s)
+    return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
 
 
 def _pending(
@@ -189,6 +214,13 @@ def _pending(
             key=lambda loss: (loss.due_ms, loss.bookie),
         )
     )
+
+
+def _uncounted(
+    since_ms: Mapping[BookieId, int], away: Collection[BookieId], *, delay_s: int
+) -> frozenset[BookieId]:
+    """Without a delay whoever is away is lost, whenever it went."""
+    return frozenset(b for b in away if b not in since_ms) if delay_s else frozenset()
 
 
 async def _cause_counts(cluster: Visit, marked: Sequence[MarkedLedger]) -> Counter[str]:

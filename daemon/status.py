@@ -15,7 +15,7 @@ from daemon.operating.bookies import BookieRow, BookieState, bookie_rows, missed
 from daemon.operating.hold import current_hold, hold_record
 from daemon.operating.progress import printable
 from daemon.visit import Visit
-from ledgers.clock import SystemClock
+from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId
 from replication.cluster.membership import NodeInfo, live_nodes
@@ -47,10 +47,13 @@ VERDICTS = {
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
     "disabled": "ledgers are marked, and auto-recovery is switched off",
     "unattended": "ledgers are marked, and nobody is there to repair them: no node, no leader, no lock",
-    "bookies-lost": "nothing is marked, but a bookie is lost, or will be after the recovery delay",
+    "bookies-lost": "nothing is marked, but a bookie is lost",
+    "none-writable": "nothing is marked and no bookie is lost, but none takes writes, nor copies",
+    "bookies-away": "nothing is marked yet: a bookie is away, and lost only after the recovery delay",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
     "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read",
+    "no-auditor": "nothing is marked, but nobody looks for losses: no auditor is running, ours or Java's",
     "indexing": "nothing is marked so far: the leader has not read every ledger's metadata yet",
 }
 
@@ -67,8 +70,8 @@ class Status:
     writable: tuple[BookieId, ...]
     read_only: tuple[BookieId, ...]
     lost: tuple[BookieId, ...]
-    """With a cookie, but not registered, and not under maintenance; none while no bookie is registered
-    (rule S8)."""
+    """With a cookie, but not registered for the recovery delay, and not under maintenance; none while no
+    bookie is registered (rule S8)."""
     is_disabled: bool
     marked_count: int
     by_missing: tuple[tuple[int, int], ...]
@@ -77,6 +80,8 @@ class Status:
     waiting: tuple[WaitingNote, ...]
     """At most ``WAITING_SHOWN_MAX`` of them."""
     waiting_count: int
+    away: tuple[BookieId, ...] = ()
+    """Likewise, but the recovery delay is not over, as far as anybody knows (``auditing``)."""
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
@@ -110,14 +115,20 @@ class Status:
             if self._is_unattended:
                 return "unattended"
             return "stuck" if self._is_stuck else "repairing"
-        if self.lost or not self.writable:
+        if self.lost:
             return "bookies-lost"
+        if not self.writable:
+            return "none-writable"
+        if self.away:
+            return "bookies-away"
         if self.audit is not None and self.audit.unreadable_count:
             return "unreadable"
         if self.own_marked_count and self._is_stuck:
             return "drain-stuck"
         if self.unreadable_orders:
             return "orders-unreadable"
+        if self.leader is None:
+            return "no-auditor"
         if self.is_indexing:
             return "indexing"
         return "maintenance" if self.on_purpose else "whole"
@@ -125,7 +136,7 @@ class Status:
     @property
     def exit_code(self) -> int:
         """0: all is well, or as an operator ordered it. 1: it is not. 3: nobody can tell."""
-        if self.verdict in ("no-bookies", "indexing"):
+        if self.verdict in ("no-bookies", "no-auditor", "indexing"):
             return 3
         return 0 if self.verdict in ("whole", "maintenance") and not self.unreadable_orders else 1
 
@@ -177,6 +188,7 @@ class Status:
                 "writable": list(self.writable),
                 "read_only": list(self.read_only),
                 "lost": list(self.lost),
+                "away": list(self.away),
                 "on_purpose": {
                     "away": [row.bookie for row in self.on_purpose],
                     "until_ms": self.on_purpose_until_ms,
@@ -249,8 +261,9 @@ def lock_record(lock: LockedLedger) -> dict[str, Any]:
     return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
 
 
-async def gather_status(cluster: Visit) -> Status:
-    """Raises UnavailableError when something could not be read whole."""
+async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status:
+    """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if None."""
+    clock = clock or SystemClock()
     store, ur = cluster.store, cluster.ur
     nodes = await live_nodes(store, ur)
     leader = await current_leader(store, ur)
@@ -261,25 +274,27 @@ async def gather_status(cluster: Visit) -> Status:
     notes = WaitingNotes(store, ur)
     noted = sorted(await notes.ledger_ids() & (marked_ids | own_ids))
     orders = await OrderBook(store, ur).read()
-    bookies = await bookie_rows(cluster, orders, clock=SystemClock())
+    bookies = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(
         (n.info for n in nodes if leader and n.session_id == leader.session_id), None
     )
-    lost = missed(bookies)
+    away = missed(bookies)
     auditing = await gather_leader(
         cluster,
         leader_session_id=leader.session_id if leader and leader_node else None,
-        away=lost,
+        away=away,
         marked=marked,
-        clock=SystemClock(),
+        clock=clock,
     )
+    not_lost = auditing.loss_due_ms.keys()
     return Status(
         leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
         leader_node=leader_node,
         nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
         writable=tuple(row.bookie for row in bookies if row.state is BookieState.WRITABLE),
         read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
-        lost=lost,
+        lost=tuple(bookie for bookie in away if bookie not in not_lost),
+        away=tuple(bookie for bookie in away if bookie in not_lost),
         is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
@@ -294,7 +309,7 @@ async def gather_status(cluster: Visit) -> Status:
             for row in with_losses(bookies, auditing.loss_due_ms)
             if row.drain is not None or row.maintenance is not None
         ),
-        hold=await current_hold(cluster, clock=SystemClock()),
+        hold=await current_hold(cluster, clock=clock),
         auditing=auditing,
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),

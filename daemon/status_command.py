@@ -1,6 +1,7 @@
 """``bookmender status``."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -13,12 +14,14 @@ from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
-from daemon.leader_status import check_texts, index_text, lost_text, pending_text
+from daemon.leader_status import away_text, check_texts, index_text, lost_text
+from daemon.operating.bookies import loss_due_text
 from daemon.operating.hold import hold_text
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
 from daemon.visit import run_visit
+from ledgers.metadata import BookieId
 from replication.cluster.membership import Half
 from replication.cluster.orders import HoldOrder
 from replication.queue.listing import LockedLedger
@@ -52,9 +55,9 @@ status.help = "\n".join(
         "\b",
         *(f"  {verdict:<17} {meaning}" for verdict, meaning in VERDICTS.items()),
         "",
-        "As JSON, besides: leader, leader_node (null while Java leads), nodes; bookies (lost: all that are set",
-        "up and away, those included that have time left; on_purpose: those away under maintenance, and",
-        "until_ms, when the last of their windows is over); queue: marked ledgers by_missing_bookies,",
+        "As JSON, besides: leader, leader_node (null while Java leads), nodes; bookies (away: those that have",
+        "time left before they are lost, or of which nobody tells; on_purpose: those away under maintenance,",
+        "and until_ms, when the last of their windows is over); queue: marked ledgers by_missing_bookies,",
         "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s,",
@@ -66,7 +69,7 @@ status.help = "\n".join(
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does, or bookmender fsck. Exits 0 when whole, or short of copies only while operators have bookies",
-        "away (maintenance); 1 when not; 3 when it could not tell (no-bookies, indexing, no ZooKeeper).",
+        "away (maintenance); 1 when not; 3 when it could not tell (no-bookies, no-auditor, indexing, no ZooKeeper).",
     ]
 )
 
@@ -116,7 +119,11 @@ def render(found: Status, *, now_ms: int) -> str:
 
 def _verdict(found: Status, *, now_ms: int) -> str:
     """With what to do or think about it where that is said in a line."""
-    whys = [_why(found, now_ms=now_ms), "auto-recovery is disabled" if found.is_disabled else ""]
+    whys = [
+        _why(found, now_ms=now_ms),
+        _no_auditor(found) if found.leader is None and found.has_bookies else "",
+        "auto-recovery is disabled" if found.is_disabled else "",
+    ]
     told = "; ".join(why for why in whys if why)
     return f"{found.verdict} ({told})" if told else found.verdict
 
@@ -126,13 +133,34 @@ def _why(found: Status, *, now_ms: int) -> str:
         case "no-bookies":
             return VERDICTS["no-bookies"]
         case "unattended":
-            return "nobody repairs what is marked: start a node with bookmender daemon"
+            return "nobody repairs what is marked"
         case "indexing":
             return "the leader has not read every ledger's metadata yet: what misses copies may yet be found"
         case "maintenance":
             return _maintenance(found, now_ms=now_ms)
+        case "bookies-away":
+            return _away_so_far(found, now_ms=now_ms)
+        case "none-writable":
+            return "no bookie takes writes: they are read-only, or away"
         case _:
             return ""
+
+
+def _no_auditor(found: Status) -> str:
+    if any(node.half is Half.AUDITOR for node in found.nodes):
+        return "no auditor leads yet, though a node stands for it: look again in some seconds"
+    text = "no auditor is running, ours or Java's: what is lost is not noticed"
+    if found.nodes:
+        return f"{text}; start a node with auditor.enabled = true"
+    return f"{text}; start a node with bookmender daemon"
+
+
+def _away_so_far(found: Status, *, now_ms: int) -> str:
+    away = counted(len(found.away), "bookie")
+    pending = found.auditing.pending
+    if not pending:
+        return f"{away} away: lost or not, nobody tells"
+    return f"{away} away, the next one {loss_due_text(pending[0].due_ms, now_ms=now_ms)}"
 
 
 def _maintenance(found: Status, *, now_ms: int) -> str:
@@ -153,31 +181,42 @@ def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
     are_back = (
         found.has_bookies
         and found.leader_node is not None
-        and not set(hold.bookies) & set(found.lost)
+        and not set(hold.bookies) & {*found.lost, *found.away}
     )
     return hold_text(hold, now_ms=now_ms, marked_count=marked_count, are_back=are_back)
 
 
 def _bookies(found: Status, *, now_ms: int) -> str:
     """Those first that are lost for good, then those that have time left."""
-    pending = {loss.bookie for loss in found.auditing.pending}
-    lost = [bookie for bookie in found.lost if bookie not in pending]
     marked, why = dict(found.by_bookie), _unmarked_why(found)
     text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only"
-    text += f", {len(lost)} lost" if found.has_bookies else ": who is lost is not known"
-    if pending:
-        text += f", {len(pending)} away"
+    text += f", {len(found.lost)} lost" if found.has_bookies else ": who is lost is not known"
+    if found.away:
+        text += f", {len(found.away)} away"
     if found.has_bookies and found.on_purpose:
         text += f", {len(found.on_purpose)} away on purpose"
     lines = [
         *(
             f"lost: {lost_text(b, found.auditing, marked_count=marked.get(b, 0), unmarked_why=why)}"
-            for b in lost
+            for b in found.lost
         ),
-        *(f"away: {pending_text(loss, now_ms=now_ms)}" for loss in found.auditing.pending),
+        *(f"away: {_away(bookie, found, now_ms=now_ms)}" for bookie in _by_loss(found)),
     ]
     more = [f"and {len(lines) - BOOKIES_SHOWN_MAX} more"] if len(lines) > BOOKIES_SHOWN_MAX else []
     return "\n          ".join([text, *lines[:BOOKIES_SHOWN_MAX], *more])
+
+
+def _by_loss(found: Status) -> list[BookieId]:
+    """Those that are away and not lost, the next one to be lost first."""
+    due_ms = found.auditing.loss_due_ms
+    return sorted(found.away, key=lambda bookie: (due_ms.get(bookie) or math.inf, bookie))
+
+
+def _away(bookie: BookieId, found: Status, *, now_ms: int) -> str:
+    marked_count = dict(found.by_bookie).get(bookie, 0)
+    return away_text(
+        bookie, found.auditing, marked_count=marked_count, leader=found.leader, now_ms=now_ms
+    )
 
 
 def _unmarked_why(found: Status) -> str:

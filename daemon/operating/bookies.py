@@ -167,8 +167,10 @@ def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
     )
 
 
-def with_losses(rows: Sequence[BookieRow], due_ms: Mapping[BookieId, int]) -> list[BookieRow]:
-    """Who is lost told from who is away only. ``due_ms``: of those that have time left."""
+def with_losses(
+    rows: Sequence[BookieRow], due_ms: Mapping[BookieId, int | None]
+) -> list[BookieRow]:
+    """Who is lost told from who is away only. ``due_ms``: of those that are not lost as far as anybody knows."""
     lost = set(missed(rows)) - due_ms.keys()
     return [
         replace(row, state=BookieState.LOST)

@@ -7,7 +7,7 @@ from replication.waiting.notes import WaitingNote
 from tests.replication.ledger_values import B1, B2, B3
 
 WHOLE = Status(
-    leader=None,
+    leader="java:3181",
     leader_node=None,
     nodes=(),
     writable=(B1, B2, B3),

@@ -23,9 +23,10 @@ from daemon.status_command import render
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half
 from replication.cluster.orders import HoldOrder
+from replication.queue import payloads
 from replication.queue.listing import read_marks
 from tests.auditor.auditing import auditing
-from tests.auditor.scenes import SOON_S, delayed, with_ledgers
+from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -64,6 +65,19 @@ async def test_a_bookie_that_is_away_has_time_left_and_a_lost_one_has_a_cause() 
     assert loss.due_ms - loss.since_ms == 100_000
     assert (before.recovery_delay_s, before.by_cause) == (100, ())
     assert (after.pending, after.by_cause) == ((), (("lost", 1),))
+    assert before.uncounted == after.uncounted == frozenset()
+
+
+@in_virtual_time
+async def test_without_a_leader_of_ours_nobody_counts_a_delay_that_there_is() -> None:
+    cluster = await with_ledgers((B1, B2))
+    assert (await gathered(cluster, None, B1)).uncounted == frozenset(), "there is none"
+
+    delay = payloads.recovery_delay_to_bytes(100)
+    await cluster.store.create(DELAY, delay, with_parents=True)
+
+    assert (await gathered(cluster, None, B1)).uncounted == {B1}
+    assert (await gathered(cluster, None, B1)).loss_due_ms == {B1: None}
 
 
 @in_virtual_time
@@ -119,7 +133,9 @@ def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
     )
     status = replace(
         WHOLE,
-        lost=(B1, B2),
+        leader=None,
+        lost=(B1,),
+        away=(B2,),
         marked_count=3,
         by_missing=((1, 3),),
         auditing=state,
@@ -128,7 +144,8 @@ def test_people_read_of_losses_to_come_of_causes_and_of_a_check() -> None:
     )
 
     assert render(status, now_ms=30_000).splitlines() == [
-        "verdict   repairing",
+        "verdict   repairing (no auditor is running, ours or Java's: what is lost is not noticed; "
+        "start a node with bookmender daemon)",
         "leader    none: no auditor is running",
         "index     being built, 300 of about 1,000 ledgers read: losses are marked as far as it knows",
         "nodes     none: start one with bookmender daemon",
@@ -245,6 +262,38 @@ def test_what_cannot_be_read_may_name_a_lost_bookie() -> None:
     text = render(replace(WHOLE, lost=(B1,), auditing=state), now_ms=0)
 
     assert f"lost: {B1}, named by no ledger that can be read\n" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        pytest.param({}, "the leader has not told", id="Java's counts by itself"),
+        pytest.param({"leader": None}, "no auditor is running", id="nobody counts"),
+    ],
+)
+def test_of_who_is_away_for_an_unknown_time_nobody_says_that_it_is_lost(
+    changes: dict[str, object], text: str
+) -> None:
+    state = LeaderState(uncounted=frozenset({B1}), recovery_delay_s=600)
+    status = replace(WHOLE, away=(B1,), by_bookie=((B1, 2),), auditing=state, **changes)  # type: ignore[arg-type]
+
+    lines = render(status, now_ms=0).splitlines()
+
+    assert lines[0].startswith("verdict   bookies-away (1 bookie away: lost or not, nobody tells")
+    assert lines[3].endswith(" 0 lost, 1 away")
+    assert lines[4] == (
+        f"          away: {B1}, for how long is not known: {text}; the recovery delay is 10 min; "
+        "2 ledgers marked for it"
+    )
+
+
+def test_while_a_bookie_has_time_left_the_verdict_says_how_much() -> None:
+    pending = tuple(PendingLoss(bookie=b, since_ms=0, due_ms=60_000) for b in (B1, B2))
+    status = replace(WHOLE, away=(B1, B2), auditing=LeaderState(pending=pending))
+
+    first = render(status, now_ms=0).splitlines()[0]
+
+    assert first == "verdict   bookies-away (2 bookies away, the next one lost in 1 min)"
 
 
 def test_hundreds_of_lost_bookies_leave_room_on_the_screen() -> None:

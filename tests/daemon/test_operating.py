@@ -27,7 +27,7 @@ from replication.cluster.order_book import OrderBook, drain_place, maintenance_p
 from replication.cluster.orders import DrainOrder, MaintenanceWindow
 from replication.queue import payloads
 from tests.auditor.auditing import auditing
-from tests.auditor.scenes import delayed, with_ledgers
+from tests.auditor.scenes import DELAY, delayed, with_ledgers
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
@@ -200,6 +200,9 @@ async def test_a_bookie_is_lost_in_the_list_when_it_is_so_in_status() -> None:
     listed = await states_listed(cluster)
     await cluster.kill(B1)
     nobody_counts = await states_listed(cluster)
+    delay = payloads.recovery_delay_to_bytes(100)
+    await cluster.store.create(DELAY, delay, with_parents=True)
+    nobody_knows = await states_listed(cluster)
     async with auditing(cluster, settings=delayed(100)):
         await cluster.kill(B2)
         await asyncio.sleep(60)
@@ -209,6 +212,7 @@ async def test_a_bookie_is_lost_in_the_list_when_it_is_so_in_status() -> None:
 
     assert (listed[B1], listed[B2]) == ("writable", "writable")
     assert nobody_counts[B1] == "lost"
+    assert nobody_knows[B1] == "away", "nobody tells since when"
     assert away[B2] == "away, lost in 40 s"
     assert lost[B2] == "lost"
 

@@ -10,7 +10,7 @@ from daemon.leader_status import LeaderState
 from daemon.operating.bookies import BookieRow, BookieState
 from daemon.status import help_text
 from daemon.status_command import render
-from replication.cluster.membership import Half
+from replication.cluster.membership import Half, NodeInfo
 from replication.cluster.orders import HoldOrder, MaintenanceWindow
 from replication.queue.listing import LockedLedger
 from replication.reasons import Reason
@@ -19,6 +19,8 @@ from tests.replication.ledger_values import B1, B2, B3
 
 # --- The verdict ----------------------------------------------------------------------------------
 
+ALONE = {"leader": None}
+"""Neither a node nor an auditor is running."""
 ATTENDED = {"nodes": (node("host-a", 11, Half.WORKER),)}
 OURS_LEADS = {"leader": "host-a", "leader_node": node("host-a", 11, Half.AUDITOR)}
 INDEX = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
@@ -39,18 +41,28 @@ THERE = replace(AWAY, state=BookieState.WRITABLE)
         pytest.param({}, "whole", id="nothing marked, nobody lost"),
         pytest.param({"is_disabled": True}, "whole", id="whole, though it is disabled"),
         pytest.param({"lost": (B1,)}, "bookies-lost", id="a bookie is lost, nothing marked yet"),
+        pytest.param({"away": (B1,)}, "bookies-away", id="it is away, and has time left"),
+        pytest.param({"away": (B1,), "lost": (B2,)}, "bookies-lost", id="and another has none"),
+        pytest.param({"away": (B1,), **ALONE}, "bookies-away", id="whoever counts it"),
+        pytest.param(ALONE, "no-auditor", id="nobody would notice a loss"),
+        pytest.param({**ALONE, **ATTENDED}, "no-auditor", id="a worker would not either"),
+        pytest.param(
+            {**ALONE, "ordered": (AWAY,)}, "no-auditor", id="nobody looks beside maintenance"
+        ),
         pytest.param({"marked_count": 2, **ATTENDED}, "repairing", id="marked"),
         pytest.param(
             {"marked_count": 2, "lost": (B1,), **ATTENDED}, "repairing", id="marked, for a reason"
         ),
-        pytest.param({"marked_count": 2}, "unattended", id="marked, and there is no node"),
+        pytest.param({"marked_count": 2, **ALONE}, "unattended", id="marked, and there is no node"),
         pytest.param(
-            {"marked_count": 1, "waiting": (note(1, Reason.NO_COPY),)},
+            {"marked_count": 1, "waiting": (note(1, Reason.NO_COPY),), **ALONE},
             "unattended",
             id="there is no node that help would help",
         ),
-        pytest.param({"marked_count": 2, "leader": "java-1"}, "repairing", id="Java's leads"),
-        pytest.param({"marked_count": 2, "under_repair": 1}, "repairing", id="somebody's lock"),
+        pytest.param({"marked_count": 2}, "repairing", id="Java's leads"),
+        pytest.param(
+            {"marked_count": 2, "under_repair": 1, **ALONE}, "repairing", id="somebody's lock"
+        ),
         pytest.param({"marked_count": 2, "is_disabled": True}, "disabled", id="nobody repairs"),
         pytest.param(
             {"marked_count": 1, "waiting": (note(1, Reason.OPEN_LEDGER_GRACE),), **ATTENDED},
@@ -76,7 +88,7 @@ THERE = replace(AWAY, state=BookieState.WRITABLE)
             "unreadable",
             id="nothing is marked, but not everything could be read",
         ),
-        pytest.param({"writable": (), "read_only": (B1,)}, "bookies-lost", id="none is writable"),
+        pytest.param({"writable": (), "read_only": (B1,)}, "none-writable", id="none is writable"),
         pytest.param({"writable": ()}, "no-bookies", id="rule S8: an empty list is unknown"),
         pytest.param(
             {"writable": (), "marked_count": 2, "hold": HoldOrder(since_ms=0)},
@@ -133,7 +145,10 @@ def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> No
         pytest.param({"ordered": (AWAY,), "unreadable_orders": ("/x",)}, 1, id="an order is lost"),
         pytest.param({"lost": (B1,)}, 1, id="lost"),
         pytest.param({"marked_count": 1}, 1, id="marked"),
+        pytest.param({"away": (B1,)}, 1, id="away, and no operator said why"),
+        pytest.param({"writable": (), "read_only": (B1,)}, 1, id="none is writable"),
         pytest.param({"writable": ()}, 3, id="rule S8: nobody can tell"),
+        pytest.param(ALONE, 3, id="nobody looks"),
         pytest.param(OURS_LEADS, 3, id="nobody can tell yet"),
     ],
 )
@@ -171,7 +186,7 @@ def test_what_time_alone_will_not_help(reason: Reason, needs_help: bool) -> None
 def test_a_whole_cluster_is_told_in_five_lines() -> None:
     assert render(WHOLE, now_ms=0).splitlines() == [
         "verdict   whole",
-        "leader    none: no auditor is running",
+        "leader    java:3181 (Java's AutoRecovery)",
         "nodes     none: start one with bookmender daemon",
         "bookies   3 writable, 0 read-only, 0 lost",
         "queue     0 ledgers marked, 0 locked for repair, 0 waiting",
@@ -179,7 +194,7 @@ def test_a_whole_cluster_is_told_in_five_lines() -> None:
 
 
 def test_rule_s8_of_an_empty_list_of_bookies_nothing_is_concluded() -> None:
-    status = replace(WHOLE, writable=(), is_disabled=True)
+    status = replace(WHOLE, writable=(), is_disabled=True, leader=None)
 
     assert render(status, now_ms=0).splitlines() == [
         "verdict   no-bookies (no bookie is registered at all: is it ZooKeeper, or the network? "
@@ -214,10 +229,42 @@ def test_while_the_index_is_built_it_is_said_that_more_may_come() -> None:
 
 
 def test_that_nobody_is_there_to_repair_is_said_with_what_to_do() -> None:
-    first = render(replace(WHOLE, marked_count=2), now_ms=0).splitlines()[0]
+    first = render(replace(WHOLE, leader=None, marked_count=2), now_ms=0).splitlines()[0]
 
     assert first.startswith("verdict   unattended (")
     assert "start a node with bookmender daemon" in first
+
+
+@pytest.mark.parametrize(
+    ("nodes", "text"),
+    [
+        pytest.param(
+            (),
+            "no auditor is running, ours or Java's: what is lost is not noticed; "
+            "start a node with bookmender daemon",
+            id="no node",
+        ),
+        pytest.param(
+            (node("host-a", 11, Half.WORKER),),
+            "no auditor is running, ours or Java's: what is lost is not noticed; "
+            "start a node with auditor.enabled = true",
+            id="a worker only",
+        ),
+        pytest.param(
+            (node("host-a", 11, Half.AUDITOR),),
+            "no auditor leads yet, though a node stands for it: look again in some seconds",
+            id="not elected yet",
+        ),
+    ],
+)
+def test_without_an_auditor_it_is_said_what_to_do(nodes: tuple[NodeInfo, ...], text: str) -> None:
+    alone = replace(WHOLE, leader=None, nodes=nodes)
+
+    lines = render(alone, now_ms=0).splitlines()
+    first_of_lost = render(replace(alone, lost=(B1,)), now_ms=0).splitlines()[0]
+
+    assert lines[:2] == [f"verdict   no-auditor ({text})", "leader    none: no auditor is running"]
+    assert first_of_lost == f"verdict   bookies-lost ({text})"
 
 
 def test_a_hold_is_told_before_anything_else() -> None:
@@ -237,8 +284,9 @@ def test_a_hold_is_told_before_anything_else() -> None:
     [
         pytest.param(OURS_LEADS, True, id="the leader sees to it"),
         pytest.param({**OURS_LEADS, "lost": (B1,)}, False, id="one is still away"),
+        pytest.param({**OURS_LEADS, "away": (B1,)}, False, id="and has time left"),
         pytest.param({**OURS_LEADS, "writable": ()}, False, id="rule S8: nobody can tell"),
-        pytest.param({}, False, id="nobody leads"),
+        pytest.param(ALONE, False, id="nobody leads"),
     ],
 )
 def test_a_hold_ends_soon_after_its_bookies_are_back(

@@ -12,7 +12,7 @@ from daemon.settings import Settings
 from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status
 from daemon.status_command import render
 from daemon.visit import Visit
-from ledgers.clock import SystemClock
+from ledgers.clock import Clock, SystemClock
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
 from replication.cluster.membership import Half
@@ -20,7 +20,8 @@ from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.listing import read_marks
 from replication.reasons import Reason
-from tests.auditor.auditing import leading
+from tests.auditor.auditing import auditing, leading
+from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, note
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -28,22 +29,47 @@ from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR
 
 
-async def gathered(cluster: Cluster) -> Status:
+async def gathered(cluster: Cluster, clock: Clock | None = None) -> Status:
     return await gather_status(
         Visit(
             settings=Settings(metadata_service_uri=f"zk://127.0.0.1{ROOT}"),
             store=cluster.store,
             manager=cluster.manager,
             registration=Registration(cluster.store, ROOT),
-        )
+        ),
+        clock=clock,
+    )
+
+
+async def let_java_lead(cluster: Cluster) -> None:
+    vote = payloads.vote_to_bytes("java:3181")
+    await cluster.store.create(
+        f"{payloads.election_path(UR)}/V_0000000003", vote, with_parents=True
     )
 
 
 @in_virtual_time
-async def test_a_cluster_in_which_nothing_ever_happened_is_whole() -> None:
+async def test_a_cluster_in_which_nothing_ever_happened_has_no_auditor() -> None:
     status = await gathered(await Cluster.start())
 
-    assert status == replace(WHOLE, writable=BOOKIES)
+    assert status == replace(WHOLE, leader=None, writable=BOOKIES)
+    assert (status.verdict, status.exit_code) == ("no-auditor", 3)
+
+
+@in_virtual_time
+async def test_a_bookie_is_away_first_and_lost_after_the_recovery_delay() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(100)):
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+        before = await gathered(cluster, cluster.clock)
+        await asyncio.sleep(60)
+        after = await gathered(cluster, cluster.clock)
+
+    assert (before.away, before.lost, before.verdict) == ((B1,), (), "bookies-away")
+    assert (after.away, after.lost, after.marked_count) == ((), (B1,), 1)
+    bookies = before.to_json()["bookies"]
+    assert (bookies["away"], bookies["lost"]) == ([B1], [])
 
 
 @in_virtual_time
@@ -100,12 +126,12 @@ async def test_rule_s8_while_no_bookie_is_registered_none_is_called_lost() -> No
 @in_virtual_time
 async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
     cluster = await Cluster.start()
-    vote = payloads.vote_to_bytes("java:3181")
-    await cluster.store.create(f"{payloads.election_path(UR)}/V_0000000003", vote)
+    await let_java_lead(cluster)
 
     status = await gathered(cluster)
 
     assert (status.leader, status.leader_node) == ("java:3181", None)
+    assert (status.verdict, status.exit_code) == ("whole", 0)
 
 
 @in_virtual_time
@@ -235,6 +261,7 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     await order_drains(here, [B2], may_fence=False, clock=SystemClock())
     await cluster.kill(B1)
     await cluster.store.create(payloads.mark_path(own_path(UR), 5), with_parents=True)
+    await let_java_lead(cluster)
 
     status = await gather_status(here)
 
@@ -280,4 +307,5 @@ async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
 
     shut.clear()
     await cluster.store.delete(cluster.manager.path(3))
+    await let_java_lead(cluster)
     assert (await gathered(cluster)).verdict == "whole"
