@@ -26,7 +26,8 @@ UNSEEN_MAX_MS = 600_000
 class StoredAbsences:
     """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last looked.
 
-    ``naming``: how many ledgers name each of them, for people; empty when an earlier release wrote it.
+    ``naming``: how many ledgers name each of them, and each that is away on purpose, for people; empty when
+    an earlier release wrote it.
     ``are_all_named``: whether every ledger was counted.
     """
 

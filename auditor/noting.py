@@ -47,6 +47,8 @@ class Absences:
         self._outages = outages
         self.since_s: dict[BookieId, float] = {}
         """Every bookie that is away, and not on purpose."""
+        self._on_purpose: frozenset[BookieId] = frozenset()
+        """Those that are away under maintenance: noted with how many ledgers name them, for people."""
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Those that the record names."""
@@ -79,6 +81,7 @@ class Absences:
             excused=view.orders.maintenance.keys(),
             now_s=self._clock.now_s(),
         )
+        self._on_purpose = frozenset(view.orders.maintenance.keys() - view.available)
         self._was_seen.set()
 
     def overrule(self) -> None:
@@ -127,7 +130,7 @@ class Absences:
         self._was_seen.clear()
 
     async def _note(self, records: Records, naming_count: Callable[[BookieId], int]) -> None:
-        now_s, away = self._clock.now_s(), frozenset(self.since_s)
+        now_s, away = self._clock.now_s(), self._on_purpose.union(self.since_s)
         naming = {bookie: naming_count(bookie) for bookie in away}
         counts = (naming, self._are_all_named)
         if away and counts != self._written_counts:

@@ -4,11 +4,13 @@ import asyncio
 
 import pytest
 
+from auditor.noting import COUNTS_WRITE_S, WRITE_S
+from auditor.records import read_absences
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, maintenance_place
 from replication.cluster.orders import MaintenanceWindow
 from tests.auditor.auditing import auditing
-from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
+from tests.auditor.scenes import SOON_S, delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR
@@ -122,3 +124,20 @@ async def test_a_window_for_a_bookie_that_is_lost_already_takes_no_mark_back() -
         await maintain(cluster, B1, for_s=100)
 
         assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
+async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_absence() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with auditing(cluster):
+        for bookie in (B1, B4):
+            await maintain(cluster, bookie, for_s=3600)
+            await cluster.kill(bookie)
+        await asyncio.sleep(COUNTS_WRITE_S + SOON_S)
+        first = await read_absences(cluster.store, UR)
+        await asyncio.sleep(WRITE_S)
+        second = await read_absences(cluster.store, UR)
+
+    assert (first.naming, first.are_all_named) == ({B1: 2, B4: 0}, True)
+    assert first.since_ms == {}
+    assert second.seen_ms > first.seen_ms, "so that readers know that it is not an earlier leader's"
