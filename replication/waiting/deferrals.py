@@ -83,6 +83,19 @@ class Deferrals:
             return 0
         return 0 if world.has_improved_since(deferral.world, reason) else deferral.tries
 
+    def waits_for(self, ledger_id: int, reason: Reason) -> bool:
+        """Whether that is why it was left alone at last."""
+        deferral = self._deferrals.get(ledger_id)
+        return deferral is not None and deferral.reason is reason
+
+    def forget_all(self, reason: Reason) -> None:
+        """What they waited for is over: they are due."""
+        self._deferrals = {
+            ledger_id: deferral
+            for ledger_id, deferral in self._deferrals.items()
+            if deferral.reason is not reason
+        }
+
     def forget(self, ledger_id: int) -> None:
         self._deferrals.pop(ledger_id, None)
 

@@ -1,6 +1,7 @@
 """The ledgers that wait: told to all nodes (``waiting``), and remembered by this one (``deferrals``)."""
 
 import asyncio
+import math
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ LOST_RACE_PAUSE_S = 0.5
 """Whoever was quicker is left alone with the ledger at first."""
 GONE_PAUSE_S = 60.0
 """How long a ledger is left out that the leader calls urgent and that is not marked (any more)."""
+PROBE_INTERVAL_S = 30.0
+"""While nothing can be recorded on this host, one of the ledgers that wait for that is tried so long after
+the last that was: nothing else tells when there is room again, and each try may copy for nothing."""
 NOTES_TIDIED_MAX = 1_000
 """Notes whose marks are looked for in one go."""
 
@@ -63,6 +67,8 @@ class WaitingList:
         self._rng = rng
         self._deferrals = Deferrals()
         self._prune_due_s = 0.0
+        self._probe_due_s = math.inf
+        """Never, while no ledger waits for the journal."""
         self._seen: tuple[ClusterView, World] | None = None
         """The view that ``world`` was last reckoned from."""
 
@@ -85,7 +91,19 @@ class WaitingList:
         if now_s >= self._prune_due_s:
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
             self._deferrals.prune(now_s=now_s)
-        return [i for i in ledger_ids if self._deferrals.is_due(i, now_s=now_s, world=world)]
+        due = [i for i in ledger_ids if self._deferrals.is_due(i, now_s=now_s, world=world)]
+        if now_s >= self._probe_due_s:
+            due += self._probe(set(ledger_ids).difference(due))
+        return due
+
+    def _probe(self, ledger_ids: Collection[int]) -> list[int]:
+        """One of those that wait for the journal, where there are any."""
+        waiting = [i for i in ledger_ids if self._deferrals.waits_for(i, Reason.JOURNAL)]
+        if not waiting:
+            self._probe_due_s = math.inf
+            return []
+        self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
+        return [self._rng.choice(waiting)]
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""
@@ -115,6 +133,8 @@ class WaitingList:
         wait_s = self._wait_s(outcome, tries=tries)
         await self._write(held, outcome, tries=tries, wait_s=wait_s)
         self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries)
+        if reason is Reason.JOURNAL:
+            self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
 
     async def tell_of_grace(self, held: Holding, outcome: Outcome) -> None:
@@ -136,7 +156,9 @@ class WaitingList:
         self._defer(ledger_id, GONE_PAUSE_S, self.world, reason=None, tries=0)
 
     async def strike_off(self, held: Holding) -> None:
-        """It is done."""
+        """It is done. Where it waited for the journal, that can be written to again: so the others may."""
+        if self._deferrals.waits_for(held.ledger_id, Reason.JOURNAL):
+            self._deferrals.forget_all(Reason.JOURNAL)
         self._deferrals.forget(held.ledger_id)
         if held.note is not None:
             await self._notes.delete(held.ledger_id)
@@ -167,7 +189,9 @@ class WaitingList:
         """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
         before, reason, now_ms = held.note, outcome.reason, self._clock.wall_ms()
         assert reason is not None, outcome
-        if reason.is_of_this_node and before is not None:
+        # That the journal failed again is told: whoever waits for the ledger learns that it was tried.
+        is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
+        if reason.is_of_this_node and before is not None and not is_told_anew:
             return  # what stands there holds for all nodes
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
         detail = self._detail(held, outcome)
