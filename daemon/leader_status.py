@@ -53,7 +53,7 @@ class LeaderState:
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
     naming: Mapping[BookieId, int] = field(default_factory=dict)
-    """How many ledgers name each bookie that is away, as the leader told within ``NAMING_MAX_MS``."""
+    """How many ledgers name each bookie that is away, on purpose or not, as the leader told within ``NAMING_MAX_MS``."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
 
@@ -100,10 +100,10 @@ def _index_record(note: IndexNote) -> dict[str, Any]:
 def index_text(note: IndexNote) -> str:
     if note.is_complete:
         return f"complete, {counted(note.ledger_count, 'ledger')} when it was built"
-    of = f" of about {note.expected_count:,}" if note.expected_count else ""
-    return (
-        f"being built, {note.read_count:,}{of} ledgers read: losses are marked as far as it knows"
-    )
+    read = counted(note.read_count, "ledger")
+    if note.expected_count:
+        read = f"{note.read_count:,} of about {counted(note.expected_count, 'ledger')}"
+    return f"being built, {read} read: losses are marked as far as it knows"
 
 
 def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmarked_why: str) -> str:
@@ -147,10 +147,12 @@ async def gather_leader(
     *,
     leader_session_id: int | None,
     away: Collection[BookieId],
+    on_purpose: Collection[BookieId] = (),
     marked: Sequence[MarkedLedger],
     clock: Clock,
 ) -> LeaderState:
-    """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in time."""
+    """``leader_session_id``: of a leader of ours, else None. ``away``: who is to count as lost in time;
+    ``on_purpose``: who is not."""
     store, ur = cluster.store, cluster.ur
     delay = await read_delay(
         store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
@@ -174,7 +176,9 @@ async def gather_leader(
         uncounted=_uncounted(absences.since_ms, away, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
-        naming={b: absences.naming[b] for b in away if b in absences.naming} if is_fresh else {},
+        naming={b: absences.naming[b] for b in (*away, *on_purpose) if b in absences.naming}
+        if is_fresh
+        else {},
         are_all_named=is_fresh
         and absences.are_all_named
         and index is not None
@@ -198,6 +202,18 @@ async def losses_due_ms(
     pending = _pending(since_ms, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
     uncounted = _uncounted(since_ms, away, delay_s=delay.delay_s)
     return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
+
+
+async def is_named_by_none(cluster: Visit, bookie: BookieId, *, clock: Clock) -> bool:
+    """Whether a leader of ours knows for certain that no ledger names this bookie, which is away."""
+    leader = await current_leader(cluster.store, cluster.ur)
+    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
+    if leader is None or leader.session_id not in ours:
+        return False
+    state = await gather_leader(
+        cluster, leader_session_id=leader.session_id, away=[bookie], marked=(), clock=clock
+    )
+    return state.is_named_by_none(bookie)
 
 
 def _pending(

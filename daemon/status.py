@@ -148,11 +148,7 @@ class Status:
     @property
     def on_purpose(self) -> tuple[BookieRow, ...]:
         """The bookies that are away, and under maintenance."""
-        return tuple(
-            row
-            for row in self.ordered
-            if row.state is BookieState.AWAY and row.maintenance is not None
-        )
+        return tuple(row for row in self.ordered if row.is_away_on_purpose)
 
     @property
     def on_purpose_until_ms(self) -> int | None:
@@ -283,6 +279,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         cluster,
         leader_session_id=leader.session_id if leader and leader_node else None,
         away=away,
+        on_purpose=[row.bookie for row in bookies if row.is_away_on_purpose],
         marked=marked,
         clock=clock,
     )

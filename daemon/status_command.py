@@ -15,11 +15,11 @@ from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
 from daemon.leader_status import away_text, check_texts, index_text, lost_text
-from daemon.operating.bookies import loss_due_text
 from daemon.operating.hold import hold_text
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
+from daemon.status_verdict import verdict_text
 from daemon.visit import run_visit
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half
@@ -68,7 +68,7 @@ status.help = "\n".join(
         "more closely and found something wrong, if none as close came after), ordered_bookies, waiting.",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
-        "does, or bookmender fsck. Exits 0 when whole, or short of copies only while operators have bookies",
+        "does, or bookmender fsck, whose last run changes no verdict: the line tells what it found. Exits 0 when whole, or short of copies only while operators have bookies",
         "away (maintenance); 1 when not; 3 when it could not tell (no-bookies, no-auditor, indexing, no ZooKeeper).",
     ]
 )
@@ -79,7 +79,7 @@ def render(found: Status, *, now_ms: int) -> str:
     auditing = found.auditing
     lines = [] if found.hold is None else [f"HOLD      {_hold(found, found.hold, now_ms=now_ms)}"]
     lines += [
-        f"verdict   {_verdict(found, now_ms=now_ms)}",
+        f"verdict   {verdict_text(found, now_ms=now_ms)}",
         f"leader    {_leader(found)}",
         *([f"index     {index_text(auditing.index)}"] if auditing.index else []),
         f"nodes     {_nodes(found)}",
@@ -115,63 +115,6 @@ def render(found: Status, *, now_ms: int) -> str:
         lines.append(f"waiting   ({first}bookmender queue list tells of each)")
         lines += [_waiting(reason, found.waiting, now_ms=now_ms) for reason in Reason]
     return "\n".join(line for line in lines if line)
-
-
-def _verdict(found: Status, *, now_ms: int) -> str:
-    """With what to do or think about it where that is said in a line."""
-    whys = [
-        _why(found, now_ms=now_ms),
-        _no_auditor(found) if found.leader is None and found.has_bookies else "",
-        "auto-recovery is disabled" if found.is_disabled else "",
-    ]
-    told = "; ".join(why for why in whys if why)
-    return f"{found.verdict} ({told})" if told else found.verdict
-
-
-def _why(found: Status, *, now_ms: int) -> str:
-    match found.verdict:
-        case "no-bookies":
-            return VERDICTS["no-bookies"]
-        case "unattended":
-            return "nobody repairs what is marked"
-        case "indexing":
-            return "the leader has not read every ledger's metadata yet: what misses copies may yet be found"
-        case "maintenance":
-            return _maintenance(found, now_ms=now_ms)
-        case "bookies-away":
-            return _away_so_far(found, now_ms=now_ms)
-        case "none-writable":
-            return "no bookie takes writes: they are read-only, or away"
-        case _:
-            return ""
-
-
-def _no_auditor(found: Status) -> str:
-    if any(node.half is Half.AUDITOR for node in found.nodes):
-        return "no auditor leads yet, though a node stands for it: look again in some seconds"
-    text = "no auditor is running, ours or Java's: what is lost is not noticed"
-    if found.nodes:
-        return f"{text}; start a node with auditor.enabled = true"
-    return f"{text}; start a node with bookmender daemon"
-
-
-def _away_so_far(found: Status, *, now_ms: int) -> str:
-    away = counted(len(found.away), "bookie")
-    pending = found.auditing.pending
-    if not pending:
-        return f"{away} away: lost or not, nobody tells"
-    return f"{away} away, the next one {loss_due_text(pending[0].due_ms, now_ms=now_ms)}"
-
-
-def _maintenance(found: Status, *, now_ms: int) -> str:
-    count, until_ms = len(found.on_purpose), found.on_purpose_until_ms
-    assert until_ms is not None
-    is_one = count == 1
-    left = duration_text(max(0, until_ms - now_ms) / 1000)
-    return (
-        f"{counted(count, 'bookie')} {'is' if is_one else 'are'} away on purpose, for another {left} at most: "
-        f"{'its' if is_one else 'their'} ledgers are a copy short meanwhile"
-    )
 
 
 def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
@@ -254,11 +197,11 @@ def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> 
         return ""
     shown = ", ".join(str(note.ledger_id) for note in notes[:LEDGERS_SHOWN_MAX])
     more = ", …" if len(notes) > LEDGERS_SHOWN_MAX else ""
-    longest_s = max(age_s(note.since_ms, now_ms) for note in notes)
+    longest = duration_text(max(age_s(note.since_ms, now_ms) for note in notes))
     next_s = min(seconds_until(note.next_try_ms, now_ms) for note in notes)
-    when = f", next try in {next_s} s" if next_s else ""
+    when = f"next try in {duration_text(next_s)}" if next_s else "next try due"
     return (
-        f"  {len(notes)} {reason.value}, for up to {longest_s} s{when}: ledger {shown}{more}\n"
+        f"  {len(notes)} {reason.value}, for up to {longest}, {when}: ledger {shown}{more}\n"
         f"      {printable(notes[0].detail)}"
     )
 

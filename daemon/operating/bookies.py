@@ -47,6 +47,10 @@ class BookieRow:
     loss_due_ms: int | None = None
     """Wall clock: when one that is away will be lost; None too where nobody counts."""
 
+    @property
+    def is_away_on_purpose(self) -> bool:
+        return self.state is BookieState.AWAY and self.maintenance is not None
+
     def to_json(self) -> dict[str, Any]:
         return {
             "bookie_id": self.bookie,

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from daemon.cli import EXIT_FAILED, config_option, output_option
+from daemon.leader_status import is_named_by_none
 from daemon.operating.bookie_ids import (
     BookieArgument,
     known_bookies,
@@ -100,7 +101,7 @@ def maintenance(
             await open_window(
                 cluster, bookie, duration_s=duration_s, reason=reason, clock=SystemClock()
             )
-            tell(await concerns(cluster, bookie))
+            tell(await concerns(cluster, bookie, clock=SystemClock()))
         if bookie is not None and end:
             has_ended = await end_window(cluster, bookie)
             tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
@@ -163,8 +164,8 @@ async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, Maintenan
     return current
 
 
-async def concerns(cluster: Visit, bookie: BookieId) -> list[str]:
-    """What the window comes too late for."""
+async def concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[str]:
+    """What the window comes too late for, or that nobody needs it."""
     if bookie in (await registered_bookies(cluster)).available:
         return []
     marked = await marked_ledger_ids(cluster.store, cluster.ur)
@@ -180,5 +181,10 @@ async def concerns(cluster: Visit, bookie: BookieId) -> list[str]:
     if doubtful:
         found.append(
             f"{counted(doubtful, 'mark')} cannot be read and may be for {bookie}: bookmender queue list"
+        )
+    if not found and await is_named_by_none(cluster, bookie, clock=clock):
+        found.append(
+            f"no ledger names {bookie}: nothing is affected while it is away, and if it is not to come back, "
+            f"bookmender bookie decommission {bookie} forgets it"
         )
     return found

@@ -153,16 +153,16 @@ async def test_a_window_that_comes_too_late_says_so() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     here = visiting(cluster)
     await cluster.mark(B1, ledger_id=0)
-    assert await window_concerns(here, B1) == [], "it is there"
+    assert await window_concerns(here, B1, clock=cluster.clock) == [], "it is there"
 
     await cluster.kill(B1, B2)
 
-    (concern,) = await window_concerns(here, B1)
+    (concern,) = await window_concerns(here, B1, clock=cluster.clock)
     assert f"{B1} is lost already, with 1 ledger marked" in concern
-    assert await window_concerns(here, B2) == []
+    assert await window_concerns(here, B2, clock=cluster.clock) == []
 
     shut_out(here.store, payloads.mark_path(UR, 0))
-    assert await window_concerns(here, B2) == [
+    assert await window_concerns(here, B2, clock=cluster.clock) == [
         f"1 mark cannot be read and may be for {B2}: bookmender queue list"
     ]
 

@@ -4,13 +4,16 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+from auditor.index.note import IndexNote
 from auditor.records import AuditRecord
 from daemon.operating.drains import order_drains
+from daemon.operating.maintenance_command import concerns as window_concerns
 from daemon.operating.maintenance_command import open_window
 from daemon.queue_command import line_of, queue_rows
 from daemon.settings import Settings
 from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status
 from daemon.status_command import render
+from daemon.status_verdict import verdict_text
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.metadata import BookieId
@@ -21,7 +24,7 @@ from replication.queue import payloads
 from replication.queue.listing import read_marks
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing, leading
-from tests.auditor.scenes import delayed, with_ledgers
+from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, note
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -273,6 +276,31 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     assert lines[-3] == "          1 more to be drained or repaired by hand"
     assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
     assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
+
+
+@in_virtual_time
+async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster) as leader:
+        session_id = leader.store.session_id
+        await leader.records.write_index(
+            IndexNote(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
+        )
+        await open_window(visiting(cluster), B3, duration_s=60, reason="", clock=cluster.clock)
+        await cluster.kill(B3)
+        await asyncio.sleep(SOON_S)
+        status = await gathered(cluster, cluster.clock)
+        concerns = await window_concerns(visiting(cluster), B3, clock=cluster.clock)
+
+    assert verdict_text(status, now_ms=0).endswith(": no ledger names it, and nothing is affected)")
+    assert status.to_json()["auditing"]["away_named_by"] == {
+        "ledgers": {B3: 0},
+        "is_complete": True,
+    }
+    assert concerns == [
+        f"no ledger names {B3}: nothing is affected while it is away, and if it is not to come back, "
+        f"bookmender bookie decommission {B3} forgets it"
+    ]
 
 
 @in_virtual_time

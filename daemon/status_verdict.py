@@ -1,0 +1,92 @@
+"""What ``bookmender status`` says of its verdict in a line: why, and what to do or think about it. Pure."""
+
+from auditor.fsck.results.summary import Summary
+from auditor.fsck.verdicts import Grade
+from daemon.operating.bookies import loss_due_text
+from daemon.operating.progress import counted, duration_text
+from daemon.status import VERDICTS, Status
+from replication.cluster.membership import Half
+
+
+def verdict_text(found: Status, *, now_ms: int) -> str:
+    whys = [
+        _why(found, now_ms=now_ms),
+        _no_auditor(found) if found.leader is None and found.has_bookies else "",
+        "auto-recovery is disabled" if found.is_disabled else "",
+        *(_fsck_doubts(found) if found.exit_code == 0 else []),
+    ]
+    told = "; ".join(why for why in whys if why)
+    return f"{found.verdict} ({told})" if told else found.verdict
+
+
+def _why(found: Status, *, now_ms: int) -> str:
+    match found.verdict:
+        case "no-bookies":
+            return VERDICTS["no-bookies"]
+        case "unattended":
+            return "nobody repairs what is marked"
+        case "indexing":
+            return "the leader has not read every ledger's metadata yet: what misses copies may yet be found"
+        case "maintenance":
+            return _maintenance(found, now_ms=now_ms)
+        case "bookies-away":
+            return _away(found, now_ms=now_ms)
+        case "none-writable":
+            return "no bookie takes writes: they are read-only, or away"
+        case _:
+            return ""
+
+
+def _no_auditor(found: Status) -> str:
+    if any(node.half is Half.AUDITOR for node in found.nodes):
+        return "no auditor leads yet, though a node stands for it: look again in some seconds"
+    text = "no auditor is running, ours or Java's: what is lost is not noticed"
+    if found.nodes:
+        return f"{text}; start a node with auditor.enabled = true"
+    return f"{text}; start a node with bookmender daemon"
+
+
+def _away(found: Status, *, now_ms: int) -> str:
+    away = counted(len(found.away), "bookie")
+    pending = found.auditing.pending
+    if not pending:
+        return f"{away} away: lost or not, nobody tells"
+    return f"{away} away, the next one {loss_due_text(pending[0].due_ms, now_ms=now_ms)}"
+
+
+def _maintenance(found: Status, *, now_ms: int) -> str:
+    """As long as nobody knows that no ledger names a bookie, its ledgers count as a copy short."""
+    count, until_ms = len(found.on_purpose), found.on_purpose_until_ms
+    assert until_ms is not None
+    left = duration_text(max(0, until_ms - now_ms) / 1000)
+    text = (
+        f"{counted(count, 'bookie')} {'is' if count == 1 else 'are'} away on purpose, for another {left} "
+        "at most"
+    )
+    unnamed_count = sum(found.auditing.is_named_by_none(row.bookie) for row in found.on_purpose)
+    if unnamed_count == count:
+        return f"{text}: no ledger names {'it' if count == 1 else 'them'}, and nothing is affected"
+    if unnamed_count:
+        return f"{text}: ledgers of {count - unnamed_count} of them are a copy short meanwhile"
+    return f"{text}: {'its' if count == 1 else 'their'} ledgers are a copy short meanwhile"
+
+
+def _fsck_doubts(found: Status) -> list[str]:
+    """What fsck found changes no verdict, as it may be mended by now; but nobody is to overlook it."""
+    doubts = [_doubts("the last fsck", found.fsck), _doubts("a closer fsck", found.fsck_closer)]
+    return [each for each in doubts if each]
+
+
+def _doubts(run: str, summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    unknown_count = summary.counts.verdicts.get(Grade.UNKNOWN.value, 0)
+    texts = []
+    if summary.wrong:
+        texts.append(f"{run} found {counted(summary.wrong, 'ledger')} wrong")
+    if unknown_count:
+        texts.append(
+            f"{run} could not tell of {counted(unknown_count, 'ledger')}: "
+            "see that every bookie answers, and run it again"
+        )
+    return "; ".join(texts)

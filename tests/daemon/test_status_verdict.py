@@ -1,0 +1,128 @@
+"""What ``bookmender status`` says of its verdict: nobody is to be misled by a single word."""
+
+from dataclasses import replace
+
+import pytest
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.summary import Counts, Summary
+from auditor.index.note import IndexNote
+from daemon.leader_status import LeaderState
+from daemon.operating.bookies import BookieRow, BookieState
+from daemon.status_command import render
+from daemon.status_verdict import verdict_text
+from ledgers.metadata import BookieId
+from replication.cluster.orders import MaintenanceWindow
+from replication.reasons import Reason
+from tests.daemon.status_values import WHOLE, note
+from tests.replication.ledger_values import B1, B2
+
+BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
+
+
+def away(bookie: BookieId) -> BookieRow:
+    window = MaintenanceWindow(since_ms=0, until_ms=60_000)
+    return BookieRow(bookie=bookie, state=BookieState.AWAY, has_cookie=True, maintenance=window)
+
+
+@pytest.mark.parametrize(
+    ("bookies", "naming", "changes", "text"),
+    [
+        pytest.param([B1], {}, {}, "its ledgers are a copy short meanwhile", id="nobody told"),
+        pytest.param([B1], {B1: 2}, {}, "its ledgers are a copy short meanwhile", id="two do"),
+        pytest.param(
+            [B1], {B1: 0}, {}, "no ledger names it, and nothing is affected", id="none does"
+        ),
+        pytest.param(
+            [B1],
+            {B1: 0},
+            {"are_all_named": False},
+            "its ledgers are a copy short meanwhile",
+            id="none that was read so far",
+        ),
+        pytest.param(
+            [B1],
+            {B1: 0},
+            {"index": replace(BUILT, unreadable_count=1)},
+            "its ledgers are a copy short meanwhile",
+            id="none that can be read",
+        ),
+        pytest.param(
+            [B1, B2],
+            {B1: 0, B2: 0},
+            {},
+            "no ledger names them, and nothing is affected",
+            id="neither of two",
+        ),
+        pytest.param(
+            [B1, B2],
+            {B1: 0, B2: 1},
+            {},
+            "ledgers of 1 of them are a copy short meanwhile",
+            id="one of two",
+        ),
+    ],
+)
+def test_of_maintenance_it_is_said_what_is_short_of_copies(
+    bookies: list[BookieId], naming: dict[BookieId, int], changes: dict[str, object], text: str
+) -> None:
+    state = replace(
+        LeaderState(index=BUILT, naming=naming, are_all_named=True),
+        **changes,  # type: ignore[arg-type]
+    )
+    status = replace(WHOLE, ordered=tuple(map(away, bookies)), auditing=state)
+
+    told = verdict_text(status, now_ms=0)
+
+    assert told.startswith("maintenance (")
+    assert told.endswith(f" for another 1 min at most: {text})")
+
+
+def fsck(*, wrong: int = 0, unknown: int = 0) -> Summary:
+    counts = Counts(ledgers=9, wrong=wrong, verdicts={"unknown": unknown, "lost": wrong})
+    return Summary(run="r", level=Level.FULL, started_ms=0, finished_ms=0, counts=counts)
+
+
+UNKNOWN = "could not tell of 3 ledgers: see that every bookie answers, and run it again"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        pytest.param({"fsck": fsck()}, "whole", id="it found nothing"),
+        pytest.param({"fsck": fsck(unknown=3)}, f"whole (the last fsck {UNKNOWN})", id="unknown"),
+        pytest.param(
+            {"fsck": fsck(wrong=1)}, "whole (the last fsck found 1 ledger wrong)", id="wrong"
+        ),
+        pytest.param(
+            {"fsck": fsck(), "fsck_closer": fsck(wrong=2, unknown=3)},
+            f"whole (a closer fsck found 2 ledgers wrong; a closer fsck {UNKNOWN})",
+            id="an earlier one that looked more closely",
+        ),
+        pytest.param({"fsck": fsck(wrong=1), "lost": (B1,)}, "bookies-lost", id="not well anyway"),
+    ],
+)
+def test_a_whole_cluster_of_which_fsck_doubts_is_told_with_the_doubt(
+    changes: dict[str, object], text: str
+) -> None:
+    status = replace(WHOLE, **changes)  # type: ignore[arg-type]
+
+    assert verdict_text(status, now_ms=0) == text
+    assert status.exit_code == replace(status, fsck=None, fsck_closer=None).exit_code
+
+
+@pytest.mark.parametrize(
+    ("next_try_ms", "text"),
+    [
+        pytest.param(180_000, "next try in 3 min", id="a long time yet"),
+        pytest.param(500, "next try in 1 s", id="rounded up"),
+        pytest.param(0, "next try due", id="at any time"),
+    ],
+)
+def test_a_reason_may_be_outdated_so_the_next_try_is_told(next_try_ms: int, text: str) -> None:
+    waiting = replace(note(7, Reason.NO_COPY), next_try_ms=next_try_ms)
+    status = replace(WHOLE, marked_count=1, waiting=(waiting,), waiting_count=1)
+
+    lines = render(status, now_ms=0).splitlines()
+
+    assert f"  1 no-copy, for up to 0 s, {text}: ledger 7" in lines
