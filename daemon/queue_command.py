@@ -11,6 +11,7 @@ import click
 
 from auditor.causes import MarkReasons
 from daemon.cli import config_option, output_option
+from daemon.operating.marks import shut_text
 from daemon.operating.progress import counted, printable
 from daemon.status import lock_record, note_record
 from daemon.status_command import age_s, seconds_until
@@ -109,10 +110,10 @@ async def queue_rows(
 
 
 def _unreadable(ledger: MarkedLedger) -> str:
-    """What it means that the mark cannot be read; with the ACL that ZooKeeper names, and who may open it."""
+    """What it means that the mark cannot be read; where ACLs shut it away, with who may open it."""
     if ledger.refusal:
-        return f"no node takes it: {ledger.refusal}"
-    return "it is damaged, and the ledger is checked all the same"
+        return shut_text(ledger)
+    return "its mark is damaged; the ledger is checked all the same"
 
 
 def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, Any] | None:
@@ -139,7 +140,7 @@ def line_of(row: dict[str, Any], *, now_ms: int) -> str:
 def _meant(row: dict[str, Any]) -> str:
     """What the mark asks for. One in our own queue names bookies to leave, or, made by hand, none."""
     if row["missing"] is None:
-        return f"its mark cannot be read: {row['mark_unreadable']}"
+        return str(row["mark_unreadable"])
     named = ", ".join(row["missing"])
     if row["is_own"]:
         return f"to leave {named}" if named else "to be checked"

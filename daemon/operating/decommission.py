@@ -14,8 +14,9 @@ from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, may_be_named, scan_ledgers
 from daemon.operating.drains import cancel_drains
 from daemon.operating.hold import current_hold
+from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show, counted
-from daemon.status import help_text
+from daemon.operating.stuck import StuckLedgers
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -30,18 +31,14 @@ from ledgers.errors import (
 from ledgers.metadata import BookieId
 from ledgers.store import Stat
 from replication.cluster.order_book import OrderBook
-from replication.cluster.own_state import own_path
 from replication.queue import payloads
-from replication.queue.listing import MarkedLedger, marked_ledger_ids, read_marks
-from replication.waiting.notes import WaitingNote, WaitingNotes
+from replication.waiting.notes import WaitingNotes
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
 """Ledgers that are waited for are read again and again: many of them less often."""
 AUDIT_AGAIN_S = 300.0
 """An audit that was asked for may have died with its leader: so long after, another is asked for."""
-STUCK_S = 60.0
-"""All that is left has waited for help so long: nodes try again within that when a bookie comes."""
 STUCK_SHOWN_MAX = 20
 DOUBTFUL_SHOWN_MAX = 20
 
@@ -91,11 +88,11 @@ async def decommission_bookie(
             "them moved while it serves, bookmender bookie drain",
             bookie=bookie,
         )
-    moved_count = len(named)
+    moved_count, stuck = len(named), StuckLedgers(cluster, clock)
     was_known = bool(cookie or is_running or named or await _marked_for(cluster, bookie))
     while named:
         await _get_marked(cluster, tell, clock)
-        await _wait_moved(cluster, bookie, named, tell=tell, show=show, clock=clock)
+        await _wait_moved(cluster, bookie, named, stuck, tell=tell, show=show, clock=clock)
         found = await _naming(cluster, bookie, ignores_unreadable=ignores_unreadable)
         named = found.ledger_ids
     # It may have been started while we waited: then all that was proven is worth nothing.
@@ -197,6 +194,7 @@ async def _wait_moved(
     cluster: Visit,
     bookie: BookieId,
     named: Sequence[int],
+    stuck: StuckLedgers,
     *,
     tell: Callable[[str], None],
     show: Show,
@@ -207,15 +205,10 @@ async def _wait_moved(
     Raises RejectedError when none of those that are left can move.
     """
     until_s = clock.now_s() + AUDIT_AGAIN_S
-    left, stuck_since_s = list(named), None
+    left = list(named)
     while left:
-        stuck = await _stuck(cluster, left)
-        if not stuck:
-            stuck_since_s = None
-        elif stuck_since_s is None:
-            stuck_since_s = clock.now_s()
-        elif clock.now_s() - stuck_since_s >= STUCK_S:
-            _tell_stuck(stuck, tell)
+        if reasons := await stuck.look(left):
+            _tell_stuck(reasons, tell)
             raise RejectedError(
                 f"it is named by {counted(len(left), 'ledger')} still, and none can move before that is helped",
                 bookie=bookie,
@@ -227,29 +220,19 @@ async def _wait_moved(
         left = await _still_naming(cluster, left, bookie)
 
 
-async def _stuck(cluster: Visit, ledger_ids: Sequence[int]) -> list[WaitingNote]:
-    """Their notes, where every one of them waits for more than time to pass; else none."""
-    notes = WaitingNotes(cluster.store, cluster.ur)
-    if not (await notes.ledger_ids()).issuperset(ledger_ids):
-        return []
-    found = await notes.read_all(ledger_ids)
-    if len(found) < len(ledger_ids) or not all(note.reason.needs_help for note in found):
-        return []
-    # A note without a mark means nothing, and the first audit may be still to come.
-    return found if (await _listed(cluster)).issuperset(ledger_ids) else []
-
-
-def _tell_stuck(stuck: Sequence[WaitingNote], tell: Callable[[str], None]) -> None:
-    for note in stuck[:STUCK_SHOWN_MAX]:
-        tell(help_text(note))
-    if (more := len(stuck) - STUCK_SHOWN_MAX) > 0:
+def _tell_stuck(reasons: Sequence[str], tell: Callable[[str], None]) -> None:
+    for reason in reasons[:STUCK_SHOWN_MAX]:
+        tell(reason)
+    if (more := len(reasons) - STUCK_SHOWN_MAX) > 0:
         tell(f"and {more} more; bookmender queue list shows them all")
 
 
 async def _in_the_way(cluster: Visit, ledger_ids: Collection[int]) -> str:
     noted = await WaitingNotes(cluster.store, cluster.ur).ledger_ids()
     count = len(noted.intersection(ledger_ids))
-    return f"{count:,} of them wait, bookmender queue list says why" if count else ""
+    if not count:
+        return ""
+    return f"{count:,} of them {'waits' if count == 1 else 'wait'}, bookmender queue list says why"
 
 
 async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId) -> list[int]:
@@ -271,15 +254,9 @@ async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: Booki
     return left
 
 
-async def _listed(cluster: Visit) -> set[int]:
-    """Ledgers in either queue."""
-    store, ur = cluster.store, cluster.ur
-    return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
-
-
 async def _marked_for(cluster: Visit, bookie: BookieId) -> set[int]:
     """Ledgers whose mark, in either queue, names it."""
-    marks = await _marks(cluster, await _listed(cluster))
+    marks = await marks_of(cluster, await listed(cluster))
     return {m.ledger_id for m in marks if m.mark is not None and bookie in m.mark.replicas}
 
 
@@ -287,17 +264,8 @@ async def _may_be_marked_for(
     cluster: Visit, bookie: BookieId, ledger_ids: Collection[int]
 ) -> set[int]:
     """Those of the ledgers whose mark, in either queue, names it, or cannot be read (rule S8)."""
-    marks = await _marks(cluster, (await _listed(cluster)).intersection(ledger_ids))
+    marks = await marks_of(cluster, (await listed(cluster)).intersection(ledger_ids))
     return {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
-
-
-async def _marks(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLedger]:
-    """In either queue."""
-    ordered = sorted(ledger_ids)
-    return [
-        *await read_marks(cluster.store, cluster.ur, ordered),
-        *await read_marks(cluster.store, own_path(cluster.ur), ordered),
-    ]
 
 
 async def _cookie(cluster: Visit, bookie: BookieId) -> Stat | None:

@@ -4,15 +4,16 @@ import asyncio
 
 import pytest
 
-from daemon.operating import decommission
+from daemon.operating import decommission, stuck
 from daemon.operating.decommission import decommission_bookie
 from daemon.operating.decommission_command import unknown_text
 from daemon.operating.maintenance_command import open_window
-from ledgers.errors import RejectedError, UnavailableError
+from ledgers.errors import JournalError, RejectedError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
 from replication.reasons import Reason
+from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import with_ledgers
@@ -162,6 +163,84 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
         await asyncio.wait_for(decommissioned(cluster), 2 * decommission.AUDIT_AGAIN_S)
 
 
+@pytest.mark.parametrize(
+    ("is_locked", "ends"),
+    [
+        pytest.param(False, RejectedError, id="nobody can take it"),
+        pytest.param(True, TimeoutError, id="a node that may has it"),
+    ],
+)
+@in_virtual_time
+async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
+    is_locked: bool, ends: type[Exception]
+) -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
+    await cluster.kill(B1)
+    for ledger_id in (0, 1):
+        await cluster.mark(B1, ledger_id=ledger_id)
+    note = WaitingNote(ledger_id=1, reason=Reason.NO_TARGET, detail="d", node="n", since_ms=1)
+    await cluster.store.create(waiting_path(UR, 1), note.to_json(), with_parents=True)
+    if is_locked:
+        await cluster.store.create(payloads.lock_path(UR, 0), is_ephemeral=True)
+    visit, heard = visiting(cluster), Heard()
+    shut_out(visit.store, payloads.mark_path(UR, 0))
+
+    with pytest.raises(ends):
+        await asyncio.wait_for(
+            decommission_bookie(visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock),
+            2 * decommission.AUDIT_AGAIN_S,
+        )
+
+    assert [text for text in heard.told if text.startswith("ledger ")] == (
+        []
+        if is_locked
+        else [
+            "ledger 0 waits for help: its mark cannot be read, so that no node takes it: "
+            "the ACL shuts us out",
+            "ledger 1 waits for help: no-target: d",
+        ]
+    )
+
+
+@in_virtual_time
+async def test_a_ledger_that_waits_for_room_on_a_nodes_disk_moves_when_there_is_some() -> None:
+    cluster, is_full = await with_ledgers((B1, B2)), True
+
+    def journal(ledger_id: int, before: bytes, after: bytes) -> None:
+        if is_full:
+            raise JournalError("/var/lib/x cannot be written to: make room there")
+
+    settings = ReplicationSettings(retry_min_s=300, retry_max_s=300)
+    node = cluster.node(journal=journal, settings=settings)
+    async with auditing(cluster), node as opened, working(opened):
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+        assert await cluster.marked() == [0]
+        is_full = False
+
+        await asyncio.wait_for(decommissioned(cluster), 600)
+
+    assert not await has_cookie(cluster)
+
+
+@in_virtual_time
+async def test_while_there_is_none_it_gives_up_once_that_was_tried_again() -> None:
+    def journal(ledger_id: int, before: bytes, after: bytes) -> None:
+        raise JournalError("/var/lib/x cannot be written to: make room there")
+
+    cluster, heard = await with_ledgers((B1, B2)), Heard()
+    async with auditing(cluster), cluster.node(journal=journal) as node, working(node):
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+
+        with pytest.raises(RejectedError, match="none can move"):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    (told,) = heard.told
+    assert told.startswith("ledger 0 waits for help: journal-unwritable: /var/lib/x")
+
+
 @in_virtual_time
 async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * (decommission.STUCK_SHOWN_MAX + 3))
@@ -183,7 +262,7 @@ async def test_what_waits_for_a_bookie_moves_when_one_comes_in_time() -> None:
         await asyncio.sleep(30)
         assert await cluster.marked() == [0]
         waiting = asyncio.create_task(decommissioned(cluster))
-        await asyncio.sleep(decommission.STUCK_S / 2)
+        await asyncio.sleep(stuck.STUCK_S / 2)
         await cluster.revive(B2)
 
         await asyncio.wait_for(waiting, 600)

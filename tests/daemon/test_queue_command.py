@@ -59,12 +59,12 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     assert [row["missing"] for row in rows] == [None, [B1], [B1]]
     assert [row["is_locked"] for row in rows] == [False, True, False]
     assert [row["mark_unreadable"] for row in rows] == [
-        "no node takes it: the ACL shuts us out",
+        "its mark cannot be read, so that no node takes it: the ACL shuts us out",
         None,
         None,
     ]
     assert line_of(rows[0], now_ms=0) == (
-        "ledger 0: its mark cannot be read: no node takes it: the ACL shuts us out"
+        "ledger 0: its mark cannot be read, so that no node takes it: the ACL shuts us out"
     )
     assert [each.holder for each in await read_locks(visit.store, UR, range(3))] == [None]
 
@@ -78,7 +78,7 @@ async def test_of_a_mark_that_is_damaged_it_is_said_that_nobody_need_mend_it() -
     (row,) = await queue_rows(visiting(cluster), await read_marks(cluster.store, UR, [0]), own=())
 
     assert line_of(row, now_ms=0) == (
-        "ledger 0: its mark cannot be read: it is damaged, and the ledger is checked all the same"
+        "ledger 0: its mark is damaged; the ledger is checked all the same"
     )
 
 

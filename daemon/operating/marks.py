@@ -1,0 +1,27 @@
+"""The marks of both queues, the one that Java shares and our own, as a command sees them."""
+
+from collections.abc import Collection
+
+from daemon.visit import Visit
+from replication.cluster.own_state import own_path
+from replication.queue.listing import MarkedLedger, marked_ledger_ids, read_marks
+
+
+async def listed(cluster: Visit) -> set[int]:
+    """Ledgers in either queue."""
+    store, ur = cluster.store, cluster.ur
+    return {*await marked_ledger_ids(store, ur), *await marked_ledger_ids(store, own_path(ur))}
+
+
+async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLedger]:
+    """Theirs, in either queue: two of a ledger that is in both."""
+    ordered = sorted(ledger_ids)
+    return [
+        *await read_marks(cluster.store, cluster.ur, ordered),
+        *await read_marks(cluster.store, own_path(cluster.ur), ordered),
+    ]
+
+
+def shut_text(marked: MarkedLedger) -> str:
+    """Of one that ACLs shut away: what that means, and who may open it, as ZooKeeper says."""
+    return f"its mark cannot be read, so that no node takes it: {marked.refusal}"

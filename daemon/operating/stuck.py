@@ -1,0 +1,100 @@
+"""Ledgers that a command waits for and that will not move before somebody helps: which, and why.
+
+A note says what was in the way at the last try, and may be older than the help that came. So it counts only
+once a try that is due soon has been made, too; and all of them have to be in that case, for a while.
+"""
+
+from collections.abc import Collection, Sequence
+
+from daemon.operating.marks import listed, marks_of, shut_text
+from daemon.operating.progress import printable
+from daemon.status import help_text
+from daemon.visit import Visit
+from ledgers.clock import Clock
+from replication.queue.listing import MarkedLedger, locked_ledger_ids
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote, WaitingNotes
+
+STUCK_S = 60.0
+"""All that is left has waited for help so long: nodes try again within that when a bookie comes."""
+SOON_S = 400.0
+"""A next try that is not farther off is waited for: by their default settings nodes try most ledgers again
+within six minutes. What has failed so often, or so, that it is tried seldomer is taken for what its note says."""
+MARKS_READ_AT_ONCE = 50
+"""Of ledgers without a note: as a rule the first of them moves, and says that the others need not be read."""
+
+
+class StuckLedgers:
+    """What is known of them from the command's beginning to its end. Times are the ``clock``'s."""
+
+    def __init__(self, cluster: Visit, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._notes = WaitingNotes(cluster.store, cluster.ur)
+        self._seen_first: dict[int, WaitingNote] = {}
+        self._since: tuple[float, frozenset[int]] | None = None
+        """Since when all that is left is stuck, and which ledgers these are."""
+
+    async def look(self, ledger_ids: Collection[int]) -> list[str]:
+        """Why each of these, which are all that is left, cannot move, once that is certain; else empty."""
+        now_s, left = self._clock.now_s(), frozenset(ledger_ids)
+        told = await self._told(sorted(left))
+        if len(told) < len(left):
+            self._since = None
+        elif self._since is None or self._since[1] != left:  # something moved: more may
+            self._since = now_s, left
+        elif now_s - self._since[0] >= STUCK_S:
+            return [told[ledger_id] for ledger_id in sorted(told)]
+        return []
+
+    async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
+        """Of each, where all of them are stuck; else of some, or none."""
+        store, ur = self._cluster.store, self._cluster.ur
+        noted = (await self._notes.ledger_ids()).intersection(ledger_ids)
+        locked = await locked_ledger_ids(store, ur)
+        told = await self._shut([i for i in ledger_ids if i not in noted], locked)
+        if len(told) + len(noted) < len(ledger_ids):
+            return {}
+        now_ms = self._clock.wall_ms()
+        for note in await self._notes.read_all(sorted(noted)):
+            first = self._seen_first.setdefault(note.ledger_id, note)
+            is_at_hand = note.ledger_id in locked
+            if waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=now_ms):
+                told[note.ledger_id] = help_text(note)
+        # A note without a mark means nothing, and the first audit may be still to come.
+        return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
+
+    async def _shut(self, ledger_ids: Sequence[int], locked: Collection[int]) -> dict[int, str]:
+        """Of those whose marks ACLs shut away, up to the first of which that is not so.
+
+        Where one is locked, a node can read its mark.
+        """
+        told: dict[int, str] = {}
+        for start in range(0, len(ledger_ids), MARKS_READ_AT_ONCE):
+            part = ledger_ids[start : start + MARKS_READ_AT_ONCE]
+            marks = await marks_of(self._cluster, part)
+            takable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
+            told |= {m.ledger_id: _help_text(m) for m in marks if m.ledger_id not in takable}
+            if len(told) < start + len(part):
+                break
+        return told
+
+
+def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:
+    """Whether to wait for its next try is in vain. ``first``: the note that we saw of the ledger first.
+
+    What stands there since before we looked may be over: a disk has room again, an ACL was opened. A try that
+    was due is waited for only while it goes on (``is_at_hand``): else no node is there to make it.
+    """
+    if not note.reason.needs_help:
+        return False
+    if (
+        note != first or note.reason is Reason.NO_COPY
+    ):  # which ends as a bookie comes: all nodes see that
+        return True
+    left_ms = note.next_try_ms - now_ms
+    return left_ms > SOON_S * 1000 or (left_ms <= 0 and not is_at_hand)
+
+
+def _help_text(marked: MarkedLedger) -> str:
+    return printable(f"ledger {marked.ledger_id} waits for help: {shut_text(marked)}")

@@ -1,0 +1,66 @@
+"""When a ledger that is waited for counts as one that will not move by itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from daemon.operating.stuck import SOON_S, waits_for_help
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
+
+NOW_MS = 10**12
+SOON_MS = int(SOON_S * 1000)
+NOTE = WaitingNote(
+    ledger_id=5,
+    reason=Reason.JOURNAL,
+    detail="no room",
+    node="host-a",
+    since_ms=1,
+    next_try_ms=NOW_MS + 1_000,
+)
+OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
+
+
+@pytest.mark.parametrize(
+    ("note", "first", "is_at_hand", "is_stuck"),
+    [
+        pytest.param(NOTE, NOTE, False, False, id="it was written before, and is tried soon"),
+        pytest.param(replace(NOTE, tries=2), NOTE, True, True, id="it was tried since, in vain"),
+        pytest.param(
+            replace(NOTE, next_try_ms=NOW_MS + SOON_MS + 1),
+            replace(NOTE, next_try_ms=NOW_MS + SOON_MS + 1),
+            False,
+            True,
+            id="nobody waits so long",
+        ),
+        pytest.param(OVERDUE, OVERDUE, False, True, id="nobody tries it"),
+        pytest.param(
+            replace(NOTE, reason=Reason.NO_COPY),
+            replace(NOTE, reason=Reason.NO_COPY),
+            False,
+            True,
+            id="its next try changes nothing: a bookie must come",
+        ),
+        pytest.param(OVERDUE, OVERDUE, True, False, id="somebody is trying it"),
+        pytest.param(
+            replace(NOTE, next_try_ms=0),
+            replace(NOTE, next_try_ms=0),
+            False,
+            True,
+            id="at any time",
+        ),
+        pytest.param(
+            replace(NOTE, reason=Reason.NO_ANSWER, tries=2),
+            NOTE,
+            False,
+            False,
+            id="time will help",
+        ),
+    ],
+)
+def test_a_note_counts_once_its_next_try_was_made_or_will_not_be_soon(
+    note: WaitingNote, first: WaitingNote, is_at_hand: bool, is_stuck: bool
+) -> None:
+    found = waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=NOW_MS)
+
+    assert found is is_stuck
