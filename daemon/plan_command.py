@@ -63,6 +63,9 @@ def plan(
       bookmender plan 17 4711               these, marked or not
       bookmender plan --bookie host:3181    what draining it, or losing it, would take
 
+    Where none is marked it is said what status makes of that (none_marked), as without an auditor nobody
+    marks any.
+
     Exits 0 when nothing is to be done for them, 1 when something is, or one that was asked for is not
     there, 2 for a bookie that the cluster does not know, 3 when it could not tell: also where ledgers
     that cannot be read may be on the bookie.
@@ -94,6 +97,7 @@ def to_json(found: Previews) -> dict[str, Any]:
         "bytes": sum(each.byte_count for each in found.ledgers),
         "more_ledgers": found.more,
         "unreadable_ledgers": list(found.unreadable),
+        "none_marked": found.none_marked or None,
     }
 
 
@@ -134,6 +138,8 @@ def to_text(found: Previews) -> str:
     lines = [line for each in found.ledgers for line in _lines(each)]
     if found.unreadable:
         lines.append(_unreadable_text(found.unreadable))
+    if found.none_marked:
+        lines.append(f"no ledger is marked; bookmender status says: {found.none_marked}")
     there_count = sum(not each.is_gone for each in found.ledgers)
     entry_count = sum(each.entry_count for each in found.ledgers)
     byte_count = sum(each.byte_count for each in found.ledgers)

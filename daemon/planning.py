@@ -10,6 +10,8 @@ from auditor.scan import may_be_named
 from daemon.local_bookie import local_bookie
 from daemon.operating.bookie_ids import known_bookies, require_known
 from daemon.placing import begin_placing
+from daemon.status import gather_status
+from daemon.status_verdict import verdict_text
 from daemon.visit import Visit
 from ledgers.bookie.client import BookieClient
 from ledgers.bookie.opening import open_bookies
@@ -49,11 +51,16 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Previews:
-    """``more``, ``unreadable``: as in ``Chosen``."""
+    """``more``, ``unreadable``: as in ``Chosen``.
+
+    ``none_marked``: what ``status`` says where the marked ledgers were asked for and there is none, though all
+    is not well, or nobody may have looked; else empty.
+    """
 
     ledgers: Sequence[Preview]
     more: int | None
     unreadable: Sequence[int] = ()
+    none_marked: str = ""
 
 
 async def plan_for(
@@ -63,6 +70,7 @@ async def plan_for(
 
     Raises UsageError for a bookie that the cluster does not know.
     """
+    none_marked = ""
     if ledger_ids:
         chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
     elif bookie is not None:
@@ -70,8 +78,21 @@ async def plan_for(
         chosen = await ledgers_of(cluster, bookie, limit=limit)
     else:
         chosen = await most_endangered(cluster, limit=limit)
+        none_marked = "" if chosen.ledger_ids else await _doubts(cluster)
     previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
-    return Previews(ledgers=previews, more=chosen.more, unreadable=chosen.unreadable)
+    return Previews(
+        ledgers=previews,
+        more=chosen.more,
+        unreadable=chosen.unreadable,
+        none_marked=none_marked,
+    )
+
+
+async def _doubts(cluster: Visit) -> str:
+    """Whether it means anything that no ledger is marked."""
+    clock = SystemClock()
+    told = verdict_text(await gather_status(cluster, clock=clock), now_ms=clock.wall_ms())
+    return "" if told == "whole" else told
 
 
 async def preview_all(
@@ -79,6 +100,8 @@ async def preview_all(
 ) -> list[Preview]:
     """In order. ``drained``: as if that bookie were being drained, too."""
     found: list[Preview] = []
+    if not ledger_ids:
+        return found  # no bookie is asked for its room
     async with open_previewer(cluster, drained=drained) as previewer:
         for start in range(0, len(ledger_ids), LEDGERS_AT_ONCE):
             part = ledger_ids[start : start + LEDGERS_AT_ONCE]

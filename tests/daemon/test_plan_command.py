@@ -12,11 +12,13 @@ from daemon.planning import Chosen, Previews, ledgers_of, plan_for
 from ledgers.metadata import BookieId
 from replication.planning.plan import Plan, Repair
 from replication.planning.preview import Preview
+from replication.queue import payloads
 from replication.reasons import Blocked, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B5, fragment
+from tests.replication.nodes import UR
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 REFILL = Repair(fragment=fragment(), index=1, target=B2, entry_ids=(4,), byte_count=100)
@@ -166,6 +168,35 @@ async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -
     shut_out(visit.store, cluster.manager.path(1))
 
     assert await ledgers_of(visit, B1, limit=9) == Chosen(ledger_ids=[0, 2], more=0, unreadable=[1])
+
+
+@in_virtual_time
+async def test_where_nothing_is_marked_as_nobody_marks_the_plan_says_so() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+
+    found = await plan_for(visiting(cluster), [], None, limit=1)
+
+    assert to_text(found).splitlines() == [
+        "no ledger is marked; bookmender status says: bookies-lost (no auditor is running, ours or Java's: "
+        "what is lost is not noticed; start a node with bookmender daemon)",
+        "0 ledgers, 0 entries to copy, about 0 B",
+    ]
+    assert to_json(found)["none_marked"] == found.none_marked
+
+
+@in_virtual_time
+async def test_where_nothing_is_marked_and_all_is_well_the_plan_says_nothing_of_it() -> None:
+    cluster = await with_ledgers((B1, B2))
+    vote = payloads.vote_to_bytes("java:3181")
+    await cluster.store.create(
+        f"{payloads.election_path(UR)}/V_0000000003", vote, with_parents=True
+    )
+
+    found = await plan_for(visiting(cluster), [], None, limit=1)
+
+    assert to_text(found) == "0 ledgers, 0 entries to copy, about 0 B"
+    assert to_json(found)["none_marked"] is None
 
 
 @in_virtual_time
