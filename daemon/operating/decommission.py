@@ -129,21 +129,45 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
     if doubtful and not ignores_unreadable:
-        more = (
-            f" and {len(doubtful) - DOUBTFUL_SHOWN_MAX:,} more"
-            if len(doubtful) > DOUBTFUL_SHOWN_MAX
-            else ""
-        )
         raise UnavailableError(
             "ledgers that cannot be read may name it, so its cookie stays: "
-            f"{', '.join(map(str, doubtful[:DOUBTFUL_SHOWN_MAX]))}{more}. bookmender ledger show ID says "
-            "what is wrong with one, bookmender ledger restore ID may mend it; --ignore-unreadable goes on "
-            "without them",
+            f"{await _doubts(cluster, doubtful)}; --ignore-unreadable goes on without them",
             bookie=bookie,
         )
     return _Naming(
         ledger_ids=tuple(sorted(each.ledger_id for each in scan.endangered)), doubtful=doubtful
     )
+
+
+async def _doubts(cluster: Visit, doubtful: Sequence[int]) -> str:
+    """Which ledgers these are, some of very many, and what can be done. What ACLs shut away is to be opened:
+    to put back what stood there before would help nobody.
+    """
+    shown = doubtful[:DOUBTFUL_SHOWN_MAX]
+    refusals = await asyncio.gather(*(_refusal(cluster, ledger_id) for ledger_id in shown))
+    shut = {i: refusal for i, refusal in zip(shown, refusals, strict=True) if refusal}
+    text = ", ".join(map(str, shown))
+    if (more := len(doubtful) - len(shown)) > 0:
+        text += f" and {more:,} more"
+    if shut:
+        text += f". ACLs shut away {', '.join(map(str, shut))}: {next(iter(shut.values()))}"
+    if others := [str(ledger_id) for ledger_id in shown if ledger_id not in shut]:
+        text += (
+            f". bookmender ledger show ID says what is wrong with {', '.join(others) if shut else 'one'}, "
+            "bookmender ledger restore ID may mend it"
+        )
+    return text
+
+
+async def _refusal(cluster: Visit, ledger_id: int) -> str:
+    """What ZooKeeper says of metadata that ACLs shut away; else empty."""
+    try:
+        await cluster.store.get(cluster.manager.path(ledger_id))
+    except UnauthorizedError as error:
+        return str(error)
+    except NoNodeError:
+        pass
+    return ""
 
 
 async def ask_for_audit(cluster: Visit) -> None:

@@ -88,9 +88,8 @@ def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, n
     """
     if not note.reason.needs_help:
         return False
-    if (
-        note != first or note.reason is Reason.NO_COPY
-    ):  # which ends as a bookie comes: all nodes see that
+    ends_with_a_bookie = note.reason is Reason.NO_COPY  # one that comes all nodes see at once
+    if note != first or ends_with_a_bookie:
         return True
     left_ms = note.next_try_ms - now_ms
     return left_ms > SOON_S * 1000 or (left_ms <= 0 and not is_at_hand)

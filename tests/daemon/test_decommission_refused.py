@@ -111,13 +111,34 @@ async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_to
         shut = asyncio.get_running_loop().call_later(
             0.01, shut_out, visit.store, cluster.manager.path(0)
         )
-        with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
+        with pytest.raises(
+            UnavailableError, match=r"cannot be read may name it.*: 0\..*shuts us out"
+        ) as refused:
             await decommission_bookie(
                 visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock
             )
         shut.cancel()
 
     assert await has_cookie(cluster)
+    assert "ledger restore" not in str(refused.value), "what stood there before is as shut away"
+
+
+@in_virtual_time
+async def test_damaged_metadata_and_such_that_acls_shut_away_are_told_apart() -> None:
+    cluster = await with_ledgers((B2, B3), (B2, B3), (B2, B3))
+    await cluster.kill(B1)
+    await cluster.store.set(cluster.manager.path(0), b"rubbish", version=-1)
+    visit, heard = visiting(cluster), Heard()
+    shut_out(visit.store, cluster.manager.path(1), cluster.manager.path(2))
+
+    with pytest.raises(UnavailableError) as refused:
+        await decommission_bookie(visit, B1, tell=heard.tell, show=heard.show, clock=cluster.clock)
+
+    message = str(refused.value)
+    assert "its cookie stays: 0, 1, 2. " in message
+    assert "ACLs shut away 1, 2: the ACL shuts us out. " in message
+    assert "what is wrong with 0, bookmender ledger restore ID may mend it; " in message
+    assert "--ignore-unreadable goes on without them" in message
 
 
 # --- What cannot move -----------------------------------------------------------------------------

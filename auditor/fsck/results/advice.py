@@ -73,8 +73,9 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
     (
         _finding(Finding.UNREADABLE_METADATA),
         "Ledgers whose metadata cannot be read: {count}",
-        "bookmender ledger show ID says what is wrong; bookmender ledger restore ID puts back what stood there "
-        "before a write of ours. Metadata of a newer version needs a newer bookmender.",
+        "bookmender ledger show ID says what is wrong. Where an ACL shuts it away, whoever that admits (getAcl "
+        "tells) may open it with setAcl. Damaged, bookmender ledger restore ID puts back what stood there before a "
+        "write of ours. Metadata of a newer version needs a newer bookmender.",
     ),
     (
         _grade(Grade.UNKNOWN),
