@@ -60,7 +60,9 @@ class StuckLedgers:
             first = self._seen_first.setdefault(note.ledger_id, note)
             is_at_hand = note.ledger_id in locked
             if waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=now_ms):
-                told[note.ledger_id] = help_text(note)
+                told[note.ledger_id] = _help_text(note, is_old=note == first)
+        # A note from before its mark was shut away tells nothing any more.
+        told |= await self._shut(sorted(noted.difference(told)), locked)
         # A note without a mark means nothing, and the first audit may be still to come.
         return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
 
@@ -74,7 +76,7 @@ class StuckLedgers:
             part = ledger_ids[start : start + MARKS_READ_AT_ONCE]
             marks = await marks_of(self._cluster, part)
             takable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
-            told |= {m.ledger_id: _help_text(m) for m in marks if m.ledger_id not in takable}
+            told |= {m.ledger_id: _shut_text(m) for m in marks if m.ledger_id not in takable}
             if len(told) < start + len(part):
                 break
         return told
@@ -95,5 +97,13 @@ def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, n
     return left_ms > SOON_S * 1000 or (left_ms <= 0 and not is_at_hand)
 
 
-def _help_text(marked: MarkedLedger) -> str:
+def _help_text(note: WaitingNote, *, is_old: bool) -> str:
+    """``is_old``: it was not tried since we look."""
+    text = help_text(note)
+    if is_old and note.reason is not Reason.NO_COPY:
+        text += f"; if that is over, bookmender repair {note.ledger_id} tries it now"
+    return text
+
+
+def _shut_text(marked: MarkedLedger) -> str:
     return printable(f"ledger {marked.ledger_id} waits for help: {shut_text(marked)}")

@@ -195,17 +195,18 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
 async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
     is_locked: bool, ends: type[Exception]
 ) -> None:
-    cluster = await with_ledgers((B1, B2), (B1, B3))
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
     await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
     await cluster.kill(B1)
-    for ledger_id in (0, 1):
+    for ledger_id in (0, 1, 2):
         await cluster.mark(B1, ledger_id=ledger_id)
-    note = WaitingNote(ledger_id=1, reason=Reason.NO_TARGET, detail="d", node="n", since_ms=1)
-    await cluster.store.create(waiting_path(UR, 1), note.to_json(), with_parents=True)
+    for ledger_id, reason in ((1, Reason.NO_TARGET), (2, Reason.NO_ANSWER)):
+        note = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="n", since_ms=1)
+        await cluster.store.create(waiting_path(UR, ledger_id), note.to_json(), with_parents=True)
     if is_locked:
         await cluster.store.create(payloads.lock_path(UR, 0), is_ephemeral=True)
     visit, heard = visiting(cluster), Heard()
-    shut_out(visit.store, payloads.mark_path(UR, 0))
+    shut_out(visit.store, payloads.mark_path(UR, 0), payloads.mark_path(UR, 2))
 
     with pytest.raises(ends):
         await asyncio.wait_for(
@@ -219,7 +220,9 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
         else [
             "ledger 0 waits for help: its mark cannot be read, so that no node takes it: "
             "the ACL shuts us out",
-            "ledger 1 waits for help: no-target: d",
+            "ledger 1 waits for help: no-target: d; if that is over, bookmender repair 1 tries it now",
+            "ledger 2 waits for help: its mark cannot be read, so that no node takes it: "
+            "the ACL shuts us out",
         ]
     )
 
@@ -260,6 +263,31 @@ async def test_while_there_is_none_it_gives_up_once_that_was_tried_again() -> No
 
     (told,) = heard.told
     assert told.startswith("ledger 0 waits for help: journal-unwritable: /var/lib/x")
+
+
+@in_virtual_time
+async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() -> None:
+    cluster, heard = await with_ledgers((B1, B2)), Heard()
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0")
+    await cluster.kill(B1)
+    await cluster.mark(B1, ledger_id=0)
+    note = WaitingNote(
+        ledger_id=0,
+        reason=Reason.SHUT_AWAY,
+        detail="the ACL shuts us out",
+        node="node-1",
+        since_ms=1,
+        next_try_ms=cluster.clock.wall_ms() + 3_600_000,
+    )
+    await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+
+    with pytest.raises(RejectedError, match="none can move"):
+        await asyncio.wait_for(decommissioned(cluster, heard=heard), decommission.AUDIT_AGAIN_S)
+
+    assert heard.told[-1] == (
+        "ledger 0 waits for help: shut-away: the ACL shuts us out; if that is over, "
+        "bookmender repair 0 tries it now"
+    )
 
 
 @in_virtual_time

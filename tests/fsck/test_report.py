@@ -155,6 +155,16 @@ def test_there_is_advice_for_each_finding_but_what_is_legal_or_unknown(
     assert (advice_for(leave_results(tmp_path, [verdict]).summary) == []) is is_nothing_to_do
 
 
+def test_what_acls_shut_away_is_to_be_opened_and_only_what_is_damaged_to_be_restored(
+    tmp_path: Path,
+) -> None:
+    verdict = damaged(1, Grade.UNKNOWN, seen(Finding.UNREADABLE_METADATA, A))
+
+    advice = str(advice_for(leave_results(tmp_path, [verdict]).summary))
+
+    assert advice.index("setAcl") < advice.index("Damaged, bookmender ledger restore")
+
+
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
