@@ -153,7 +153,7 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
             assert "its metadata cannot be read" in shown.complaint
             assert f"ledger_id={bad_id}" in shown.complaint
             assert none.complaint == f"bookmender: no such ledger (ledger_id={NO_SUCH_LEDGER})"
-            assert f"ledger {bad_mark.ledger_id}: misses unreadable mark" in queue.out
+            assert f"ledger {bad_mark.ledger_id}: its mark is damaged; " in queue.out
 
             start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
             await wait_for(
@@ -254,8 +254,13 @@ def test_a_repair_by_hand_ends_where_an_acl_keeps_its_own_mark_from_everybody(
             assert marked.exit_code == 0, marked
 
             with only_for_another(module_cluster, payloads.mark_path(own_path(on.seen.ur), shut)):
+                listed = await bookmender(uri, "queue", "list", state=tmp_path)
                 said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
 
+            unread = (
+                f"ledger {shut}: its mark cannot be read, so that no node takes it: ZooKeeper's ACL"
+            )
+            assert unread in listed.out, listed
             assert said.exit_code == 1, said
             first, last = said.out.splitlines()
             assert first.startswith(f"ledger {shut}: its mark cannot be read: ZooKeeper's ACL")
