@@ -49,11 +49,14 @@ class Transfer(Struct, frozen=True, kw_only=True):
 
     ``reads``: ascending entry ids asked of each source; with a target an id is asked of one source
     only. All together are at most ``TRANSFER_ENTRIES_MAX``. Written with the recovery flag, the bytes as read.
+    ``checks``: besides, given a target, entries that are asked of each source and verified, but not written;
+    others than it reads.
     """
 
     ledger_id: int
     digest: EntryDigest
     reads: Mapping[BookieId, Sequence[int]]
+    checks: Mapping[BookieId, Sequence[int]] = field(default_factory=dict)
     target: BookieId | None = None
     entry_bytes_hint: int = 1024
     """A guess at an entry's size, to keep within the byte window before the first one is seen."""
@@ -64,14 +67,24 @@ class Transfer(Struct, frozen=True, kw_only=True):
     """Whether the entries of each source are to be compared with other copies of them."""
 
     def __post_init__(self) -> None:
-        assert sum(map(len, self.reads.values())) <= TRANSFER_ENTRIES_MAX, self.ledger_id
+        assert self.asked_count <= TRANSFER_ENTRIES_MAX, self.ledger_id
+        assert not self.checks or (self.target and not self.takes_fingerprints), self.ledger_id
+
+    @property
+    def asked_count(self) -> int:
+        """Of all entries that are asked of anybody."""
+        return sum(map(len, self.reads.values())) + sum(map(len, self.checks.values()))
+
+    def asked_of(self, bookie: BookieId) -> set[int]:
+        """Entries that are asked of it, be it to be written or not."""
+        return {*self.reads.get(bookie, ()), *self.checks.get(bookie, ())}
 
 
 TRANSFER_ENTRIES_MAX = 65_536
 
 
 class TransferResult(Struct, frozen=True, kw_only=True):
-    """What became of a Transfer. Entries in neither mapping below are good, and on the target.
+    """What became of a Transfer. Entries in neither mapping below are good, and those of reads on the target.
 
     ``failures``: per source, the entries that it did not give, and why (never PRESENT).
     ``unwritten``: entries read well that the target did not acknowledge, or that were not read any
@@ -79,7 +92,7 @@ class TransferResult(Struct, frozen=True, kw_only=True):
     """
 
     entry_count: int = 0
-    """Entries read with a good digest and, given a target, acknowledged by it."""
+    """Entries read with a good digest and, given a target, acknowledged by it. None of ``checks``."""
     entry_bytes: int = 0
     """Their stored size, headers and digests included."""
     failures: Mapping[BookieId, Mapping[int, Answer]] = field(default_factory=dict)

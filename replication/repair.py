@@ -32,6 +32,7 @@ from replication.copying.results import CopyResults
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
 from replication.planning.open_ledger import OpenLedgers, WriterSighting, held_back
 from replication.planning.plan import Plan, plan_repair
+from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.queue.queue import Queue, Take
 from replication.reasons import Blocked, Reason, gravest
@@ -116,12 +117,21 @@ class Repairer:
         """One round; None asks for another."""
         view = self._views.current
         async with slots.lent_after(PATIENCE_S):
-            found = await self._surveyor.survey(
-                take.ledger_id, view, distrusted=memory.to_read_whole
-            )
-        match found:
+            versioned = await self._surveyor.find(take.ledger_id)
+        match versioned:
             case None:
                 return await self._finish(take)
+            case Blocked() as blocked:
+                return waiting(blocked)
+        if not memory.has_presumed:
+            memory.has_presumed = True
+            if results := await self._mend_presuming(take, versioned, view, memory, slots):
+                return await self._write(take, results)
+        async with slots.lent_after(PATIENCE_S):
+            found = await self._surveyor.survey_metadata(
+                versioned, view, distrusted=memory.to_read_whole
+            )
+        match found:
             case Blocked() as blocked:
                 return waiting(blocked)
             case OpenEnd() as open_end:
@@ -130,6 +140,29 @@ class Repairer:
                 return await self._settle(take, open_end, sighting)
             case Survey() as survey:
                 return await self._mend(take, survey, memory, slots)
+
+    async def _mend_presuming(
+        self,
+        take: Take,
+        versioned: VersionedMetadata,
+        view: ClusterView,
+        memory: Memory,
+        slots: Slots,
+    ) -> CopyResults | None:
+        """Copy what a small ledger lost with its bookies, and see meanwhile that all else of it is there.
+
+        So its bookies are asked once, where a check and then a copy ask twice. None where there is nothing to
+        presume, or where something was not as presumed: then they are to be asked first.
+        """
+        presumed = self._surveyor.presume(versioned, view, distrusted=memory.to_read_whole)
+        if presumed is None:
+            return None
+        survey = presumed.survey
+        plan = plan_repair(survey, self._copier.targets(take.ledger_id, view, memory))
+        if plan.blocked or not plan.repairs:
+            return None
+        results = await self._carry_out(plan, survey, memory, slots, asked=presumed.asked)
+        return results if results.outcomes[0].gave_all_asked else None
 
     async def _mend(
         self, take: Take, survey: Survey, memory: Memory, slots: Slots
@@ -170,11 +203,17 @@ class Repairer:
         return True
 
     async def _carry_out(
-        self, plan: Plan, survey: Survey, memory: Memory, slots: Slots
+        self,
+        plan: Plan,
+        survey: Survey,
+        memory: Memory,
+        slots: Slots,
+        *,
+        asked: Questions = NOTHING_ASKED,
     ) -> CopyResults:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
-            outcomes = await self._copier.copy_all(plan, survey, memory)
+            outcomes = await self._copier.copy_all(plan, survey, memory, asked=asked)
         return CopyResults(
             survey=survey,
             plan=plan,

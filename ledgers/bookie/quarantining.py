@@ -135,16 +135,21 @@ class QuarantiningBookies:
         target = transfer.target
         if target is not None and self._quarantine.is_shut(target):
             return TransferResult(
+                failures=_unanswered(transfer, transfer.checks),
                 unwritten=frozenset().union(*transfer.reads.values()),
                 target_error=NoAnswerError("in quarantine", bookie=target),
             )
-        shut = [bookie for bookie in transfer.reads if not self._quarantine.admits(bookie)]
+        sources = dict.fromkeys([*transfer.reads, *transfer.checks])
+        shut = [bookie for bookie in sources if not self._quarantine.admits(bookie)]
         asked = transfer
         if shut:
             reads = {b: ids for b, ids in transfer.reads.items() if b not in shut}
-            asked = replace(transfer, reads=reads)
+            checks = {b: ids for b, ids in transfer.checks.items() if b not in shut}
+            asked = replace(transfer, reads=reads, checks=checks)
         if shut and not asked.reads:
-            return TransferResult(failures=_unanswered(transfer, shut))
+            for bookie in asked.checks:
+                self._quarantine.note_nothing(bookie)
+            return TransferResult(failures=_unanswered(transfer, sources))
         if target is not None:
             self._quarantine.admits(target)
         result = await self._carry_out(asked)
@@ -172,7 +177,7 @@ class QuarantiningBookies:
         return result
 
     def _members_held(self, transfer: Transfer) -> list[BookieId]:
-        members = {*transfer.reads, transfer.target} - {None}
+        members = {*transfer.reads, *transfer.checks, transfer.target} - {None}
         return [b for b in members if b is not None and self._quarantine.holds(b)]
 
     def _judge_probe(self, bookie: BookieId, transfer: Transfer, result: TransferResult) -> None:
@@ -184,7 +189,7 @@ class QuarantiningBookies:
             is_asked = has_answered or result.target_error is not None
         else:
             failures = result.failures.get(bookie, {})
-            given = set(transfer.reads[bookie]) - failures.keys() - result.unwritten
+            given = transfer.asked_of(bookie) - failures.keys() - result.unwritten
             has_answered = bool(given) or any(a is not Answer.UNKNOWN for a in failures.values())
             is_asked = has_answered or bool(failures)
         if has_answered:
@@ -216,4 +221,4 @@ class QuarantiningBookies:
 def _unanswered(
     transfer: Transfer, bookies: Collection[BookieId]
 ) -> dict[BookieId, dict[int, Answer]]:
-    return {b: dict.fromkeys(transfer.reads[b], Answer.UNKNOWN) for b in bookies}
+    return {b: dict.fromkeys(transfer.asked_of(b), Answer.UNKNOWN) for b in bookies}

@@ -238,6 +238,11 @@ class MemoryBookies:
                 entry_bytes += len(entry)
                 if transfer.takes_fingerprints:
                     fingerprints[source].add(entry, digest_bytes=transfer.digest.size)
+        for source, entry_ids in transfer.checks.items():
+            for entry_id in entry_ids:
+                entry = await self._read_verified(transfer, source, entry_id, silent)
+                if isinstance(entry, Answer):
+                    failures.setdefault(source, {})[entry_id] = entry
         return TransferResult(
             entry_count=entry_count,
             entry_bytes=entry_bytes,

@@ -13,6 +13,7 @@ from replication.cluster.cluster_view import ClusterView
 from replication.copying.copy_index import copy_index
 from replication.copying.copy_job import CopyJob, CopyOutcome
 from replication.planning.plan import Plan, Repair
+from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.refusals import Refusals
 from replication.planning.survey import Survey
 from replication.planning.targets import CopyKey, Receivers, Targets
@@ -32,6 +33,8 @@ class Memory:
     """Members whose copies somebody found bad on a closer look."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: where, and the czxid of the target's registration (rule S3)."""
+    has_presumed: bool = False
+    """It was tried once to copy before anything was asked: from now on bookies are asked first."""
     entry_count: int = 0
     entry_bytes: int = 0
 
@@ -65,13 +68,21 @@ class Copier:
             copied=memory.copied_in(view),
         )
 
-    async def copy_all(self, plan: Plan, survey: Survey, memory: Memory) -> list[CopyOutcome]:
-        copies = [self._copy(repair, survey, memory) for repair in plan.repairs]
+    async def copy_all(
+        self, plan: Plan, survey: Survey, memory: Memory, *, asked: Questions = NOTHING_ASKED
+    ) -> list[CopyOutcome]:
+        """``asked``: what to ask with the first copy (``CopyOutcome.gave_all_asked``)."""
+        copies = [
+            self._copy(repair, survey, memory, NOTHING_ASKED if rank else asked)
+            for rank, repair in enumerate(plan.repairs)
+        ]
         if len(copies) == 1:  # nearly always, and worth a task saved
             return [await copies[0]]
         return await asyncio.gather(*copies)
 
-    async def _copy(self, repair: Repair, survey: Survey, memory: Memory) -> CopyOutcome:
+    async def _copy(
+        self, repair: Repair, survey: Survey, memory: Memory, asked: Questions
+    ) -> CopyOutcome:
         view = survey.view
         job = CopyJob(
             fragment=repair.fragment,
@@ -83,7 +94,9 @@ class Copier:
             entry_bytes_hint=survey.entry_bytes,
         )
         with self._receivers.under_way(repair.target, repair.byte_count):
-            outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest)
+            outcome = await copy_index(
+                job, bookies=self._bookies, digest=survey.digest, asked=asked
+            )
         memory.entry_count += outcome.entry_count
         memory.entry_bytes += outcome.entry_bytes
         if outcome.target_error is not None:

@@ -8,13 +8,15 @@ held at a time does not grow with it.
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ledgers.bookies import Bookies, Transfer
+from ledgers.bookies import Answer, Bookies, Transfer
 from ledgers.entry import EntryDigest
 from ledgers.errors import BookmenderError, BusyError, UnavailableError
+from ledgers.metadata import BookieId
 from replication.copying.copy_job import CopyJob, CopyOutcome
 from replication.copying.sources import Progress, assign
+from replication.planning.questions import NOTHING_ASKED, Questions
 
 SLICE_ENTRIES = 2_048
 SLICES_AT_ONCE = 2
@@ -27,8 +29,13 @@ RESUME_WORTH_ENTRIES = SLICE_ENTRIES
 """After that many acknowledged entries a target whose connection broke is tried again, rather than
 another from the beginning (its registration is compared before the metadata is written, rule S3)."""
 
+Failures = Mapping[BookieId, Mapping[int, Answer]]
+"""As in ``TransferResult``."""
 
-async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> CopyOutcome:
+
+async def copy_index(
+    job: CopyJob, *, bookies: Bookies, digest: EntryDigest, asked: Questions = NOTHING_ASKED
+) -> CopyOutcome:
     """Copy all of which there is a good copy; in place, where something lacks, without one of the ends.
 
     The ends are what a check asks for, ours and Java's. Once both of an index are there, nothing tells
@@ -37,8 +44,10 @@ async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> 
     had (a replica did not answer), and both only when all between them is there. Where entries between
     them have no copy anywhere, this may stay so for ever, and an end left out would be left at a copy
     less; so all is written but one end, and that as well where the other end is lost itself.
+
+    ``asked``: what to ask bookies with the first of it, besides what is read of them anyway.
     """
-    copy = _Copy(job, bookies, digest)
+    copy = _Copy(job, bookies, digest, asked)
     inner, ends = job.parts
     await copy.copy_run(inner)
     if ends and not copy.is_cut_short:
@@ -49,8 +58,13 @@ async def copy_index(job: CopyJob, *, bookies: Bookies, digest: EntryDigest) -> 
 class _Copy:
     """One copy on its way, slice by slice."""
 
-    def __init__(self, job: CopyJob, bookies: Bookies, digest: EntryDigest) -> None:
+    def __init__(
+        self, job: CopyJob, bookies: Bookies, digest: EntryDigest, asked: Questions
+    ) -> None:
         self._job, self._bookies, self._digest = job, bookies, digest
+        self._asked = asked
+        """Not put so far."""
+        self._gave_all_asked = False
         self._resumes_left = RESUMES_MAX
         self._entry_count = self._entry_bytes = 0
         self._target_error: BookmenderError | None = None
@@ -67,6 +81,7 @@ class _Copy:
             without_copy=tuple(sorted(self._without_copy)),
             unknown=tuple(sorted(self._unknown)),
             kept_back=tuple(self._kept_back),
+            gave_all_asked=self._gave_all_asked,
         )
 
     @property
@@ -116,11 +131,14 @@ class _Copy:
             reads = assign(entry_ids, progress, self._job, standing)
             if not reads.entry_ids:
                 break
+            asked, self._asked = self._asked, NOTHING_ASKED
+            checks = _besides(asked, reads.entry_ids)
             result = await self._bookies.transfer(
                 Transfer(
                     ledger_id=self._job.fragment.ledger_id,
                     digest=self._digest,
                     reads=reads.entry_ids,
+                    checks=checks,
                     target=self._job.target,
                     entry_bytes_hint=self._job.entry_bytes_hint,
                     has_alternatives=reads.have_alternatives,
@@ -128,7 +146,11 @@ class _Copy:
             )
             self._entry_count += result.entry_count
             self._entry_bytes += result.entry_bytes
-            entry_ids = progress.note(result.failures)
+            failures = result.failures
+            if asked:
+                self._gave_all_asked = not _refuses(failures, asked)
+                failures = _without(failures, checks)
+            entry_ids = progress.note(failures)
             if result.target_error is not None:
                 if not self._may_resume(result.target_error):
                     self._target_error = self._target_error or result.target_error
@@ -151,3 +173,33 @@ def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:
     """The ids in parts that may be held in memory."""
     for start in range(0, len(run), SLICE_ENTRIES):
         yield array("q", run[start : start + SLICE_ENTRIES])
+
+
+def _besides(
+    asked: Questions, reads: Mapping[BookieId, Sequence[int]]
+) -> dict[BookieId, Sequence[int]]:
+    """What is asked of each bookie that is not read of it anyway; ids ascend."""
+    besides: dict[BookieId, Sequence[int]] = {}
+    for bookie, runs in asked.items():
+        entry_ids = {entry_id for run in runs for entry_id in run}
+        if left := entry_ids.difference(reads.get(bookie, ())):
+            besides[bookie] = sorted(left)
+    return besides
+
+
+def _refuses(failures: Failures, asked: Questions) -> bool:
+    """Whether any of what was asked was not given."""
+    return any(
+        entry_id in run
+        for bookie, failed in failures.items()
+        for entry_id in failed
+        for run in asked.get(bookie, ())
+    )
+
+
+def _without(failures: Failures, checks: Mapping[BookieId, Sequence[int]]) -> Failures:
+    """Those of entries that are to be written."""
+    return {
+        bookie: {e: answer for e, answer in failed.items() if e not in checks.get(bookie, ())}
+        for bookie, failed in failures.items()
+    }

@@ -49,6 +49,8 @@ class CopyOutcome(Struct, frozen=True, kw_only=True):
     """Entries for which a bookie that is there did not answer."""
     kept_back: tuple[int, ...] = ()
     """An end that was not written, so that a check goes on to see what is without a copy."""
+    gave_all_asked: bool = False
+    """Whether something was asked besides, and bookies gave all of that."""
 
     @property
     def is_complete(self) -> bool:

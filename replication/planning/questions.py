@@ -20,6 +20,10 @@ from ledgers.metadata import BookieId
 from ledgers.striping import StripedEntries
 from replication.planning.entry_runs import EntryRuns
 
+Questions = Mapping[BookieId, Sequence[Sequence[int]]]
+"""Runs of entry ids to ask of each bookie. Ascending, but those of two fragments may be so each for itself."""
+NOTHING_ASKED: Questions = {}
+
 SILENT_ENTRIES_MAX = 1_000
 """A bookie that left so many reads unanswered is asked no more: it is unknown in any case."""
 
@@ -31,8 +35,8 @@ def questions(
     distrusted: Collection[BookieId],
     share: float = 0.0,
     rng: random.Random | None = None,
-) -> dict[BookieId, Sequence[Sequence[int]]]:
-    """Runs of entry ids to ask of each available bookie: ends and a sample, or all of a distrusted one's.
+) -> Questions:
+    """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
 
     ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng`` says
     which, and is needed only for a share between.
@@ -150,7 +154,7 @@ GAVE_ALL = Refused()
 
 async def put_questions(
     fragments: Sequence[Fragment],
-    asked: Mapping[BookieId, Sequence[Sequence[int]]],
+    asked: Questions,
     *,
     bookies: Bookies,
     digest: EntryDigest,

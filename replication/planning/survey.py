@@ -24,10 +24,13 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.opening import find_end, ledger_digest
 from replication.cluster.cluster_view import ClusterView
-from replication.planning.check import Finding, Verdict, check
+from replication.planning.check import Finding, Verdict, check, judge
 from replication.planning.entry_lists import EntryLists
+from replication.planning.questions import GAVE_ALL, Questions, questions
 from replication.reasons import Blocked, Reason
 
+SMALL_ENTRIES = 64
+"""A ledger of no more than that is copied while what is presumed of it is being proven."""
 ENTRY_BYTES_GUESS = 1_024
 """Of an entry's size, while the ledger's length is not known."""
 
@@ -71,6 +74,13 @@ class Survey(Struct, frozen=True, kw_only=True):
         return entry_bytes_guess(self.metadata, self.digest)
 
 
+class Presumption(Struct, frozen=True, kw_only=True):
+    """What a survey will find if every bookie that is there has its copies; ``asked``: what proves it."""
+
+    survey: Survey
+    asked: Questions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEnd:
     """A ledger whose open fragment has members that it is to be rid of: it must be closed first."""
@@ -111,16 +121,51 @@ class Surveyor:
         self, ledger_id: int, view: ClusterView, *, distrusted: Collection[BookieId] = ()
     ) -> Surveyed:
         """``distrusted``: bookies to be asked for every entry, besides those set up anew."""
+        match await self.find(ledger_id):
+            case VersionedMetadata() as versioned:
+                return await self.survey_metadata(versioned, view, distrusted=distrusted)
+            case found:
+                return found
+
+    async def find(self, ledger_id: int) -> VersionedMetadata | Blocked | None:
+        """Its metadata alone; None: the ledger is deleted."""
         try:
-            versioned = await self._manager.find(ledger_id)
+            return await self._manager.find(ledger_id)
         except CorruptionError as error:
             return Blocked(reason=Reason.CORRUPT_METADATA, detail=str(error))
         except UnauthorizedError as error:
             detail = f"its metadata cannot be read: {error}"
             return Blocked(reason=Reason.SHUT_AWAY, detail=detail)
-        if versioned is None:
+
+    def presume(
+        self,
+        versioned: VersionedMetadata,
+        view: ClusterView,
+        *,
+        distrusted: Collection[BookieId] = (),
+    ) -> Presumption | None:
+        """Asks nobody. None where it is not worth presuming anything: the ledger is open, or not small."""
+        metadata = versioned.metadata
+        is_small = metadata.is_closed and metadata.last_entry_id < SMALL_ENTRIES
+        if not is_small or self._lists is not None:
             return None
-        return await self.survey_metadata(versioned, view, distrusted=distrusted)
+        try:
+            digest = ledger_digest(metadata, self._fallback_digest)
+        except UnauthorizedError:
+            return None
+        judged = known_fragments(versioned.ledger_id, metadata, lac=metadata.last_entry_id)
+        asked = questions(
+            judged,
+            available=view.checked,
+            distrusted=self._suspects(versioned, view, distrusted),
+            share=self._checked_share,
+            rng=self._rng,
+        )
+        findings = judge(judged, dict.fromkeys(asked, GAVE_ALL), available=view.checked)
+        survey = Survey(
+            versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
+        )
+        return Presumption(survey=survey, asked=asked)
 
     async def survey_metadata(
         self,
@@ -178,7 +223,7 @@ class Surveyor:
         view: ClusterView,
         distrusted: Collection[BookieId],
     ) -> Survey:
-        suspects = view.initialised_after(versioned.stat.czxid).union(distrusted)
+        suspects = self._suspects(versioned, view, distrusted)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
         findings = await check(
@@ -194,6 +239,13 @@ class Surveyor:
         return Survey(
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
+
+    @staticmethod
+    def _suspects(
+        versioned: VersionedMetadata, view: ClusterView, distrusted: Collection[BookieId]
+    ) -> frozenset[BookieId]:
+        """Bookies to be asked for every entry: an identity younger than the ledger may be an empty one's."""
+        return view.initialised_after(versioned.stat.czxid).union(distrusted)
 
 
 def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:

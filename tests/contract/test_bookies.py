@@ -324,6 +324,29 @@ def test_a_transfer_tells_why_its_target_refused(subject: Subject) -> None:
     check(subject, scenario)
 
 
+def test_a_transfer_may_check_entries_that_it_does_not_write(subject: Subject) -> None:
+    async def scenario(ledger: Ledger) -> None:
+        for entry_id in range(3):
+            await ledger.add(entry_id)
+        transfer = Transfer(
+            ledger_id=ledger.id,
+            digest=DIGEST,
+            reads={ledger.bookie: [1]},
+            checks={ledger.bookie: [0, 2, 3]},
+            target=ledger.other_bookie,
+        )
+
+        result = await ledger.bookies.transfer(transfer)
+
+        assert (result.entry_count, result.entry_bytes) == (1, len(ledger.entry(1)))
+        assert result.failures == {ledger.bookie: {3: Answer.ABSENT}}
+        for entry_id in (0, 2):
+            with pytest.raises(NoSuchEntryError):
+                await ledger.bookies.read(ledger.other_bookie, ledger.id, entry_id)
+
+    check(subject, scenario)
+
+
 # --- Bookies that are not there ------------------------------------------------------------------
 
 

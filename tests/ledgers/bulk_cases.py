@@ -85,16 +85,18 @@ class Scene:
     def check(self, transfer: Transfer, result: TransferResult) -> None:
         """Each asked entry has exactly one end, and the good ones are on the target, byte for byte."""
         asked = {entry_id for entry_ids in transfer.reads.values() for entry_id in entry_ids}
-        failed = {entry_id for failures in result.failures.values() for entry_id in failures}
+        refused = [(bookie, e) for bookie, failed in result.failures.items() for e in failed]
+        of_reads = [e for bookie, e in refused if e in transfer.reads.get(bookie, ())]
+        failed = set(of_reads)
         good = asked - failed - result.unwritten
 
-        assert sum(map(len, result.failures.values())) == len(failed)
+        assert len(of_reads) == len(failed)
         assert not failed & result.unwritten
         assert failed | result.unwritten <= asked
         assert result.entry_count == len(good)
         assert (result.target_error is not None) or not result.unwritten
         for bookie, failures in result.failures.items():
-            assert set(failures) <= set(transfer.reads[bookie])
+            assert set(failures) <= transfer.asked_of(bookie)
             assert Answer.PRESENT not in failures.values()
         source_of = {e: bookie for bookie, ids in transfer.reads.items() for e in ids}
         stored = {bookie.bookie_id: bookie.entries for bookie in self.bookies}

@@ -4,6 +4,7 @@ import asyncio
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from ledgers.bookies import TransferResult
 from tests.fake_bookie import FakeBookie, forged_reply
@@ -81,6 +82,9 @@ def test_whatever_happens_each_entry_has_one_true_end(
                 count = chance.choice([1, 10, len(ENTRIES)])
                 form = chance.choice([scene.halves, scene.runs]) if reads_batches else scene.halves
                 transfer = form(count, ledger_id=chance.choice(LEDGERS), target=target)
+                if target is not None:
+                    unread = set(range(count)) - set(transfer.reads[scene.b.bookie_id])
+                    transfer = replace(transfer, checks={scene.b.bookie_id: sorted(unread)})
                 running = asyncio.create_task(scene.run(transfer))
                 if chance.random() < 0.2:
                     await scene.settle()

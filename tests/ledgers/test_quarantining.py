@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from msgspec.structs import replace
 
 from ledgers.bookie.quarantine import WAIT_MIN_S, Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
@@ -103,6 +104,26 @@ def test_a_target_in_quarantine_fails_before_anything_is_read() -> None:
         assert isinstance(result.target_error, NoAnswerError)
         assert result.unwritten == frozenset(range(10))
         assert scene.clock.now_s() == before_s
+
+    in_scene(act)
+
+
+@pytest.mark.parametrize("silent", [A, B, TARGET])
+def test_what_is_only_to_be_checked_is_not_asked_of_quarantined_bookies_either(
+    silent: BookieId,
+) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.learn(silent)
+        before_s = scene.clock.now_s()
+        copy = replace(transfer(TARGET), reads={A: range(10)}, checks={B: (0, 9)})
+
+        result = await scene.bookies.transfer(copy)
+
+        assert scene.clock.now_s() == before_s
+        unread = {A: dict.fromkeys(range(10), Answer.UNKNOWN)} if silent == A else {}
+        unchecked = {B: dict.fromkeys((0, 9), Answer.UNKNOWN)}
+        assert result.failures == unread | unchecked
+        assert (result.target_error is not None) == (silent == TARGET)
 
     in_scene(act)
 

@@ -8,6 +8,7 @@ from msgspec import structs
 from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId
 from replication.outcome import DONE, OutcomeKind
+from replication.planning.survey import SMALL_ENTRIES
 from replication.reasons import Reason
 from tests.replication.cluster import (
     ENTRY_BYTES,
@@ -122,7 +123,7 @@ async def test_small_ledgers_lose_their_lost_bookies_too(last: int) -> None:
 @in_virtual_time
 async def test_rule_s10_the_window_in_bytes_is_reckoned_with_the_entries_real_size() -> None:
     cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3))
+    await cluster.write_ledger((B1, B2, B3), last=SMALL_ENTRIES)
     await cluster.kill(B2)
 
     await repair(cluster)

@@ -40,7 +40,12 @@ class RecordingBookies(MemoryBookies):
 
     def asked(self, bookie: BookieId) -> list[int]:
         """Entries asked of the bookie to be judged or copied, in order, repetitions included."""
-        return [e for transfer, _ in self.transfers for e in transfer.reads.get(bookie, ())]
+        return [
+            entry_id
+            for transfer, _ in self.transfers
+            for asked in (transfer.reads, transfer.checks)
+            for entry_id in asked.get(bookie, ())
+        ]
 
     @property
     def copied_count(self) -> int:

@@ -23,7 +23,7 @@ from ledgers.bookie.bulk.frames import (
     BATCH_WORD,
 )
 from ledgers.bookie.bulk.inbox import Inbox
-from ledgers.bookie.bulk.job import Job
+from ledgers.bookie.bulk.job import Job, Writing
 from ledgers.bookie.bulk.lane import Common
 from ledgers.bookie.bulk.readings import Batch, BatchReading
 from ledgers.bookie.bulk.singles import SingleReads
@@ -69,8 +69,8 @@ class BatchReads(SourceLane[BatchReading]):
 
     # --- Asking --------------------------------------------------------------------------------
 
-    def reading(self, job: Job, entry_ids: Sequence[int]) -> BatchReading:
-        return BatchReading(job, self, entry_ids)
+    def reading(self, job: Job, entry_ids: Sequence[int], writing: Writing | None) -> BatchReading:
+        return BatchReading(job, self, entry_ids, writing)
 
     def next_request_id(self, reading: BatchReading) -> int:
         """For a request of that reading. Never used again on any connection of this lane."""
@@ -129,7 +129,7 @@ class BatchReads(SourceLane[BatchReading]):
         there is more than was asked for.
         """
         reading, ledger_id = batch.reading, batch.reading.ledger_id
-        job, writing = reading.job, reading.job.writing
+        job, writing = reading.job, reading.writing
         add_prefix = writing.prefix if writing is not None else b""
         unacknowledged = writing.unacknowledged if writing is not None else {}
         unpack, check, size_min = BATCH_ENTRY.unpack_from, reading.check, job.entry_bytes_min
@@ -211,7 +211,7 @@ class BatchReads(SourceLane[BatchReading]):
         for reading in self._all_readings():
             if not reading.is_over:
                 job, entry_ids = reading.job, sorted(reading.end())
-                successor = self._singles.reading(job, entry_ids)
+                successor = self._singles.reading(job, entry_ids, reading.writing)
                 job.readings[job.readings.index(reading)] = successor
                 self._singles.begin(successor)
             self._give_up(reading)

@@ -56,7 +56,7 @@ class Job:
         self.totals = totals
         self.entry_bytes_min = HEADER_BYTES + transfer.digest.size
         self.done: asyncio.Future[TransferResult] = asyncio.get_running_loop().create_future()
-        self.undecided_count = sum(map(len, transfer.reads.values()))
+        self.undecided_count = transfer.asked_count
         self.readings: list[AnyReading] = []
         self.writing: Writing | None = None
         self.expected_bytes = max(1, transfer.entry_bytes_hint)
@@ -120,12 +120,14 @@ class Job:
         self.expected_bytes = largest_bytes + max(0, excess_bytes) * 3 // 4
         self.quantum = max(1, min(QUANTUM_COUNT, QUANTUM_BYTES // self.expected_bytes))
 
-    def add_read(self, count: int, entry_bytes: int) -> None:
+    def add_read(self, reading: "AnyReading", count: int, entry_bytes: int) -> None:
         """Entries came whole: all there is to do, unless they are to be written."""
         self.totals.entries_read += count
         self.totals.read_bytes += entry_bytes
         if self.writing is None:
             self._add_good(count, entry_bytes)
+        elif reading.writing is None:
+            self._decide(count)
 
     def add_written(self, count: int, entry_bytes: int) -> None:
         self.totals.entries_written += count
@@ -154,8 +156,14 @@ class Job:
         if not self.is_over:
             assert self.writing is not None
             unwritten = {*refused, *self.writing.end()}
+            unchecked: list[AnyReading] = []
             for reading in self.readings:
-                unwritten.update(reading.end())
+                if reading.writing is None:
+                    unchecked.append(reading)
+                else:
+                    unwritten.update(reading.end())
+            for reading in unchecked:
+                self.fail_reading(reading)
             self._finish(frozenset(unwritten), error)
             assert len(unwritten) == self.undecided_count, self.ledger_id
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ledgers.bookie.bulk.frames import batch_request, read_requests
-from ledgers.bookie.bulk.job import QUANTUM_COUNT, Job
+from ledgers.bookie.bulk.job import QUANTUM_COUNT, Job, Writing
 
 if TYPE_CHECKING:
     from ledgers.bookie.bulk.batches import BatchReads
@@ -49,10 +49,19 @@ class AnyReading(ABC):
         "ledger_id",
         "passed",
         "progress_s",
+        "writing",
     )
 
-    def __init__(self, job: Job, lane: "SourceLane[Any]", entry_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        lane: "SourceLane[Any]",
+        entry_ids: Sequence[int],
+        writing: Writing | None,
+    ) -> None:
         self.job = job
+        self.writing = writing
+        """The job's, where the entries are to be written; None where to see them is enough."""
         self.lane = lane
         self.ledger_id = job.ledger_id
         self.check = job.check_for(lane.bookie)
@@ -135,8 +144,14 @@ class Reading(AnyReading):
 
     __slots__ = ("outstanding",)
 
-    def __init__(self, job: Job, lane: "SourceLane[Any]", entry_ids: Sequence[int]) -> None:
-        super().__init__(job, lane, entry_ids)
+    def __init__(
+        self,
+        job: Job,
+        lane: "SourceLane[Any]",
+        entry_ids: Sequence[int],
+        writing: Writing | None,
+    ) -> None:
+        super().__init__(job, lane, entry_ids, writing)
         self.outstanding: dict[int, int] = {}
 
     @property
@@ -204,8 +219,10 @@ class BatchReading(AnyReading):
 
     __slots__ = ("_again", "_lane", "outstanding")
 
-    def __init__(self, job: Job, lane: "BatchReads", entry_ids: Sequence[int]) -> None:
-        super().__init__(job, lane, entry_ids)
+    def __init__(
+        self, job: Job, lane: "BatchReads", entry_ids: Sequence[int], writing: Writing | None
+    ) -> None:
+        super().__init__(job, lane, entry_ids, writing)
         self.outstanding: dict[int, Batch] = {}
         self._lane = lane
         self._again: deque[range] = deque()

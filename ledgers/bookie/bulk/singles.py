@@ -6,7 +6,7 @@
 from collections.abc import Sequence
 
 from ledgers.bookie.bulk.frames import READ_REPLY, READ_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
-from ledgers.bookie.bulk.job import Job, is_first_choice
+from ledgers.bookie.bulk.job import Job, Writing, is_first_choice
 from ledgers.bookie.bulk.readings import Reading
 from ledgers.bookie.bulk.source import Failure, SourceLane, Stretch
 from ledgers.errors import CorruptionError
@@ -17,8 +17,8 @@ _NEVER = 1 << 62
 class SingleReads(SourceLane[Reading]):
     """The connection to one bookie for reads of single entries."""
 
-    def reading(self, job: Job, entry_ids: Sequence[int]) -> Reading:
-        return Reading(job, self, entry_ids)
+    def reading(self, job: Job, entry_ids: Sequence[int], writing: Writing | None) -> Reading:
+        return Reading(job, self, entry_ids, writing)
 
     def _take_reads(self, count: int, entry_bytes: int) -> int:
         room_count = self._limit() - self._in_flight
@@ -61,7 +61,7 @@ class SingleReads(SourceLane[Reading]):
         Good entries are made recovery adds where they lie. It stops at what is not a whole reply to
         this reading, and leaves the judgement of that to ``consume``.
         """
-        job, writing = reading.job, reading.job.writing
+        job, writing = reading.job, reading.writing
         prefix = writing.prefix if writing is not None else b""
         unacknowledged = writing.unacknowledged if writing is not None else {}
         unpack, pop, check = READ_REPLY.unpack_from, reading.outstanding.pop, reading.check

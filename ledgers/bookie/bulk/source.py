@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ledgers.bookie.budget import ReadBudget, Waiter
 from ledgers.bookie.bulk.inbox import Inbox
-from ledgers.bookie.bulk.job import QUANTUM_BYTES, Job, forget
+from ledgers.bookie.bulk.job import QUANTUM_BYTES, Job, Writing, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
@@ -67,8 +67,8 @@ class SourceLane(Lane, Generic[R]):
     # --- Asking --------------------------------------------------------------------------------
 
     @abstractmethod
-    def reading(self, job: Job, entry_ids: Sequence[int]) -> R:
-        """Entries of a job, to be begun here."""
+    def reading(self, job: Job, entry_ids: Sequence[int], writing: Writing | None) -> R:
+        """Entries of a job, to be begun here. ``writing``: what becomes of them, if anything."""
 
     @abstractmethod
     def _take_reads(self, count: int, entry_bytes: int) -> int:
@@ -167,7 +167,7 @@ class SourceLane(Lane, Generic[R]):
         reading.progress_s = self._loop.time()
         if stretch.good_count:
             self._pass_on(reading, stretch)
-            reading.job.add_read(stretch.good_count, stretch.good_bytes)
+            reading.job.add_read(reading, stretch.good_count, stretch.good_bytes)
         if not reading.is_over:
             for entry_id, code, taken_bytes in stretch.failures:
                 if code == Status.ETOOMANYREQUESTS.v2_code:
@@ -183,7 +183,7 @@ class SourceLane(Lane, Generic[R]):
 
     def _pass_on(self, reading: R, stretch: "Stretch") -> None:
         """Have the good entries, which are adds by now, sent at the end of this arrival."""
-        job, writing = reading.job, reading.job.writing
+        job, writing = reading.job, reading.writing
         job.weigh(stretch.largest_bytes)
         failed_bytes = sum(taken_bytes for _, _, taken_bytes in stretch.failures)
         good_taken_bytes = stretch.taken_bytes - failed_bytes - stretch.left_out_bytes

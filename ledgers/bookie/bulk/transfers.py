@@ -154,14 +154,16 @@ class BulkTransfers:
             pace.set(bytes_per_s=0, entries_per_s=GENTLE_ENTRIES_PER_S if yields else 0)
 
     def _start(self, job: Job) -> None:
-        for bookie, entry_ids in job.transfer.reads.items():
-            if entry_ids:
-                lane = self._lane(bookie, job, entry_ids)
-                job.readings.append(lane.reading(job, entry_ids))
-        if job.transfer.target is not None:
-            target = self._target(job.transfer.target)
-            job.writing = Writing(job, target)
-            target.begin(job.writing)
+        transfer = job.transfer
+        if transfer.target is not None:
+            job.writing = Writing(job, self._target(transfer.target))
+        for asked, writing in ((transfer.reads, job.writing), (transfer.checks, None)):
+            for bookie, entry_ids in asked.items():
+                if entry_ids:
+                    lane = self._lane(bookie, job, entry_ids)
+                    job.readings.append(lane.reading(job, entry_ids, writing))
+        if job.writing is not None:
+            job.writing.lane.begin(job.writing)
         for reading in job.readings:
             if not job.is_over:
                 reading.lane.begin(reading)

@@ -1,0 +1,115 @@
+"""The bulk path where a copy's transfer asks for more than it writes (``Transfer.checks``)."""
+
+import asyncio
+
+import pytest
+
+from ledgers.bookies import Answer
+from ledgers.errors import UnavailableError
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
+
+both_ways = pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
+
+
+@both_ways
+@pytest.mark.parametrize("asked", [[0, 9], range(10)], ids=["ends", "all"])
+def test_what_is_only_to_be_checked_is_verified_and_not_written(
+    reads_batches: bool, asked: list[int]
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.a.put(DIGEST, LEDGER_ID, range(10), b"from a")
+        scene.b.put(DIGEST, LEDGER_ID, range(10), b"from b")
+
+        result = await scene.run(
+            scene.halves(0, reads={scene.a.bookie_id: range(10)}, checks={scene.b.bookie_id: asked})
+        )
+
+        assert (result.entry_count, result.failures) == (10, {})
+        written = [entry for _, _, entry in scene.target.adds]
+        assert sorted(written) == sorted(scene.a.entries.values())
+        assert list(asked) == sorted(
+            {entry_id for _, entry_id in scene.b.reads_seen}.union(
+                *(entry_ids for _, entry_ids, _ in scene.b.batches_seen)
+            )
+        )
+
+    play(act, reads_batches=reads_batches)
+
+
+@both_ways
+def test_a_check_that_fails_is_told_and_keeps_nothing_from_being_written(
+    reads_batches: bool,
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        del scene.b.entries[LEDGER_ID, 0]
+        scene.b.entries[LEDGER_ID, 9] = scene.b.entries[LEDGER_ID, 9][:-1] + b"?"
+
+        result = await scene.run(
+            scene.halves(
+                0, reads={scene.a.bookie_id: range(10)}, checks={scene.b.bookie_id: [0, 5, 9]}
+            )
+        )
+
+        assert result.failures == {scene.b.bookie_id: {0: Answer.ABSENT, 9: Answer.MISMATCH}}
+        assert result.entry_count == 10
+
+    play(act, reads_batches=reads_batches)
+
+
+@both_ways
+def test_a_source_may_be_asked_for_some_to_write_and_others_to_check(reads_batches: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+
+        result = await scene.run(
+            scene.runs(
+                10,
+                reads={scene.a.bookie_id: range(5), scene.b.bookie_id: range(5, 10)},
+                checks={scene.a.bookie_id: range(7, 9), scene.b.bookie_id: [0]},
+            )
+        )
+
+        assert (result.entry_count, result.failures) == (10, {})
+        assert len(scene.target.adds) == 10
+
+    play(act, reads_batches=reads_batches)
+
+
+def test_a_silent_check_is_given_up_and_what_is_to_be_written_is_written() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.b.may_answer.clear()
+        transfer = scene.halves(
+            0, reads={scene.a.bookie_id: range(10)}, checks={scene.b.bookie_id: [0, 9]}
+        )
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(scene.run(transfer))
+            await scene.until(lambda: len(scene.target.adds) == 10)
+            await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
+
+        result = running.result()
+        assert result.entry_count == 10
+        assert result.failures == {scene.b.bookie_id: dict.fromkeys((0, 9), Answer.UNKNOWN)}
+
+    play(act, timeout_s=SHORT_TIMEOUT_S)
+
+
+def test_with_a_broken_target_what_was_not_checked_yet_is_unknown() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        scene.b.may_answer.clear()
+        scene.target.answers_before_reset = 1
+
+        result = await scene.run(
+            scene.halves(
+                0, reads={scene.a.bookie_id: range(10)}, checks={scene.b.bookie_id: [0, 9]}
+            )
+        )
+
+        assert isinstance(result.target_error, UnavailableError)
+        assert result.failures == {scene.b.bookie_id: dict.fromkeys((0, 9), Answer.UNKNOWN)}
+        scene.b.may_answer.set()
+        await scene.until(scene.is_at_rest)
+
+    play(act)

@@ -1,0 +1,111 @@
+"""Small ledgers: copied at once, while their bookies prove that all else is there (``Surveyor.presume``)."""
+
+import pytest
+
+from ledgers.bookies import Transfer
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import BookieId
+from replication.outcome import OutcomeKind
+from replication.planning.survey import SMALL_ENTRIES
+from replication.reasons import Reason
+from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import assert_still_marked, lost_b2, once_copied, repair, touch
+
+
+def copies(cluster: Cluster) -> list[Transfer]:
+    return [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
+
+
+@pytest.mark.parametrize("write_quorum", [2, 3])
+@in_virtual_time
+async def test_a_small_ledger_takes_one_transfer_for_the_check_and_the_copy(
+    write_quorum: int,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert len(cluster.bookies.transfers) == 1
+    stored = {B1: (0, 9), B3: (0, 9)} if write_quorum == 3 else {B1: (0, 9), B3: (1, 8)}
+    for bookie, ends in stored.items():
+        assert set(ends) <= set(cluster.bookies.asked(bookie)), "as a check would have asked"
+    await cluster.assert_whole()
+
+
+@pytest.mark.parametrize("entry_count", [SMALL_ENTRIES, SMALL_ENTRIES + 1])
+@in_virtual_time
+async def test_a_larger_one_is_checked_first(entry_count: int) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=entry_count - 1)
+    await cluster.kill(B2)
+
+    await repair(cluster)
+
+    is_checked_first = cluster.bookies.transfers[0][0].target is None
+    assert is_checked_first == (entry_count > SMALL_ENTRIES)
+    await cluster.assert_whole()
+
+
+@pytest.mark.parametrize("entry_id", [0, 4, 9])
+@pytest.mark.parametrize("damage", ["lose", "corrupt"])
+@pytest.mark.parametrize("bookie", [B1, B3])
+@in_virtual_time
+async def test_what_the_proof_finds_missing_is_mended_and_nothing_copied_twice(
+    bookie: BookieId, damage: str, entry_id: int
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    getattr(cluster.bookie(bookie), damage)(LEDGER, entry_id)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    is_seen = entry_id in (0, 9)  # what lies between the ends a check need not see
+    copied = outcome.entry_count
+    assert copied <= 20, "the lost index, and at most the other one"
+    assert copied >= 10
+    if is_seen:
+        await cluster.assert_whole()
+    assert B2 not in (await cluster.metadata()).bookies
+
+
+@in_virtual_time
+async def test_a_survivor_that_does_not_answer_keeps_the_mark() -> None:
+    cluster = await lost_b2()
+    cluster.bookies.fail(B3, Op.READ, Fault(delay_s=5, error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_ANSWER
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_metadata_that_changed_meanwhile_is_not_copied_for_again() -> None:
+    cluster = await lost_b2()
+    once_copied(cluster, lambda _: touch(cluster))
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert len(copies(cluster)) == 1, "the target has it already"
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_where_every_digest_fails_nothing_is_written_and_the_key_is_in_doubt() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), digest=WRONG_DIGEST)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.DIGEST_SUSPECT
+    assert not cluster.bookie(B4).entry_ids(LEDGER)
