@@ -7,22 +7,7 @@ import pytest
 from daemon.settings import Settings, load_settings
 from ledgers.errors import SettingsError
 from ledgers.formats.layout import Layout
-
-URI = "zk+hierarchical://127.0.0.1:2181/ledgers"
-URI_LINE = f'metadata_service_uri = "{URI}"\n'
-VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
-
-
-def load(tmp_path: Path, text: str = URI_LINE, **environment: str) -> Settings:
-    path = tmp_path / "bookmender.toml"
-    path.write_text(text)
-    return load_settings(path, {f"BOOKMENDER_{key}": value for key, value in environment.items()})
-
-
-def refused(tmp_path: Path, text: str = URI_LINE, **environment: str) -> str:
-    with pytest.raises(SettingsError) as caught:
-        load(tmp_path, text, **environment)
-    return str(caught.value)
+from tests.daemon.settings_given import URI, URI_LINE, VARIABLE, load, refused
 
 
 # --- Where they come from -------------------------------------------------------------------------
@@ -263,106 +248,6 @@ def test_a_default_that_another_setting_rules_out_names_where_that_was_set(
         f"{source}: replication.retry_max_s is 300.0; allowed: 600 to 86400; "
         "that is its default: set it, too"
     )
-
-
-# --- Names ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ("[replication]\nledger_at_once = 1", "did you mean replication.ledgers_at_once?"),
-        ("[replicaton]\nledgers_at_once = 1", "did you mean replication.ledgers_at_once?"),
-        ("[auditor]\nrecovery_delay_s = 1", "did you mean auditor.lost_bookie_recovery_delay_s?"),
-        (
-            "[zookeeper]\ntimeout = 1",
-            "zookeeper.session_timeout_s or zookeeper.connect_timeout_s or",
-        ),
-        ("[xyzzy]\nplugh = 1", "deploy/bookmender.toml has them all"),
-        ("[auditor.more]\nenabled = true", "there is no setting auditor.more"),
-        ("[[auditor]]\nenabled = true", "there is no setting auditor"),
-    ],
-)
-def test_an_unknown_name_in_the_file_is_said_with_what_may_be_meant(
-    tmp_path: Path, line: str, hint: str
-) -> None:
-    message = refused(tmp_path, URI_LINE + line)
-
-    assert message.startswith(f"{tmp_path / 'bookmender.toml'}: there is no setting ")
-    assert hint in message
-
-
-@pytest.mark.parametrize(
-    ("variable", "hint"),
-    [
-        ("LOG_LEVL", "did you mean BOOKMENDER_LOG_LEVEL?"),
-        ("URI", "did you mean BOOKMENDER_METADATA_SERVICE_URI?"),
-        ("XYZZY", "deploy/bookmender.toml has them all"),
-    ],
-)
-def test_an_unknown_variable_is_said_with_what_may_be_meant(
-    tmp_path: Path, variable: str, hint: str
-) -> None:
-    message = refused(tmp_path, **{variable: "x"})
-
-    assert message.startswith(f"environment: there is no setting BOOKMENDER_{variable}; ")
-    assert hint in message
-
-
-@pytest.mark.parametrize("name", ["xyzzy", "retry", "checks.enabled", "zookeeper.timeout"])
-def test_of_a_name_that_resembles_none_the_nearest_are_told_and_not_all(
-    tmp_path: Path, name: str
-) -> None:
-    message = refused(tmp_path, f"{name} = 1\n{URI_LINE}")
-
-    assert message.count("_") < 20
-    assert len(message) < 300
-
-
-# --- Several at once ------------------------------------------------------------------------------
-
-
-def test_all_that_is_wrong_is_told_in_one_go(tmp_path: Path) -> None:
-    wrong = "[replication]\nledgers_at_once = 0\nidle_wait_s = nan\nretry_min_s = 'x'\nmore = 1"
-
-    first, *told = refused(tmp_path, URI_LINE + wrong, LOG_LEVEL="?", LOG_FORMAT="xml").splitlines()
-
-    assert first == "6 settings are wrong"
-    names = "retry_min_s is 'x'", "replication.more", "at_once is 0", "wait_s is nan", "xml", "'?'"
-    assert all(name in line for name, line in zip(names, told, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        (URI_LINE + "[placement]\npolicy = 'zone'\nracks_file = 'x'", "racks_file is 'x'; allowed"),
-        ("metadata_service_uri = 5", "metadata_service_uri is 5; allowed: a text"),
-    ],
-    ids=["a rule that needs it", "that it is not set"],
-)
-def test_what_is_wrong_for_want_of_another_that_is_wrong_is_not_told_besides(
-    tmp_path: Path, text: str, complaint: str
-) -> None:
-    [line] = refused(tmp_path, text).splitlines()
-
-    assert complaint in line
-
-
-@pytest.mark.parametrize(
-    "ruled_out",
-    ["retry_min_s = 600", "retry_min_s = 600\nretry_max_s = 100000", "retry_max_s = 5"],
-    ids=["a default", "a default in place of a wrong one", "a value, by a default"],
-)
-def test_what_another_rules_out_hides_nothing_else_of_its_section(
-    tmp_path: Path, ruled_out: str
-) -> None:
-    wrong = f"[replication]\n{ruled_out}\nidle_wait_s = 0\ntarget = 'near'"
-
-    first, *told = refused(tmp_path, URI_LINE + wrong, LOG_LEVEL="loud").splitlines()
-
-    assert first == "4 settings are wrong"
-    names = "retry_max_s is", "idle_wait_s is 0.0", "target is 'near'", "log.level is 'loud'"
-    assert all(name in line for name, line in zip(names, told, strict=True))
 
 
 # --- The address ----------------------------------------------------------------------------------
