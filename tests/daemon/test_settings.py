@@ -9,7 +9,6 @@ from ledgers.errors import SettingsError
 from ledgers.formats.layout import Layout
 from tests.daemon.settings_given import URI, URI_LINE, VARIABLE, load, refused
 
-
 # --- Where they come from -------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from tests.daemon.settings_given import URI_LINE, refused
 
-
 # --- Names ----------------------------------------------------------------------------------------
 
 
