@@ -33,7 +33,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_TIMEOUT_S = 4.0
 """For both halves together: closing a session gives back its locks and its vote at once."""
 
-YOUNG_OBJECTS_MAX = 10_000
+YOUNG_OBJECTS_MAX = 100_000
 """So many more objects than before, and cycles among them are looked for; by default 700, which the
 ledgers at work at once are more than."""
 

@@ -109,18 +109,18 @@ class MetadataJournal:
 
     def _append(self, line: bytes) -> None:
         """All of it, or none. Raises OSError."""
-        if os.fstat(self._file.fileno()).st_nlink == 0:
+        file = os.fstat(self._file.fileno())  # a single look: each lets other threads run first
+        if file.st_nlink == 0:
             self._reopen()
-        if self._file.tell() >= self._file_bytes_max:
+        elif file.st_size >= self._file_bytes_max:
             self._rotate()
-        size_before = self._file.tell()
         try:
             rest = line
             while rest:  # a disk that fills up takes a part
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(size_before)
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - len(line) + len(rest))
             raise
 
     def _tell(self, error: OSError | None) -> None:

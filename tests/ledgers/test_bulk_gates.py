@@ -13,8 +13,8 @@ from ledgers.bookie.bulk.gates import (
     TRANSFER_ENTRIES,
     GentlePace,
     Pace,
+    Way,
 )
-from ledgers.bookie.bulk.job import Job
 from ledgers.bookie.bulk.readings import AnyReading
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import in_virtual_time
@@ -57,8 +57,8 @@ class Copying:
         asyncio.get_running_loop().call_soon(self.go_on)
 
     def go_on(self) -> None:
-        job, reading = cast(Job, self), cast(AnyReading, self)
-        while self.quantum and (count := Job.take(job, reading, self.quantum)):
+        way, reading = Way(*self.gates), cast(AnyReading, self)
+        while self.quantum and (count := way.take(reading, self.quantum)):
             self.passages.append((asyncio.get_running_loop().time(), count))
             if self.is_small:
                 self.quantum = 0

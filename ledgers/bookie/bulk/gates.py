@@ -79,6 +79,45 @@ class Gate(ABC):
         """Entries weigh more, or less, than what was taken for them."""
 
 
+class Way:
+    """The gates that entries pass, in this order, before they are asked for."""
+
+    __slots__ = ("_gates",)
+
+    def __init__(self, *gates: Gate) -> None:
+        self._gates = gates
+
+    def take(self, reading: "AnyReading", count: int) -> int:
+        """Pass with up to ``count`` entries of a reading; 0: it was parked at one of the gates."""
+        expected_bytes = reading.job.expected_bytes
+        for passed_count, gate in enumerate(self._gates):
+            granted_count = gate.take(reading, count)
+            if granted_count < count:
+                spare_count = count - granted_count
+                for passed in self._gates[:passed_count]:
+                    passed.give_back(spare_count * expected_bytes, count=spare_count)
+            if granted_count == 0:
+                gate.park(reading)
+                return 0
+            count = granted_count
+        return count
+
+    def give_back(self, entry_bytes: int, *, count: int) -> None:
+        """Entries that passed were not asked for after all, or not given."""
+        for gate in self._gates:
+            gate.give_back(entry_bytes, count=count)
+
+    def release(self, entry_bytes: int, *, count: int) -> None:
+        """The way of entries is over: acknowledged, or, where they are not written, read."""
+        for gate in self._gates:
+            gate.release(entry_bytes, count=count)
+
+    def resize(self, difference_bytes: int) -> None:
+        """Entries on their way weigh more, or less, than what was taken for them."""
+        for gate in self._gates:
+            gate.resize(difference_bytes)
+
+
 class WindowGate(Gate):
     """Entries on their way at a time, and their bytes: of a target, or of the whole process.
 

@@ -22,7 +22,7 @@ from ledgers.fingerprints import Fingerprints
 from ledgers.metadata import BookieId
 
 if TYPE_CHECKING:
-    from ledgers.bookie.bulk.gates import Gate
+    from ledgers.bookie.bulk.gates import Way
     from ledgers.bookie.bulk.readings import AnyReading
     from ledgers.bookie.bulk.target import TargetLane
 
@@ -48,10 +48,11 @@ class Totals:
 class Job:
     """One transfer on its way: its counts, its readings, its writing, and the future of its result."""
 
-    def __init__(self, transfer: Transfer, totals: Totals, gates: "tuple[Gate, ...]") -> None:
-        """``gates``: what its entries have to pass, in this order, before they are asked for."""
+    def __init__(self, transfer: Transfer, totals: Totals, *, way: "Way", check_way: "Way") -> None:
+        """``way``: of its entries; ``check_way``: of those that are only to be checked."""
         self.transfer = transfer
-        self.gates = gates
+        self.way = way
+        self.check_way = check_way
         self.ledger_id = transfer.ledger_id
         self.totals = totals
         self.entry_bytes_min = HEADER_BYTES + transfer.digest.size
@@ -83,35 +84,6 @@ class Job:
             entry_ids = self.transfer.reads[bookie]
             found = self._fingerprints[bookie] = Fingerprints(entry_ids[0], entry_ids[-1])
         return fingerprinting_check(self.transfer.digest, found)
-
-    def take(self, reading: "AnyReading", count: int) -> int:
-        """Pass the gates with up to ``count`` entries of a reading; 0: it was parked at one of them."""
-        for passed_count, gate in enumerate(self.gates):
-            granted_count = gate.take(reading, count)
-            if granted_count < count:
-                spare_count = count - granted_count
-                for passed in self.gates[:passed_count]:
-                    passed.give_back(spare_count * self.expected_bytes, count=spare_count)
-            if granted_count == 0:
-                gate.park(reading)
-                return 0
-            count = granted_count
-        return count
-
-    def give_back(self, entry_bytes: int, *, count: int) -> None:
-        """Entries that passed were not asked for after all, or not given."""
-        for gate in self.gates:
-            gate.give_back(entry_bytes, count=count)
-
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        """The way of entries is over: acknowledged, or, without a target, read."""
-        for gate in self.gates:
-            gate.release(entry_bytes, count=count)
-
-    def resize(self, difference_bytes: int) -> None:
-        """Entries on their way weigh more, or less, than what was taken for them."""
-        for gate in self.gates:
-            gate.resize(difference_bytes)
 
     def weigh(self, largest_bytes: int) -> None:
         """Learn from the largest of some entries that came."""

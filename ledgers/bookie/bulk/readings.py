@@ -49,6 +49,7 @@ class AnyReading(ABC):
         "ledger_id",
         "passed",
         "progress_s",
+        "way",
         "writing",
     )
 
@@ -62,6 +63,7 @@ class AnyReading(ABC):
         self.job = job
         self.writing = writing
         """The job's, where the entries are to be written; None where to see them is enough."""
+        self.way = job.check_way if writing is None else job.way
         self.lane = lane
         self.ledger_id = job.ledger_id
         self.check = job.check_for(lane.bookie)
@@ -126,7 +128,7 @@ class AnyReading(ABC):
         self.is_over = True
         entry_ids = self._drop_all()
         if self.outstanding_count:
-            self.job.give_back(self.outstanding_bytes, count=self.outstanding_count)
+            self.way.give_back(self.outstanding_bytes, count=self.outstanding_count)
         self.lane.forget_if_idle(self)
         return entry_ids
 

@@ -125,7 +125,7 @@ class SourceLane(Lane, Generic[R]):
             reading = self._ring[0]
             count = reading.quantum
             if count:
-                count = reading.job.take(reading, count)
+                count = reading.way.take(reading, count)
                 if count == 0:  # it is parked there, and the others go on
                     self._ring.popleft()
                     continue
@@ -149,7 +149,7 @@ class SourceLane(Lane, Generic[R]):
         granted_count = self._take_reads(count, expected_bytes)
         if granted_count < count:
             spare_count = count - granted_count
-            reading.job.give_back(spare_count * expected_bytes, count=spare_count)
+            reading.way.give_back(spare_count * expected_bytes, count=spare_count)
         return granted_count
 
     def _wait_in_line(self, read_bytes: int) -> None:
@@ -172,10 +172,10 @@ class SourceLane(Lane, Generic[R]):
             for entry_id, code, taken_bytes in stretch.failures:
                 if code == Status.ETOOMANYREQUESTS.v2_code:
                     self._yielding.note_busy()
-                reading.job.give_back(taken_bytes, count=1)
+                reading.way.give_back(taken_bytes, count=1)
                 reading.job.add_failure(reading, entry_id, _answer(code))
             if stretch.left_out_count:
-                reading.job.give_back(stretch.left_out_bytes, count=stretch.left_out_count)
+                reading.way.give_back(stretch.left_out_bytes, count=stretch.left_out_count)
         if reading.is_idle:
             forget(self._readings, reading)
         elif not reading.is_queued and reading.has_pending:
@@ -188,9 +188,9 @@ class SourceLane(Lane, Generic[R]):
         failed_bytes = sum(taken_bytes for _, _, taken_bytes in stretch.failures)
         good_taken_bytes = stretch.taken_bytes - failed_bytes - stretch.left_out_bytes
         if writing is None:
-            job.release(good_taken_bytes, count=stretch.good_count)
+            reading.way.release(good_taken_bytes, count=stretch.good_count)
             return
-        job.resize(stretch.good_bytes - good_taken_bytes)
+        reading.way.resize(stretch.good_bytes - good_taken_bytes)
         if len(writing.unacknowledged) == stretch.good_count:
             writing.progress_s = self._loop.time()
         writing.lane.time(writing)

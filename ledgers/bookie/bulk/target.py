@@ -132,7 +132,7 @@ class TargetLane(Lane):
         self._is_proven = True
         self._unasked_count = 0
         writing.progress_s = self._loop.time()
-        writing.job.release(replied_bytes, count=count)
+        writing.job.way.release(replied_bytes, count=count)
 
     def _note_latency(self) -> None:
         now_s = self._loop.time()
@@ -196,7 +196,7 @@ class TargetLane(Lane):
         entry_bytes = list(writing.unacknowledged.values())
         writing.unacknowledged.clear()
         self.forget_if_idle(writing)
-        writing.job.release(sum(entry_bytes), count=len(entry_bytes))
+        writing.job.way.release(sum(entry_bytes), count=len(entry_bytes))
 
     def close_if_idle(self, now_s: float) -> None:
         super().close_if_idle(now_s)

@@ -14,9 +14,9 @@ from ledgers.bookie.bulk.batches import BatchReads
 from ledgers.bookie.bulk.gates import (
     GENTLE_BURST_S,
     GENTLE_ENTRIES_PER_S,
-    Gate,
     GentlePace,
     Pace,
+    Way,
     WindowGate,
 )
 from ledgers.bookie.bulk.job import Job, Totals, Writing
@@ -70,7 +70,6 @@ class BulkTransfers:
     ) -> None:
         self._budgets = budgets
         self._reads_batches = reads_batches
-        self._paces_reads = paces_reads
         self._common = Common(
             resolve=resolve,
             timeout_s=timeout_s,
@@ -86,10 +85,12 @@ class BulkTransfers:
         self._gentle, self._spread = GentlePace(), Pace(burst_s=GENTLE_BURST_S)
         self._keep_gentle(yields)
         self.memory = WindowGate(Window(count_max=memory_entries_max, bytes_max=memory_bytes_max))
+        # A worker's pace is of copying: the reads of its checks are let pass.
+        self._check_way = Way(self.pace, self.memory) if paces_reads else Way(self.memory)
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         """Never raises for what a bookie did: the result says it. Cancelled, it ends at once."""
-        job = Job(transfer, self.totals, self._gates(transfer))
+        job = Job(transfer, self.totals, way=self._way(transfer.target), check_way=self._check_way)
         if job.undecided_count == 0:
             return TransferResult()
         try:
@@ -142,12 +143,12 @@ class BulkTransfers:
         for lane in self._lanes():
             await lane.close()
 
-    def _gates(self, transfer: Transfer) -> tuple[Gate, ...]:
-        """Scarcest first. A worker's pace is of copying: the reads of its checks are let pass."""
-        if transfer.target is None:
-            return (self.pace, self.memory) if self._paces_reads else (self.memory,)
+    def _way(self, target: BookieId | None) -> Way:
+        """Scarcest first."""
+        if target is None:
+            return self._check_way
         paces = (self._gentle, self._spread, self.pace)
-        return (*paces, self._target(transfer.target).gate, self.memory)
+        return Way(*paces, self._target(target).gate, self.memory)
 
     def _keep_gentle(self, yields: bool) -> None:
         for pace in (self._gentle, self._spread):
