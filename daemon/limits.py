@@ -17,6 +17,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Membership
 from replication.cluster.orders import LimitsOrder
+from replication.queue.batching import LINGER_S, Batcher
 
 SHARES_INTERVAL_S = 10.0
 """How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
@@ -68,11 +69,14 @@ async def keep_to_requests_per_s(
         store.requests_per_s = limits.requests_per_s
 
 
-async def keep_to_pace(settings: Settings, views: ViewSource, bulk: BulkTransfers) -> None:
+async def keep_to_pace(
+    settings: Settings, views: ViewSource, bulk: BulkTransfers, batcher: Batcher
+) -> None:
     """Of copying, in bytes and entries, and whether writers go first."""
     async for limits in _each_in_force(settings, views):
         bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
         bulk.yields = limits.yields_to_writers
+        batcher.linger_s = LINGER_S if limits.yields_to_writers else 0.0
 
 
 async def keep_to_our_share(

@@ -101,7 +101,7 @@ async def open_worker(
                         budgets,
                         clock=session.clock,
                     ),
-                    keep_to_pace(settings, session.views, bulk),
+                    keep_to_pace(settings, session.views, bulk, batcher),
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
                     placing.run(),

@@ -6,8 +6,8 @@ nothing, so that one ledger's conflict would fail its neighbours: the transactio
 out, and the rest is sent again as one batch. So a conflict costs one request, and reaches only its
 owner.
 
-A batch leaves at once when a sender is free, and fills while all are busy: no timer, no added
-latency.
+A batch leaves at once when a sender is free, and fills while all are busy. Only while writers go first it
+lingers: at a gentle pace ledgers end one by one, and each would be a request.
 """
 
 import asyncio
@@ -32,6 +32,9 @@ BATCH_TRANSACTIONS_MAX = 25
 BATCH_BYTES_MAX = 256 * 1024
 SENDER_COUNT = 2
 """Batches in flight: enough to keep ZooKeeper busy; more would only make them smaller."""
+LINGER_S = 0.05
+"""While writers go first: of 1,200 small ledgers, 300 a second, ours is a sixth less CPU and ZooKeeper has 0.4 in
+place of 0.7 packets for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,8 @@ class Batcher:
         self.guards = tuple(guards)
         self._waiting: deque[_Transaction] = deque()
         self._arrived = asyncio.Event()
+        self.linger_s = 0.0
+        """How long a batch that is not full waits for more. May be set at any time."""
 
     async def commit(
         self, operations: Sequence[Operation], *, is_wanted: Callable[[], bool] = lambda: True
@@ -138,7 +143,9 @@ class Batcher:
     async def _send_batches(self) -> None:
         while True:
             await self._arrived.wait()
-            await asyncio.sleep(0)  # let the ledgers that are ready in this turn join in
+            # Let those join in that are ready in this turn, or soon.
+            is_full = len(self._waiting) >= BATCH_TRANSACTIONS_MAX
+            await asyncio.sleep(0 if is_full else self.linger_s)
             batch = self._next_batch()
             if not self._waiting:
                 self._arrived.clear()

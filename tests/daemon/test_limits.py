@@ -25,6 +25,7 @@ from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, limits_place
 from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
 from replication.cluster.own_state import fsck_executors_path, nodes_path
+from replication.queue.batching import LINGER_S, Batcher
 from replication.settings import ReplicationSettings
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
@@ -221,11 +222,14 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         replication=ReplicationSettings(bytes_per_s=7, reads_in_flight_per_bookie=50),
     )
     copying, budgets = RecordedCopying(), Budgets()
+    batcher = Batcher(cluster.store, ())
     here, place = OrderBook(cluster.store, UR), limits_place(UR)
     order = LimitsOrder(bytes_per_s=9, yields_to_writers=False, reads_in_flight_per_bookie=400)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         following = [
-            tasks.create_task(keep_to_pace(settings, node.views, cast(BulkTransfers, copying))),
+            tasks.create_task(
+                keep_to_pace(settings, node.views, cast(BulkTransfers, copying), batcher)
+            ),
             tasks.create_task(
                 keep_to_our_share(
                     settings, node.views, node.membership, budgets, clock=cluster.clock
@@ -239,10 +243,12 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         await asyncio.sleep(SOON_S)
         by_settings = ({"bytes_per_s": 7, "entries_per_s": 0}, True, 50)
         assert told() == by_settings
+        assert batcher.linger_s == LINGER_S
 
         await here.give(place, order, over=None)
         await asyncio.sleep(SOON_S)
         assert told() == ({"bytes_per_s": 9, "entries_per_s": 0}, False, 400)
+        assert batcher.linger_s == 0
 
         await change_limits(visiting(cluster), LimitsOrder(), reset=True)
         await asyncio.sleep(SOON_S)

@@ -1,6 +1,7 @@
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from replication.queue.batching import (
     Guard,
     WithdrawnError,
 )
+from tests import virtual_time
 
 GUARD = Guard(check=Check(path="/guard"), error=SessionLostError)
 
@@ -35,15 +37,18 @@ async def running(store: MemoryStore) -> AsyncIterator[Batcher]:
 
 
 def with_store(
-    test: Callable[[MemoryStore, Batcher], Awaitable[None]], tree: MemoryTree | None = None
+    test: Callable[[MemoryStore, Batcher], Awaitable[None]],
+    tree: MemoryTree | None = None,
+    *,
+    run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run,
 ) -> None:
-    async def run() -> None:
+    async def main() -> None:
         store = MemoryStore(tree or MemoryTree())
         await store.create("/guard", is_ephemeral=True)
         async with running(store) as batcher:
             await test(store, batcher)
 
-    asyncio.run(run())
+    run(main())
 
 
 def test_transactions_that_are_ready_together_share_a_packet() -> None:
@@ -56,6 +61,37 @@ def test_transactions_that_are_ready_together_share_a_packet() -> None:
         assert store.request_count - before <= 100 / BATCH_TRANSACTIONS_MAX + SENDER_COUNT + 1
 
     with_store(test)
+
+
+def test_while_a_batcher_lingers_those_that_come_one_by_one_share_a_packet() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        batcher.linger_s = 1.0
+        before, begun_s = store.request_count, asyncio.get_running_loop().time()
+
+        async def commit(number: int) -> None:
+            await asyncio.sleep(number / 20)
+            await batcher.commit([Create(path=f"/n{number}")])
+
+        await asyncio.gather(*(commit(number) for number in range(10)))
+
+        assert store.request_count - before == 1
+        assert asyncio.get_running_loop().time() - begun_s == pytest.approx(1.0, abs=0.01)
+
+    with_store(test, run=virtual_time.run)
+
+
+def test_a_full_batch_does_not_linger() -> None:
+    async def test(store: MemoryStore, batcher: Batcher) -> None:
+        batcher.linger_s = 1.0
+        begun_s = asyncio.get_running_loop().time()
+
+        await asyncio.gather(
+            *(batcher.commit([Create(path=f"/n{i}")]) for i in range(BATCH_TRANSACTIONS_MAX))
+        )
+
+        assert asyncio.get_running_loop().time() - begun_s < 0.5
+
+    with_store(test, run=virtual_time.run)
 
 
 def test_rule_s14_one_conflict_in_a_batch_reaches_only_its_owner() -> None:
