@@ -1,14 +1,16 @@
-"""A whole run on Spark, on this machine: listed, looked at, and its results written; its own start not counted."""
+"""Whole runs on Spark, on this machine: listed, looked at, and the results written; Spark's own start not counted."""
 
 import multiprocessing
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from pyspark.sql import SparkSession
 
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.results.summary import Counts
@@ -16,12 +18,15 @@ from auditor.fsck.running import FsckJob
 from auditor.fsck.spark.job import run_fsck
 from auditor.fsck.spark.session import open_spark
 from bench.fsck.processes import SparkCpu, on_cores
+from bench.usage import cpu_of
 from ledgers.errors import UnavailableError
 
 SLOTS = (1, 2)
 """Tasks that run at once. Spark's JVM, the driver and the servers have all cores of the machine in any case."""
 ON_ONE_CORE = "ours on Spark, local[1], all on one core"
 """But here: what two cores are to be compared with."""
+IN_SESSION = ("", ", in a session that has run before")
+"""What a contender's name ends with: of a session's first run, of its second."""
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
@@ -34,6 +39,7 @@ class Spent:
     counts: Counts
     elapsed_s: float
     cpu: SparkCpu
+    servers_cpu_s: float
 
 
 def contender(slot_count: int) -> str:
@@ -45,32 +51,55 @@ def run_on_spark(
     slot_count: int,
     *,
     ledger_count: int,
-    sharing: Collection[int] = (),
-) -> Spent:
+    servers: Collection[int] = (),
+    is_on_one_core: bool = False,
+    run_count: int = 1,
+) -> Sequence[Spent]:
     """In a process of its own, with a JVM that has compiled nothing yet, as whoever calls the command has it.
 
-    ``sharing``: servers that are to share one core with all of it. Raises UnavailableError when not as many
-    ledgers were looked at, or one is not whole.
+    A further run comes in the same session, whose Python workers live on, as in one that runs from time to time.
+    ``servers``: whose CPU is counted, and who share the core with all of it if there is but one. Raises
+    UnavailableError when a run did not look at as many ledgers, or one is not whole.
     """
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawning) as process:
-        spent = process.submit(_run, options, slot_count, sharing).result()
-    if spent.counts.verdicts.get("whole") != ledger_count:
-        raise UnavailableError(f"of {ledger_count} ledgers: {spent.counts}")
-    return spent
+        runs = process.submit(
+            _run_in_session, options, slot_count, servers, is_on_one_core, run_count
+        ).result()
+    for spent in runs:
+        if spent.counts.verdicts.get("whole") != ledger_count:
+            raise UnavailableError(f"of {ledger_count} ledgers: {spent.counts}")
+    return runs
 
 
-def _run(options: FsckOptions, slot_count: int, sharing: Collection[int]) -> Spent:
+def _run_in_session(
+    options: FsckOptions,
+    slot_count: int,
+    servers: Collection[int],
+    is_on_one_core: bool,
+    run_count: int,
+) -> Sequence[Spent]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     with ExitStack() as stack:
-        output = stack.enter_context(TemporaryDirectory(prefix="bench-fsck-run-"))
-        if sharing:
-            stack.enter_context(on_cores(1, sharing))
+        if is_on_one_core:
+            stack.enter_context(on_cores(1, servers))
         spark = open_spark(f"local[{slot_count}]", SETTINGS)
         stack.callback(spark.stop)
         spark.range(1).count()
+        return [_run(spark, options, servers) for _ in range(run_count)]
+
+
+def _run(spark: SparkSession, options: FsckOptions, servers: Collection[int]) -> Spent:
+    """In a folder that no run has written to: nothing is known of any ledger, so that none is skipped."""
+    with TemporaryDirectory(prefix="bench-fsck-run-") as output:
         job = FsckJob(run="20260101T000000Z", output=Path(output))
-        began_cpu, began_s = SparkCpu.now(), time.monotonic()
+        began_servers, began_cpu, began_s = cpu_of(servers), SparkCpu.now(), time.monotonic()
         summary = run_fsck(spark, options, job, lambda progress: None)
         elapsed_s, spent = time.monotonic() - began_s, SparkCpu.now() - began_cpu
-    return Spent(counts=summary.counts, elapsed_s=elapsed_s, cpu=spent)
+        servers_spent = cpu_of(servers) - began_servers
+    return Spent(
+        counts=summary.counts,
+        elapsed_s=elapsed_s,
+        cpu=spent,
+        servers_cpu_s=servers_spent.total_s,
+    )

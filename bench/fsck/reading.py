@@ -90,7 +90,7 @@ def look_at_all_on_spark(
     """All ledgers that there are, at level full."""
     options = FsckOptions(metadata_service_uri=cluster.metadata_service_uri, level=Level.FULL)
     servers = ServersCpu.now(cluster)
-    spent = run_on_spark(
+    (spent,) = run_on_spark(
         options,
         slot_count,
         ledger_count=sum(load.ledger_count for load in loads),

@@ -1,11 +1,12 @@
 """The results as Markdown."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from statistics import median
 
 from auditor.fsck.levels import Level
 from bench.fsck.java import JAVA
-from bench.fsck.on_spark import ON_ONE_CORE, contender
+from bench.fsck.on_spark import IN_SESSION, ON_ONE_CORE, contender
 from bench.fsck.processes import SparkCpu
 from bench.fsck.reading import OURS
 from bench.fsck.records import Pass
@@ -103,18 +104,20 @@ def _fastest(passes: Sequence[Pass]) -> list[str]:
 def _scaling(passes: Sequence[Pass]) -> list[str]:
     lines = []
     groups = _grouped(passes)
-    for (load, level, by), two in groups.items():
-        if by != contender(2):
+    for in_session, (load, level, by) in product(IN_SESSION, groups):
+        if by != contender(2) + in_session:
             continue
+        two = groups[load, level, by]
+        of_these = f"{load}, level {level}{in_session}"
         is_goal = level == METADATA_LEVEL
-        if one_core := groups.get((load, level, ON_ONE_CORE)):
+        if one_core := groups.get((load, level, ON_ONE_CORE + in_session)):
             times = _times(two, one_core, is_goal=is_goal)
-            lines.append(f"{load}, level {level}: two cores are {times} one that all share.\n")
-        if one_slot := groups.get((load, level, contender(1))):
+            lines.append(f"{of_these}: two cores are {times} one that all share.\n")
+        if one_slot := groups.get((load, level, contender(1) + in_session)):
             times = _times(two, one_slot, is_goal=is_goal)
             busy = median(p.cores_busy for p in one_slot)
             lines.append(
-                f"{load}, level {level}: local[2] is {times} local[1], with which {busy:.2f} cores were busy"
+                f"{of_these}: local[2] is {times} local[1], with which {busy:.2f} cores were busy"
                 f" already: with all {CORES} it cannot be more than {CORES / busy:.2f} times, at as much CPU.\n"
             )
     return lines

@@ -1,17 +1,18 @@
 """The metadata level on very many ledgers, which are znodes alone: by one process of ours, and by runs on Spark."""
 
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 
 from auditor.fsck.inspecting import inspect
 from auditor.fsck.levels import FsckOptions, Level
 from bench.audit.field import Field
-from bench.fsck.on_spark import ON_ONE_CORE, contender, run_on_spark
+from bench.fsck.on_spark import IN_SESSION, ON_ONE_CORE, contender, run_on_spark
 from bench.fsck.processes import SparkCpu
 from bench.fsck.reading import OURS
 from bench.fsck.records import Pass
 from bench.inspect_bench import cpu_s
-from bench.usage import Cpu, cpu_of
+from bench.usage import cpu_of
 from ledgers.errors import UnavailableError
 
 
@@ -25,23 +26,35 @@ async def look_at_all(field: Field, *, repeat: int) -> Pass:
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if count != field.size:
         raise UnavailableError(f"{count} of {field.size} ledgers were looked at")
-    return _pass(field, OURS, repeat, elapsed_s, spent_s, zookeeper)
+    zookeeper_cpu_s = (cpu_of([field.zookeeper_pid]) - zookeeper).total_s
+    return _pass(field, OURS, repeat, elapsed_s, spent_s, zookeeper_cpu_s)
 
 
 def look_at_all_on_spark(
-    field: Field, slot_count: int, *, repeat: int, is_on_one_core: bool = False
-) -> Pass:
-    zookeeper = cpu_of([field.zookeeper_pid])
-    spent = run_on_spark(
+    field: Field, slot_count: int, *, repeat: int, run_count: int, is_on_one_core: bool = False
+) -> Sequence[Pass]:
+    """So many times in one session, each time at all of them anew."""
+    runs = run_on_spark(
         _options(field),
         slot_count,
         ledger_count=field.size,
-        sharing=[field.zookeeper_pid] if is_on_one_core else (),
+        servers=[field.zookeeper_pid],
+        is_on_one_core=is_on_one_core,
+        run_count=run_count,
     )
     by = ON_ONE_CORE if is_on_one_core else contender(slot_count)
-    return _pass(
-        field, by, repeat, spent.elapsed_s, spent.cpu.total_s, zookeeper, spark_cpu=spent.cpu
-    )
+    return [
+        _pass(
+            field,
+            by + in_session,
+            repeat,
+            spent.elapsed_s,
+            spent.cpu.total_s,
+            spent.servers_cpu_s,
+            spark_cpu=spent.cpu,
+        )
+        for spent, in_session in zip(runs, IN_SESSION, strict=False)
+    ]
 
 
 def _options(field: Field) -> FsckOptions:
@@ -54,7 +67,7 @@ def _pass(
     repeat: int,
     elapsed_s: float,
     spent_s: float,
-    zookeeper: Cpu,
+    zookeeper_cpu_s: float,
     spark_cpu: SparkCpu | None = None,
 ) -> Pass:
     return Pass(
@@ -68,6 +81,6 @@ def _pass(
         elapsed_s=elapsed_s,
         cpu_s=spent_s,
         bookies_cpu_s=0.0,
-        zookeeper_cpu_s=(cpu_of([field.zookeeper_pid]) - zookeeper).total_s,
+        zookeeper_cpu_s=zookeeper_cpu_s,
         spark_cpu=spark_cpu,
     )

@@ -77,6 +77,17 @@ def test_two_cores_stand_against_one_where_no_copy_is_read() -> None:
     assert "local[2] is 1.50 times as fast (1.8: not met) as local[1], with which 1.25" in text
 
 
+def test_runs_in_a_session_that_has_run_before_stand_against_each_other() -> None:
+    again = ", in a session that has run before"
+    first = [on_spark("local[1], all on one core", 9.0), on_spark("local[2]", 6.0)]
+    second = [on_spark(f"local[1], all on one core{again}", 8.0), on_spark(f"local[2]{again}", 4.0)]
+
+    text = report(first + second, failures=[])
+
+    assert "level metadata: two cores are 1.50 times as fast (1.8: not met)" in text
+    assert f"level metadata{again}: two cores are 2.00 times as fast (1.8: met)" in text
+
+
 def test_of_a_run_on_spark_each_partys_cpu_is_told() -> None:
     text = report([on_spark("local[1]", 9.0)], failures=[])
 
