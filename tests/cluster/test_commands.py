@@ -114,7 +114,7 @@ async def assert_repairing(
 
 async def assert_stuck(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     """One ledger is left, which every bookie that is there holds already."""
-    await wait_for(lambda: tells_why(uri, ledger_id, "no-target"), "reason in the status")
+    await wait_for(lambda: is_stuck(uri, ledger_id, "no-target"), "reason in the status")
     status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
     assert (status.exit_code, queue.exit_code) == (1, 1)
     assert "verdict   stuck" in status.out
@@ -123,9 +123,11 @@ async def assert_stuck(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     assert " — no-target: no bookie can" in queue.out
 
 
-async def tells_why(uri: str, ledger_id: int, reason: str) -> bool:
-    waiting = (await bookmender(uri, "status", "-o", "json")).record["waiting"]["ledgers"]
-    return (ledger_id, reason) in [(note["ledger_id"], note["reason"]) for note in waiting]
+async def is_stuck(uri: str, ledger_id: int, reason: str) -> bool:
+    """Whether that is told of the ledger, and nothing else is being repaired any more."""
+    status = (await bookmender(uri, "status", "-o", "json")).record
+    waiting = [(note["ledger_id"], note["reason"]) for note in status["waiting"]["ledgers"]]
+    return status["verdict"] == "stuck" and (ledger_id, reason) in waiting
 
 
 # --- What is corrupt -------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
 
             start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
             await wait_for(
-                lambda: tells_why(uri, bad_id, "corrupt-metadata"), "reason in the status"
+                lambda: is_stuck(uri, bad_id, "corrupt-metadata"), "reason in the status"
             )
             status = await bookmender(uri, "status")
             assert status.exit_code == 1
