@@ -21,7 +21,7 @@ from ledgers.striping import StripedEntries
 from replication.planning.entry_runs import EntryRuns
 
 Questions = Mapping[BookieId, Sequence[Sequence[int]]]
-"""Runs of entry ids to ask of each bookie. Ascending, but those of two fragments may be so each for itself."""
+"""Runs of entry ids to ask of each bookie: ascending, and disjoint."""
 NOTHING_ASKED: Questions = {}
 
 SILENT_ENTRIES_MAX = 1_000
