@@ -60,24 +60,32 @@ async def ask(
     *,
     clock: Clock,
     hedge_s: float = 0.0,
+    linger_s: float = 0.0,
 ) -> tuple[V | None, Replies[T]]:
     """Ask the bookies in order, until ``decide`` returns something or all have replied.
 
     The next bookie is asked when a reply did not decide, or has been awaited for ``hedge_s``; 0
-    asks all at once. What is still in flight at the end is cancelled, so that a bookie that hangs
-    delays nobody. A BookmenderError of ``request`` is its bookie's reply; what ``decide`` raises
-    ends the asking.
+    asks all at once. Once it is decided, what replies within ``linger_s`` is still heard, and it is
+    decided anew. What is still in flight at the end is cancelled, so that a bookie that hangs
+    delays nobody for longer. A BookmenderError of ``request`` is its bookie's reply; what ``decide``
+    raises ends the asking.
     """
     replies: dict[BookieId, Reply[T]] = {}
     async with task_scope() as scope:
         asking = _Asking(bookies, request, scope=scope, clock=clock, hedge_s=hedge_s)
         asking.ask_next()
-        while True:
-            bookie, replies[bookie] = await asking.arrivals.get()
+        verdict = None
+        while len(replies) < asking.bookie_count and (arrival := await asking.arrivals.get()):
+            bookie, replies[bookie] = arrival
+            is_first_verdict = verdict is None
             verdict = decide(replies)
-            if verdict is not None or len(replies) == asking.bookie_count:
-                return verdict, replies
-            asking.ask_next()
+            if verdict is None:
+                asking.ask_next()
+            elif linger_s <= 0:
+                break
+            elif is_first_verdict:
+                asking.end_after(linger_s)
+        return verdict, replies
 
 
 class _Asking(Generic[T]):
@@ -92,7 +100,8 @@ class _Asking(Generic[T]):
         clock: Clock,
         hedge_s: float,
     ) -> None:
-        self.arrivals: asyncio.Queue[tuple[BookieId, Reply[T]]] = asyncio.Queue()
+        self.arrivals: asyncio.Queue[tuple[BookieId, Reply[T]] | None] = asyncio.Queue()
+        """None: nobody is waited for any more."""
         self._waiting = deque(dict.fromkeys(bookies))
         self.bookie_count = len(self._waiting)
         self._request, self._scope = request, scope
@@ -110,6 +119,13 @@ class _Asking(Generic[T]):
                 break
         if self._waiting:
             self._hedge = self._scope.start(self._ask_next_later())
+
+    def end_after(self, linger_s: float) -> None:
+        self._scope.start(self._end_after(linger_s))
+
+    async def _end_after(self, linger_s: float) -> None:
+        await self._clock.sleep(linger_s)
+        self.arrivals.put_nowait(None)
 
     async def _ask_next_later(self) -> None:
         await self._clock.sleep(self._hedge_s)

@@ -3,6 +3,10 @@
 Changes no metadata. Every read that looks for the end fences, so that a bookie that said "no" to us
 can acknowledge nothing to the writer any more; and only an explicit no is a no (rule S5). Nothing
 before the last segment is looked at: it is complete, and never changes.
+
+By the protocol W - A + 1 noes prove that an entry was not acknowledged. A bookie that lost what it had (its
+index, say) says no as well, and is quick about it: so whoever showed an entry when it was fenced is heard before
+the noes of others are believed, though one that neither gives nor denies it holds nothing up for good.
 """
 
 from collections.abc import Callable, Collection
@@ -10,7 +14,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal
+from typing import Literal, TypeVar
+
+import structlog
 
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies
 from ledgers.clock import Clock
@@ -25,11 +31,17 @@ from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
 from ledgers.operations.tasks import task_scope
 
+log = structlog.get_logger()
+
 HEDGE_S = 0.5
 """A recovery read that is not answered for so long is sent to the next bookie as well."""
+FENCING_S = 0.5
+"""How long bookies beyond those that are needed are waited for when the ensemble is fenced: one of them may be
+the only one that still has the last entries."""
 STRAGGLERS_S = 1.0
 """How long copies beyond the A needed are waited for before the ledger is closed."""
 
+T = TypeVar("T")
 Proof = bytes | Literal[Answer.ABSENT]
 """The entry, or that it cannot have been acknowledged."""
 
@@ -49,21 +61,30 @@ def recovery_verdict(
     write_quorum: int,
     ack_quorum: int,
     distrusted: Collection[BookieId] = (),
+    awaited: Collection[BookieId] = (),
 ) -> Proof | None:
     """What the fenced bookies of an entry's write set prove: the entry, its absence, or nothing yet.
 
     One good copy is enough: the entry may have been acknowledged. It cannot have been once W - A + 1
     bookies explicitly do not have it: fewer than A are left that might, and those that said no
-    are fenced. Errors, time-outs and bad digests prove nothing.
+    are fenced. Errors, time-outs and bad digests prove nothing. No absence is proven before the ``awaited``
+    have replied, whatever they reply.
     """
     for reply in replies.values():
         if reply.value is not None:
             return reply.value
+    if any(bookie not in replies for bookie in awaited):
+        return None
     absent_count = sum(
         reply.answer is Answer.ABSENT and bookie not in distrusted
         for bookie, reply in replies.items()
     )
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
+
+
+def has_every_answer(replies: Replies[T]) -> bool:
+    """Whether every bookie gave what it has, or denied to have any."""
+    return all(reply.answer in (Answer.PRESENT, Answer.ABSENT) for reply in replies.values())
 
 
 class EndFinder:
@@ -85,37 +106,80 @@ class EndFinder:
         self._targets, self._clock = targets, clock
         self._distrusted = frozenset(distrusted)
         self._answers: dict[BookieId, Answer] = {}
+        self._shown: dict[BookieId, int] = {}
+        """The last entry that each bookie showed when it was fenced."""
         self._changed: dict[int, Segment] = {}
+        self._is_unproven = False
+        """Every bookie answered, and the noes of too many are not believed."""
 
     async def find_end(self) -> RecoveredEnd:
-        """Find the last entry that may have been acknowledged, with all up to it on A bookies."""
+        """Find the last entry that may have been acknowledged, with all up to it on A bookies.
+
+        Raises UnavailableError where the end cannot be proven. If that is for want of noes that can be
+        believed, and not of answers, what is there has its copies nonetheless: it may be on one bookie only.
+        """
         tail = await self._fence()
+        end = None if tail is None else await self._end_after(tail)
+        if end is None:
+            raise await self._save()
+        self._tell_left_behind(end.last_entry_id)
+        return end
+
+    async def _fence(self) -> Tail | None:
+        """Fence every bookie of the last ensemble; those known to be fenced cover it.
+
+        None: all are fenced, and the noes of too many are not believed.
+        """
+        decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
+        ensemble = self._metadata.last_segment.ensemble
+        tail, replies = await ask(
+            ensemble, self._fenced_tail, decide, clock=self._clock, linger_s=FENCING_S
+        )
+        self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
+        if tail is None and not has_every_answer(replies):
+            raise UnavailableError(
+                "too few bookies of the last ensemble could be fenced",
+                ledger_id=self._ledger_id,
+                replies=said(replies),
+            )
+        return tail
+
+    async def _end_after(self, tail: Tail) -> RecoveredEnd | None:
+        """None: it is unproven."""
         last_entry_id, length = await self._write_back(tail.lac)
+        if self._is_unproven:
+            return None
         if length is None:
             length = await self._length_at(last_entry_id, otherwise=tail.length)
         return RecoveredEnd(
             last_entry_id=last_entry_id, length=length, segments=tuple(self._changed.values())
         )
 
-    async def _fence(self) -> Tail:
-        """Fence every bookie of the last ensemble, until those known to be fenced cover it."""
-        decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
-        ensemble = self._metadata.last_segment.ensemble
-        tail, replies = await ask(ensemble, self._fenced_tail, decide, clock=self._clock)
-        if tail is None:
-            raise UnavailableError(
-                "too few bookies of the last ensemble could be fenced",
-                ledger_id=self._ledger_id,
-                replies=said(replies),
-            )
-        self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
-        return tail
+    async def _save(self) -> UnavailableError:
+        """Add every entry of the last segment again, up to the first that nobody has; the error to raise.
+
+        Those up to the LAC too: a ledger that cannot be closed is never repaired otherwise (rule S4).
+        """
+        first_entry_id = self._metadata.last_segment.first_entry_id
+        last_entry_id, _ = await self._write_back(first_entry_id - 1)
+        if last_entry_id < first_entry_id:
+            saved = "no bookie has any"
+        elif self._changed:
+            saved = "bookies failed while those that are left were given their copies again"
+        else:
+            saved = f"{first_entry_id} to {last_entry_id} are left, and have their copies again"
+        return UnavailableError(
+            "its end cannot be proven, as too many of its bookies may have lost entries of the last segment; "
+            + saved,
+            ledger_id=self._ledger_id,
+        )
 
     async def _fenced_tail(self, bookie: BookieId) -> Tail:
         entry = await self._bookies.read_fencing(
             bookie, self._ledger_id, LAST_ENTRY, master_key=self._digest.master_key
         )
         header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
+        self._shown[bookie] = header.entry_id
         return Tail(lac=header.lac, length=header.length)
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
@@ -155,15 +219,17 @@ class EndFinder:
             return appender.confirmed, length
 
     async def _read(self, entry_id: int) -> bytes | None:
-        """The entry, from any bookie of its write set; None if it cannot have been acknowledged."""
+        """The entry, from any bookie of its write set; None if it cannot have been acknowledged, or, where that is
+        unproven, if they all deny it."""
+        replicas = replicas_in(
+            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
+        )
         decide: Callable[[Replies[bytes]], Proof | None] = partial(
             recovery_verdict,
             write_quorum=self._metadata.write_quorum,
             ack_quorum=self._metadata.ack_quorum,
             distrusted=self._distrusted,
-        )
-        replicas = replicas_in(
-            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
+            awaited=[b for b in replicas if self._shown.get(b, LAC_NONE) >= entry_id],
         )
         verdict, replies = await ask(
             sorted(replicas, key=self._promise),
@@ -172,13 +238,15 @@ class EndFinder:
             clock=self._clock,
             hedge_s=HEDGE_S,
         )
-        if verdict is None:
+        if verdict is None and not has_every_answer(replies):
             raise UnavailableError(
                 "neither the entry nor its absence could be proven",
                 ledger_id=self._ledger_id,
                 entry_id=entry_id,
                 replies=said(replies),
             )
+        if verdict is None:
+            self._is_unproven = True
         return verdict if isinstance(verdict, bytes) else None
 
     def _promise(self, bookie: BookieId) -> int:
@@ -196,6 +264,19 @@ class EndFinder:
         )
         self._digest.check(entry, ledger_id=self._ledger_id, entry_id=entry_id)
         return entry
+
+    def _tell_left_behind(self, last_entry_id: int) -> None:
+        """What lies beyond an entry that nobody gave. A writer that died leaves such entries where the ensemble is
+        larger than the write quorum; else they say that bookies lost what they had acknowledged."""
+        beyond = {bookie: last for bookie, last in self._shown.items() if last > last_entry_id}
+        if beyond:
+            log.warning(
+                "recovery.left_behind",
+                ledger_id=self._ledger_id,
+                last_entry_id=last_entry_id,
+                shown=beyond,
+                reason=f"no bookie gave entry {last_entry_id + 1}, and enough of them denied it",
+            )
 
     async def _note_change(self, segment: Segment) -> None:
         self._changed[segment.first_entry_id] = segment

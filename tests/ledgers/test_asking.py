@@ -147,3 +147,32 @@ def test_a_mistake_of_ours_is_no_reply() -> None:
             await ask([A, B], request, first_value, clock=LoopClock())
 
     run(scenario())
+
+
+def test_replies_that_come_a_little_later_are_heard_and_it_is_decided_anew() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: 0.25, B: 0.5, C: 2.0})
+
+        verdict, replies = await ask(
+            [A, B, C],
+            bookies.request,
+            ",".join,
+            clock=bookies.clock,
+            linger_s=0.75,
+        )
+
+        assert (verdict, list(replies)) == ("a,b", [A, B])
+        assert bookies.clock.now_s() == 1.0
+
+    run(scenario())
+
+
+def test_nothing_is_waited_for_once_all_have_replied() -> None:
+    async def scenario() -> None:
+        bookies = Bookies({A: 0.25, B: 0.5})
+
+        await ask([A, B], bookies.request, first_value, clock=bookies.clock, linger_s=10.0)
+
+        assert bookies.clock.now_s() == 0.5
+
+    run(scenario())
