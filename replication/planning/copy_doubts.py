@@ -31,7 +31,10 @@ def copy_doubts(
             gone = [
                 f"{bookie} of its open last fragment is not registered" for bookie in found.leaving
             ]
-            return [*gone, *(_told(closed_part.findings) if closed_part else [])]
+            lacking = [
+                f"{bookie} lacks entries of its open last fragment" for bookie in found.lacking
+            ]
+            return [*gone, *lacking, *(_told(closed_part.findings) if closed_part else [])]
         case Survey() as survey:
             return _told(survey.findings)
 

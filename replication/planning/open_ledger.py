@@ -1,4 +1,4 @@
-"""Ledgers whose open last fragment misses a bookie: left to the writer for a grace, then recovered.
+"""Ledgers whose open last fragment misses a bookie, or too many copies: left to the writer, then recovered.
 
 Such a fragment is never copied (rule S4): its end is unknown, its writer goes on writing to the old
 ensemble, and a fresh bookie was never fenced. A living writer replaces a lost bookie by itself, so
@@ -6,7 +6,8 @@ it gets the open-ledger grace. Then the absent bookie is asked directly (rule S1
 have dropped its znode while the writer goes on writing to it. If its last entry moved during the
 grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed.
 A bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
-is there, and its writer may well write to it until he is stopped. While a safety hold stands nothing is
+is there, and its writer may well write to it until he is stopped. Likewise those that were wiped: as many as
+leave an entry on fewer than an ack quorum, and the promise is broken that it would be safe. While a safety hold stands nothing is
 fenced at all.
 """
 
@@ -41,12 +42,14 @@ GRACES_MAX = 10
 class WriterSighting:
     """What was seen of an open last fragment when its grace began.
 
-    ``last_entries``: per absent bookie the last entry id it said it has, -1 for none, None when it
-    did not answer. ``draining``: members that are there, and are to be emptied.
+    ``last_entries``: per bookie that is absent, or lost entries, the last entry id it said it has, -1
+    for none, None when it did not answer. ``lacking``: those of them that are there. ``draining``:
+    members that are there, and are to be emptied.
     """
 
     segment: Segment
     last_entries: Mapping[BookieId, int | None]
+    lacking: tuple[BookieId, ...] = ()
     draining: tuple[BookieId, ...] = ()
     grace_count: int = 1
 
@@ -56,16 +59,22 @@ class WriterSighting:
 
     @property
     def detail(self) -> str:
-        absent = ", ".join(sorted(self.last_entries))
+        absent = ", ".join(sorted(self.last_entries.keys() - set(self.lacking)))
+        lacking = ", ".join(self.lacking)
         if self.grace_count == 1:
-            misses = (
-                f"misses {absent}" if absent else f"is on {', '.join(self.draining)}, which drains"
-            )
-            return f"its open last fragment {misses}: left to its writer for the grace"
-        return (
-            f"its writer still writes to {absent}, which ZooKeeper does not show: "
-            f"grace {self.grace_count} of {GRACES_MAX}"
+            if absent:
+                what = f"misses {absent}"
+            elif lacking:
+                what = f"lost entries on {lacking}"
+            else:
+                what = f"is on {', '.join(self.draining)}, which drains"
+            return f"its open last fragment {what}: left to its writer for the grace"
+        to = (
+            f"{absent}, which ZooKeeper does not show"
+            if absent
+            else f"{lacking}, with entries lost"
         )
+        return f"its writer still writes to {to}: grace {self.grace_count} of {GRACES_MAX}"
 
 
 def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterSighting | None:
@@ -120,13 +129,14 @@ class OpenLedgers:
     async def judge(self, found: OpenEnd, before: WriterSighting | None) -> WriterSighting | None:
         """A grace to wait out, or None: recover now."""
         ledger_id, there = found.versioned.ledger_id, found.view.available
+        absent = [bookie for bookie in found.leaving if bookie not in there]
         now = WriterSighting(
             segment=found.versioned.metadata.last_segment,
             last_entries={
-                b: await last_entry_id(self._bookies, b, ledger_id)
-                for b in found.leaving
-                if b not in there
+                bookie: await last_entry_id(self._bookies, bookie, ledger_id)
+                for bookie in (*absent, *found.lacking)
             },
+            lacking=found.lacking,
             draining=tuple(b for b in found.leaving if b in there),
         )
         return next_sighting(before, now)

@@ -86,10 +86,15 @@ _ABANDONED = Blocked(
 
 
 def _until_closed(found: OpenEnd) -> Blocked:
+    why = (
+        f"is to be rid of {', '.join(found.leaving)}"
+        if found.leaving
+        else f"lost entries on {', '.join(found.lacking)}"
+    )
     return Blocked(
         reason=Reason.OPEN_LEDGER_GRACE,
         detail=(
-            f"its open last fragment is to be rid of {', '.join(found.leaving)}: it is left to its "
+            f"its open last fragment {why}: it is left to its "
             "writer for the open-ledger grace, then fenced, recovered, closed, and only then copied"
         ),
     )

@@ -22,6 +22,7 @@ from ledgers.errors import (
 from ledgers.fragments import Fragment, fragments, known_fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.operations.last_entries import highest_entry_id
 from ledgers.operations.opening import find_end, ledger_digest
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.check import Finding, Verdict, check, judge
@@ -31,6 +32,8 @@ from replication.reasons import Blocked, Reason
 
 SMALL_ENTRIES = 64
 """A ledger of no more than that is copied while what is presumed of it is being proven."""
+ON_THEIR_WAY_S = 1.0
+"""A copy that a writer has sent is there by then."""
 ENTRY_BYTES_GUESS = 1_024
 """Of an entry's size, while the ledger's length is not known."""
 
@@ -83,11 +86,16 @@ class Presumption(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenEnd:
-    """A ledger whose open fragment has members that it is to be rid of: it must be closed first."""
+    """A ledger that must be closed first, for its open fragment's sake.
+
+    ``leaving``: members that it is to be rid of. ``lacking``: members that are there, and so many of
+    which lost entries that some may be on fewer than an ack quorum of bookies.
+    """
 
     versioned: VersionedMetadata
     view: ClusterView
-    leaving: tuple[BookieId, ...]
+    leaving: tuple[BookieId, ...] = ()
+    lacking: tuple[BookieId, ...] = ()
 
 
 Surveyed = Survey | OpenEnd | Blocked | None
@@ -185,7 +193,13 @@ class Surveyor:
         except UnavailableError as error:
             return _without_end(versioned, view, error)
         judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
-        return await self._survey(versioned, judged, digest, view, distrusted)
+        survey = await self._survey(versioned, judged, digest, view, distrusted)
+        if not versioned.metadata.is_closed:
+            tail = await self._survey_tail(versioned, digest, view, lac)
+            survey = replace(survey, findings=survey.findings + tail)
+            if lacking := endangering_members(survey):
+                return OpenEnd(versioned=versioned, view=view, lacking=lacking)
+        return survey
 
     async def survey_closed_part(
         self, found: OpenEnd, *, distrusted: Collection[BookieId] = ()
@@ -240,6 +254,47 @@ class Surveyor:
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
 
+    async def _survey_tail(
+        self, versioned: VersionedMetadata, digest: EntryDigest, view: ClusterView, lac: int
+    ) -> tuple[Finding, ...]:
+        """What is missing of the entries after the LAC that any member shows: acknowledged, for all we know.
+
+        In recovery nobody adds any more, and every member is asked. While there may be a writer his copies
+        are on their way: only who was set up after the ledger was made is asked, and that twice.
+        """
+        metadata = versioned.metadata
+        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
+        members = view.checked.intersection(metadata.last_segment.ensemble)
+        asked = members if is_abandoned else members & self._suspects(versioned, view, ())
+        if not asked:
+            return ()
+        shown = await highest_entry_id(self._bookies, members, versioned.ledger_id, digest=digest)
+        if shown is None or shown <= lac:
+            return ()
+        tail = replace(
+            fragments(versioned.ledger_id, metadata, lac=lac)[-1],
+            first_entry_id=lac + 1,
+            last_entry_id=shown,
+        )
+        lacking = await self._lacking(tail, digest, asked)
+        if lacking and not is_abandoned:
+            await self._clock.sleep(ON_THEIR_WAY_S)
+            lacking = await self._lacking(tail, digest, asked)
+        return lacking
+
+    async def _lacking(
+        self, fragment: Fragment, digest: EntryDigest, asked: frozenset[BookieId]
+    ) -> tuple[Finding, ...]:
+        findings = await check(
+            [fragment],
+            bookies=self._bookies,
+            digest=digest,
+            available=asked,
+            distrusted=asked,
+            entry_bytes=ENTRY_BYTES_GUESS,
+        )
+        return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
+
     @staticmethod
     def _suspects(
         versioned: VersionedMetadata, view: ClusterView, distrusted: Collection[BookieId]
@@ -254,6 +309,24 @@ def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
         return ENTRY_BYTES_GUESS
     overhead = HEADER_BYTES + digest.size
     return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
+
+
+def endangering_members(survey: Survey) -> tuple[BookieId, ...]:
+    """Members of the open fragment that lack entries of it, where they are more than an entry may do without.
+
+    A writer cannot tell: who was wiped takes what he adds, and so the fragment stays as it is until
+    the last copy is gone too.
+    """
+    metadata = survey.metadata
+    if metadata.state is not LedgerState.OPEN:
+        return ()
+    lacking = {
+        finding.bookie
+        for finding in survey.findings
+        if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
+    }
+    spare_count = metadata.write_quorum - metadata.ack_quorum
+    return tuple(sorted(lacking)) if len(lacking) > spare_count else ()
 
 
 def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:

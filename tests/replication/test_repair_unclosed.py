@@ -1,17 +1,19 @@
 """Repairs that leave a ledger open: it cannot be recovered now, or nobody is missing."""
 
+import asyncio
+
 import pytest
 
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
+from ledgers.metadata import BookieId, LedgerState
 from replication.outcome import OutcomeKind
 from replication.queue import payloads
 from replication.reasons import Reason
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR
-from tests.replication.repairs import THREE, open_ledger, watch_fencing
+from tests.replication.repairs import THREE, open_ledger, repair, watch_fencing
 from tests.replication.watched import settle
 
 # --- Recovery -------------------------------------------------------------------------------------
@@ -181,3 +183,130 @@ async def test_rule_s12_a_member_of_the_last_ensemble_is_not_refilled_while_it_i
     assert 9 in cluster.bookie(B2).entry_ids(LEDGER)
     assert not cluster.violations
     assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+# --- Entries after the last one that is known to be acknowledged ------------------------------------
+
+
+async def lose_tail(cluster: Cluster, *bookies: BookieId) -> None:
+    """Wipe them, in a moment in which nobody marks what they had."""
+    for bookie in bookies:
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+
+
+async def unconfirmed_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
+    """Four entries, acknowledged before the first of them told of any: the LAC is -1."""
+    cluster = await open_ledger(last=-1, state=state)
+    for entry_id in range(4):
+        cluster.put(LEDGER, entry_id, *THREE, lac=-1)
+    return cluster
+
+
+@in_virtual_time
+async def test_a_recovery_that_never_ended_is_ended_where_a_copy_after_the_lac_is_missing() -> None:
+    cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
+    await lose_tail(cluster, B2)
+
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
+
+    assert (await cluster.metadata()).last_entry_id == 3
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_recovery_that_never_ended_is_left_where_all_that_is_shown_is_there() -> None:
+    cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
+    fenced = watch_fencing(cluster)
+
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
+
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+
+
+@in_virtual_time
+async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
+    cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
+    await lose_tail(cluster, B1, B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        failed = await node.repairer.repair(take)
+        assert failed.reason is Reason.RECOVERY_FAILED
+        assert "0 to 3 are left, and have their copies again" in failed.detail
+
+        assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
+
+    assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+    assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(4))
+
+
+@in_virtual_time
+async def test_an_open_ledger_keeps_its_mark_while_a_wiped_member_lacks_entries_after_the_lac() -> (
+    None
+):
+    cluster = await unconfirmed_ledger()
+    fenced = watch_fencing(cluster)
+    await lose_tail(cluster, B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
+    assert outcome.detail == f"{B2} lacks entries of a fragment that is not closed yet"
+    assert fenced == []
+
+
+@in_virtual_time
+async def test_copies_that_are_on_their_way_to_a_bookie_set_up_lately_are_waited_for() -> None:
+    cluster = await unconfirmed_ledger()
+    await lose_tail(cluster, B2)
+    for entry_id in range(3):
+        cluster.put(LEDGER, entry_id, B2, lac=-1)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        repairing = asyncio.create_task(node.repairer.repair(take))
+        await cluster.clock.sleep(0.5)
+        cluster.put(LEDGER, 3, B2, lac=-1)
+
+        assert (await repairing).kind is OutcomeKind.DONE
+
+
+@in_virtual_time
+async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writers_grace() -> None:
+    cluster = await unconfirmed_ledger()
+    await lose_tail(cluster, B1, B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        waits = await node.repairer.repair(take)
+        assert waits.reason is Reason.OPEN_LEDGER_GRACE
+        assert f"lost entries on {B1}, {B2}" in waits.detail
+
+        cluster.put(LEDGER, 4, *THREE, lac=-1)
+        alive = await node.repairer.repair(take, waits.sighting)
+        assert alive.reason is Reason.WRITER_ALIVE
+        assert f"{B1}, {B2}, with entries lost" in alive.detail
+
+        failed = await node.repairer.repair(take, alive.sighting)
+        assert failed.reason is Reason.RECOVERY_FAILED
+        assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
+
+    assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(5))
+
+
+@in_virtual_time
+async def test_a_bookie_that_lies_about_how_far_a_ledger_reaches_is_not_believed() -> None:
+    """Its last entry has an id beyond all bounds, and a digest that is none."""
+    cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
+    entry = entry_bytes(LEDGER, 1 << 40)
+    cluster.bookie(B2).add(
+        entry[:-1] + bytes([entry[-1] ^ 1]),
+        master_key=DIGEST.master_key,
+        is_recovery=False,
+        is_high_priority=False,
+    )
+
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
