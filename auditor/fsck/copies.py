@@ -1,7 +1,8 @@
 """Ledgers looked at: where each ends, how its copies are (``look``), how they are placed, whether it is idle.
 
 Of a ledger that is not closed no more is expected than what is acknowledged, which its bookies tell without
-being fenced; at a second look, than what was at the first.
+being fenced; at a second look, than what was at the first. But where a recovery was begun and never ended, or a
+bookie of an idle one was wiped, whatever any bookie shows may have been acknowledged: it is expected, too.
 """
 
 import random
@@ -18,12 +19,13 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import CorruptionError, UnauthorizedError, UnavailableError
 from ledgers.fragments import known_fragments
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import DigestType
+from ledgers.metadata import LAC_NONE, DigestType, LedgerState
+from ledgers.operations.last_entries import highest_entry_id
 from ledgers.operations.opening import find_end, ledger_digest
 from ledgers.placement import Adherence, RuledPlacement
 from replication.cluster.cluster_view import ViewSource
 from replication.planning.entry_lists import EntryLists
-from replication.planning.survey import entry_bytes_guess
+from replication.planning.survey import ON_THEIR_WAY_S, entry_bytes_guess
 
 
 class CopyInspector:
@@ -51,6 +53,7 @@ class CopyInspector:
     ) -> LedgerVerdict:
         """``since``: what an earlier look said, if this one is to be the last word."""
         end = await self._end(versioned, since)
+        is_idle = self._is_idle(versioned, end, since)
         digest = ledger_digest(versioned.metadata, self._fallback)
         reads = LedgerReads(
             versioned.ledger_id,
@@ -61,7 +64,11 @@ class CopyInspector:
         )
         look = Look(
             versioned,
-            known_fragments(versioned.ledger_id, versioned.metadata, lac=end.expected),
+            known_fragments(
+                versioned.ledger_id,
+                versioned.metadata,
+                lac=await self._expected(versioned, end, is_idle=is_idle and since is not None),
+            ),
             is_end_known=end.is_known,
             available=self._views.current.available,
             reads=reads,
@@ -74,7 +81,7 @@ class CopyInspector:
         summing_up.last_entry_id, summing_up.length = end.last_entry_id, end.length
         summing_up.note(end.evidence)
         summing_up.note(self._misplaced(versioned))
-        if self._is_idle(versioned, end, since):
+        if is_idle:
             summing_up.note([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_stands")])
         return look.verdict(checked_ms=self._clock.wall_ms())
 
@@ -84,7 +91,7 @@ class CopyInspector:
             last = metadata.last_entry_id
             return End(last_entry_id=last, expected=last, length=metadata.length)
         settled = metadata.last_segment.first_entry_id - 1
-        if self._options.level is Level.METADATA:
+        if not self._asks:
             return End(last_entry_id=settled, expected=settled)
         try:
             opened = await find_end(
@@ -97,6 +104,29 @@ class CopyInspector:
         if since is not None and _knew_end(since) and settled <= since.last_entry_id < lac:
             expected = since.last_entry_id  # the copies of later ones may be on their way
         return End(last_entry_id=lac, expected=expected, length=opened.length)
+
+    async def _expected(self, versioned: VersionedMetadata, end: "End", *, is_idle: bool) -> int:
+        """The last entry that copies are looked for of. ``is_idle``: nothing was acknowledged since the first look."""
+        metadata, view = versioned.metadata, self._views.current
+        members = view.available.intersection(metadata.last_segment.ensemble)
+        is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
+        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
+        if not (self._asks and end.is_known and (is_abandoned or (is_idle and is_wiped))):
+            return end.expected
+        shown = await highest_entry_id(
+            self._bookies,
+            members,
+            versioned.ledger_id,
+            digest=ledger_digest(metadata, self._fallback),
+        )
+        if not is_abandoned:
+            await self._clock.sleep(ON_THEIR_WAY_S)
+        return max(end.expected, LAC_NONE if shown is None else shown)
+
+    @property
+    def _asks(self) -> bool:
+        """Whether bookies are asked at all."""
+        return self._options.level is not Level.METADATA
 
     def _misplaced(self, versioned: VersionedMetadata) -> Iterable[Evidence]:
         """For each ensemble that breaks the rule, its first entry."""
@@ -123,7 +153,7 @@ class CopyInspector:
     ) -> bool:
         """At a first look, whether it may be; at the last, whether its end stands where it stood."""
         metadata = versioned.metadata
-        if metadata.is_closed or not end.is_known or self._options.level is Level.METADATA:
+        if metadata.is_closed or not end.is_known or not self._asks:
             return False
         age_s = (self._clock.wall_ms() - versioned.stat.mtime_ms) / 1_000
         if age_s < self._options.idle_open_after_s:
@@ -144,7 +174,7 @@ def _knew_end(since: LedgerVerdict) -> bool:
 class End:
     """Where a ledger ends, as far as is known: the last entry that is acknowledged.
 
-    Copies are looked for up to ``expected``. ``evidence``: of why it is not known.
+    Copies are looked for up to ``expected`` at least. ``evidence``: of why it is not known.
     """
 
     last_entry_id: int

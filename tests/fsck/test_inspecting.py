@@ -10,7 +10,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
+from ledgers.metadata import BookieId, LedgerState
 from ledgers.placement import RackRule
 from tests.fsck.looking import (
     ALL,
@@ -201,6 +201,54 @@ async def test_one_that_is_written_is_not() -> None:
 
     assert told(first) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
     assert told(second) == WHOLE
+
+
+# --- Entries after the last one that is known to be acknowledged ---------------------------------------
+
+
+async def with_tail(state: LedgerState, *holders: BookieId) -> Cluster:
+    """Four entries of which no bookie knows that they are acknowledged, left on ``holders``."""
+    cluster, _ = await one_ledger(state=state, last=-1)
+    for entry_id in range(4):
+        cluster.put(LEDGER, entry_id, *holders, lac=-1)
+    return cluster
+
+
+@pytest.mark.parametrize("level", [ENDS, FULL], ids=lambda level: level.value)
+@in_virtual_time
+async def test_of_a_recovery_that_never_ended_all_is_expected_that_any_bookie_shows(
+    level: Level,
+) -> None:
+    at_risk = await look_twice(await with_tail(LedgerState.IN_RECOVERY, B3), level)
+    whole = await look_twice(await with_tail(LedgerState.IN_RECOVERY, *ALL), level)
+
+    assert told(at_risk) == (Grade.AT_RISK, (Finding.MISSING,))
+    assert at_risk is not None
+    evidence = at_risk.evidence[0]
+    assert (evidence.bookie, evidence.first_entry_id, evidence.last_entry_id) == (B1, 0, 3)
+    assert told(whole) == WHOLE
+
+
+@in_virtual_time
+async def test_of_an_idle_ledger_likewise_where_a_bookie_of_it_was_wiped() -> None:
+    cluster = await with_tail(LedgerState.OPEN, B3)
+    await asyncio.sleep(3_600)
+    before = await look_twice(cluster, ENDS, **IDLE)
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+    after = await look_twice(cluster, ENDS, **IDLE)
+
+    assert told(before) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
+    assert told(after) == (Grade.AT_RISK, (Finding.MISSING, Finding.IDLE_OPEN))
+
+
+@in_virtual_time
+async def test_of_a_ledger_that_may_be_written_no_more_is_expected_than_what_is_acknowledged() -> (
+    None
+):
+    assert told(await look_twice(await with_tail(LedgerState.OPEN, B3), ENDS)) == WHOLE
 
 
 # --- Metadata ----------------------------------------------------------------------------------------
