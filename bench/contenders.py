@@ -84,6 +84,7 @@ OURS_OPEN = Contender(
     title="ours, opened up",
     is_ours=True,
     settings={
+        "node.nice": "0",
         "replication.yields_to_writers": "false",
         "replication.reads_in_flight_per_bookie": str(READS_IN_FLIGHT_CEILING),
     },

@@ -18,7 +18,8 @@ from daemon.local.processes import Child
 from ledgers.errors import UnavailableError
 from replication.queue.payloads import mark_path
 
-POLL_S = 0.005
+POLL_S, POLL_SHARE = 0.005, 0.01
+"""How often the queue is looked at: every hundredth of the time it has taken so far, as looking disturbs."""
 SESSION_END_TIMEOUT_S = 30.0
 REPAIR_TIMEOUT_S = 240.0
 SETTLE_S, IDLE_S = 2.0, 3.0
@@ -120,13 +121,14 @@ class Loss:
                 return closed_s, ended_s, used, packets
 
     async def _wait(self, condition: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
+        deadline_s = began_s + timeout_s
         while not await condition():
             if time.monotonic() > deadline_s or not self._child.is_running:
                 raise UnavailableError(
                     f"the repair does not end; the end of {self._child.log}:\n{self._child.log_tail()}"
                 )
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(max(POLL_S, POLL_SHARE * (time.monotonic() - began_s)))
 
     async def _is_gone(self) -> bool:
         seen = self._arena.seen

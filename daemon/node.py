@@ -40,6 +40,7 @@ ledgers at work at once are more than."""
 
 def run_node(settings: Settings) -> int:
     """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
+    _step_back(settings.node.nice)
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
         session = partial(run_observer_session, settings, ReportFile(state_dir(settings)))
@@ -72,6 +73,12 @@ def _run(
     is_stopped = _stop(halves)
     log.info("node.stopped", is_clean=is_stopped)
     return 0 if is_stopped else 1
+
+
+def _step_back(nice: int) -> None:
+    """All threads, as long as there is one. What was started further back stays there."""
+    if nice > os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
 
 
 def _spare_the_collector() -> None:

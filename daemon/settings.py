@@ -29,6 +29,9 @@ SURELY_MEANT = 0.8
 NEAR_MAX = 3
 
 
+NICE_MAX = 19
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
     """The section ``[node]``."""
@@ -42,8 +45,12 @@ class NodeSettings:
     state_dir: str = ""
     """Where the journal of metadata writes is kept, an absolute path. Empty: systemd's state directory,
     else ``~/.local/state/bookmender``."""
+    nice: int = 10
+    """How far the process steps back for others that want the CPU, as nice(1) has it. 0: as it was started."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.nice <= NICE_MAX:
+            raise SettingsError.not_allowed("node.nice", self.nice, f"0 to {NICE_MAX}")
         if self.mode not in ("repair", "observe"):
             raise SettingsError.not_allowed("node.mode", self.mode, "repair, observe")
         try:

@@ -15,6 +15,7 @@ import pytest
 from daemon.demo.shapes import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
+from daemon.settings import NodeSettings
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import ANY_VERSION
 from replication.cluster.membership import live_nodes
@@ -48,6 +49,12 @@ def cluster_options() -> dict[str, Any]:
 
 
 # --- Started ---------------------------------------------------------------------------------------
+
+
+def nice_values(node: Child) -> set[int]:
+    """Of all its threads."""
+    threads = Path(f"/proc/{node.pid}/task").iterdir()
+    return {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in threads}
 
 
 @pytest.mark.compat(
@@ -93,6 +100,7 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
             ]
             try:
                 await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
+                assert nice_values(two[0]) == {NodeSettings().nice}
                 kill_and_expire(module_cluster, victim)
                 await on.wait_repaired(written, victim)
                 repaired = [ledger_id for node in two for ledger_id in repaired_by(node, tmp_path)]

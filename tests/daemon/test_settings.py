@@ -203,6 +203,8 @@ def test_a_password_is_never_quoted(tmp_path: Path) -> None:
             "[zookeeper]\nconnect_timeout_s = 0",
             "zookeeper.connect_timeout_s is 0.0; allowed: 0.5 to 600",
         ),
+        ("[node]\nnice = -1", "node.nice is -1; allowed: 0 to 19"),
+        ("[node]\nnice = 20", "node.nice is 20; allowed: 0 to 19"),
         (
             "[node]\nstate_dir = 'state'",
             "node.state_dir is 'state'; allowed: an absolute path, as in /var/lib/bookmender",
