@@ -139,6 +139,8 @@ class Bench:
                     uri = arena.cluster.metadata_service_uri
                     writer = stack.enter_context(PacedWriter(uri, avoid=arena.victim))
                 await warm_bookies(arena)  # with what they will have to do
+                if writer is not None:
+                    await warm_bookies(arena, OURS)  # small requests are served by other code
                 while waiting:
                     turn = waiting.pop(0)
                     self._progress.say(f"{turn.contender.title}: starting, and warming up")

@@ -75,12 +75,13 @@ async def _beside(
     )
 
 
-async def warm_bookies(arena: Arena) -> None:
+async def warm_bookies(arena: Arena, contender: Contender = OURS_OPEN) -> None:
     """As those that have been up for a while: nobody is to be measured while they still compile.
 
-    Their CPU for each small ledger falls to a third over the first few losses.
+    Their CPU for each small ledger falls to a third over the first few losses; where these are repaired
+    gently, a writer's p99 does.
     """
-    async with warm_daemon(arena, OURS_OPEN) as child:
+    async with warm_daemon(arena, contender) as child:
         for _ in range(LOSSES_BEFORE):
             ledgers = await arena.write(BOOKIES_WARM_UP)
             await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)

@@ -23,6 +23,7 @@ from ledgers.errors import BookmenderError
 SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
 ONCE_FROM = 500_000
 """Ledgers: a pass takes minutes, and what only a session's first run has to start hardly shows."""
+RUNS_IN_SESSION = 4
 
 
 @click.command()
@@ -115,7 +116,7 @@ class Bench:
                             field,
                             slot_count,
                             repeat=repeat,
-                            run_count=2 if is_short else 1,
+                            run_count=RUNS_IN_SESSION if is_short else 1,
                             is_on_one_core=is_on_one_core,
                         )
                         for each in runs:

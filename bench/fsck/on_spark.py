@@ -25,8 +25,8 @@ SLOTS = (1, 2)
 """Tasks that run at once. Spark's JVM, the driver and the servers have all cores of the machine in any case."""
 ON_ONE_CORE = "ours on Spark, local[1], all on one core"
 """But here: what two cores are to be compared with."""
-IN_SESSION = ("", ", in a session that has run before")
-"""What a contender's name ends with: of a session's first run, of its second."""
+FIRST, LATER = "", ", in a session that has run before"
+"""What a contender's name ends with: of a session's first run, of those that follow."""
 SETTINGS = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",

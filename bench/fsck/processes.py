@@ -1,6 +1,8 @@
 """Who used the CPU while a run on Spark was under way, and how many cores there were for it."""
 
 import os
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -8,6 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.usage import cpu_of
+
+LOOP_S = 1.0
+_LOOP = """
+import os, sys, time
+os.sched_setaffinity(0, {int(sys.argv[2])})
+rounds, end_s = 0, time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end_s:
+    sum(range(10_000))
+    rounds += 1
+print(rounds)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +70,24 @@ def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
         yield
     finally:
         _confine(pids, all_cores)
+
+
+def scaling_of_cores() -> float:
+    """How much more of a loop that shares nothing gets done now on the first two cores than on the first alone.
+
+    Two, were it not for what else uses the machine that these are cores of.
+    """
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    return _rounds(cores) / _rounds(cores[:1])
+
+
+def _rounds(cores: Sequence[int]) -> int:
+    """Of all of them together, at the same time."""
+    command = [sys.executable, "-c", _LOOP, str(LOOP_S)]
+    loops = [
+        subprocess.Popen([*command, str(core)], stdout=subprocess.PIPE, text=True) for core in cores
+    ]
+    return sum(int(loop.communicate()[0]) for loop in loops)
 
 
 def _confine(pids: Collection[int], cores: Collection[int]) -> None:

@@ -27,6 +27,8 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     zookeeper_cpu_s: float
     spark_cpu: SparkCpu | None = None
     """What makes up ``cpu_s``, of a run on Spark."""
+    scaling_of_cores: float | None = None
+    """What two cores were worth in these minutes, where a run on one is to be compared (``scaling_of_cores``)."""
 
     @property
     def key(self) -> Hashable:

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from auditor.fsck.inspecting import inspect
 from auditor.fsck.levels import FsckOptions, Level
 from bench.audit.field import Field
-from bench.fsck.on_spark import IN_SESSION, ON_ONE_CORE, contender, run_on_spark
-from bench.fsck.processes import SparkCpu
+from bench.fsck.on_spark import FIRST, LATER, ON_ONE_CORE, contender, run_on_spark
+from bench.fsck.processes import SparkCpu, scaling_of_cores
 from bench.fsck.reading import OURS
 from bench.fsck.records import Pass
 from bench.inspect_bench import cpu_s
@@ -33,7 +33,7 @@ async def look_at_all(field: Field, *, repeat: int) -> Pass:
 def look_at_all_on_spark(
     field: Field, slot_count: int, *, repeat: int, run_count: int, is_on_one_core: bool = False
 ) -> Sequence[Pass]:
-    """So many times in one session, each time at all of them anew."""
+    """So many times in one session, each time at all of them anew. ``repeat``: of the session."""
     runs = run_on_spark(
         _options(field),
         slot_count,
@@ -42,18 +42,21 @@ def look_at_all_on_spark(
         is_on_one_core=is_on_one_core,
         run_count=run_count,
     )
+    worth = None if is_on_one_core else scaling_of_cores()
     by = ON_ONE_CORE if is_on_one_core else contender(slot_count)
+    later_before = (repeat - 1) * (run_count - 1)
     return [
         _pass(
             field,
-            by + in_session,
-            repeat,
+            by + (LATER if number else FIRST),
+            later_before + number if number else repeat,
             spent.elapsed_s,
             spent.cpu.total_s,
             spent.servers_cpu_s,
             spark_cpu=spent.cpu,
+            scaling_of_cores=worth,
         )
-        for spent, in_session in zip(runs, IN_SESSION, strict=False)
+        for number, spent in enumerate(runs)
     ]
 
 
@@ -69,6 +72,7 @@ def _pass(
     spent_s: float,
     zookeeper_cpu_s: float,
     spark_cpu: SparkCpu | None = None,
+    scaling_of_cores: float | None = None,
 ) -> Pass:
     return Pass(
         load=f"{field.size:,} znodes",
@@ -83,4 +87,5 @@ def _pass(
         bookies_cpu_s=0.0,
         zookeeper_cpu_s=zookeeper_cpu_s,
         spark_cpu=spark_cpu,
+        scaling_of_cores=scaling_of_cores,
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.fsck.processes import SparkCpu, on_cores
+from bench.fsck.processes import SparkCpu, on_cores, scaling_of_cores
 
 BUSY = "import sys; sum(range(3_000_000)); print(flush=True); sys.stdin.read()"
 WITH_CHILD = (
@@ -47,3 +47,11 @@ def test_all_that_is_there_and_comes_later_shares_the_cores(
         assert subprocess.check_output(later) == b"1\n"
 
     assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid) == before
+
+
+def test_what_a_second_core_is_worth_is_a_ratio_of_what_gets_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("bench.fsck.processes.LOOP_S", 0.2)
+
+    assert 0.5 < scaling_of_cores() < 5
