@@ -114,8 +114,10 @@ def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmark
         return f"{bookie}, no ledger is marked for it{why}" if why else bookie
     if named_count:
         least = "" if state.are_all_named else "at least "
-        marked = f"{marked_count:,} of them" if marked_count else "none of them"
-        return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked} marked{why}"
+        marked = f"{marked_count:,} of them marked" if marked_count else "none of them marked"
+        if marked_count > named_count:  # the index is of one moment, the queue of another
+            marked = f"{marked_count:,} marked a moment before or after"
+        return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked}{why}"
     if state.index is not None and state.index.unreadable_count:
         return f"{bookie}, named by no ledger that can be read"
     if state.are_all_named:

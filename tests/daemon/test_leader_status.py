@@ -186,6 +186,13 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
         pytest.param({"b": 258}, True, 0, "b, named by 258 ledgers, none of them marked", id="due"),
         pytest.param({"b": 2}, True, 1, "b, named by 2 ledgers, 1 of them marked", id="at work"),
         pytest.param(
+            {"b": 46},
+            True,
+            1_136,
+            "b, named by 46 ledgers, 1,136 marked a moment before or after",
+            id="counted at two moments",
+        ),
+        pytest.param(
             {"b": 1}, False, 0, "b, named by at least 1 ledger, none of them marked", id="so far"
         ),
         pytest.param(
