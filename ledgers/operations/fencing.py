@@ -9,7 +9,8 @@ index, say) says no as well, and is quick about it: so whoever showed an entry w
 the noes of others are believed, though one that neither gives nor denies it holds nothing up for good.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -70,9 +71,8 @@ def recovery_verdict(
     are fenced. Errors, time-outs and bad digests prove nothing. No absence is proven before the ``awaited``
     have replied, whatever they reply.
     """
-    for reply in replies.values():
-        if reply.value is not None:
-            return reply.value
+    if (entry := first_given(replies)) is not None:
+        return entry
     if any(bookie not in replies for bookie in awaited):
         return None
     absent_count = sum(
@@ -83,8 +83,23 @@ def recovery_verdict(
 
 
 def has_every_answer(replies: Replies[T]) -> bool:
-    """Whether every bookie gave what it has, or denied to have any."""
-    return all(reply.answer in (Answer.PRESENT, Answer.ABSENT) for reply in replies.values())
+    """Whether every bookie gave what it has, be it good or not, or denied to have any."""
+    return all(reply.answer is not Answer.UNKNOWN for reply in replies.values())
+
+
+def first_given(replies: Replies[bytes]) -> bytes | None:
+    """The first good copy."""
+    return next((reply.value for reply in replies.values() if reply.value is not None), None)
+
+
+def what_was_saved(left: Sequence[int], *, entry_count: int, unable: Collection[BookieId]) -> str:
+    """``left``: up to the last entry that any bookie gave. ``unable``: who took no copy."""
+    if not left:
+        return "no bookie has any"
+    lost_count = len(left) - entry_count
+    but_lost = f", but for {lost_count} that no bookie gave" if lost_count else ""
+    but_on = f", but on {', '.join(sorted(unable))}" if unable else ""
+    return f"{left[0]} to {left[-1]} are left{but_lost}, and have their copies again{but_on}"
 
 
 class EndFinder:
@@ -109,8 +124,8 @@ class EndFinder:
         self._shown: dict[BookieId, int] = {}
         """The last entry that each bookie showed when it was fenced."""
         self._changed: dict[int, Segment] = {}
-        self._is_unproven = False
-        """Every bookie answered, and the noes of too many are not believed."""
+        self._unable: set[BookieId] = set()
+        """Bookies that took no copy of what was to be saved."""
 
     async def find_end(self) -> RecoveredEnd:
         """Find the last entry that may have been acknowledged, with all up to it on A bookies.
@@ -119,9 +134,9 @@ class EndFinder:
         believed, and not of answers, what is there has its copies nonetheless: it may be on one bookie only.
         """
         tail = await self._fence()
-        end = None if tail is None else await self._end_after(tail)
-        if end is None:
+        if tail is None:
             raise await self._save()
+        end = await self._end_after(tail)
         self._tell_left_behind(end.last_entry_id)
         return end
 
@@ -144,11 +159,8 @@ class EndFinder:
             )
         return tail
 
-    async def _end_after(self, tail: Tail) -> RecoveredEnd | None:
-        """None: it is unproven."""
+    async def _end_after(self, tail: Tail) -> RecoveredEnd:
         last_entry_id, length = await self._write_back(tail.lac)
-        if self._is_unproven:
-            return None
         if length is None:
             length = await self._length_at(last_entry_id, otherwise=tail.length)
         return RecoveredEnd(
@@ -156,23 +168,61 @@ class EndFinder:
         )
 
     async def _save(self) -> UnavailableError:
-        """Add every entry of the last segment again, up to the first that nobody has; the error to raise.
+        """Give every entry of the last segment that is left to those that lack it; the error to raise.
 
-        Those up to the LAC too: a ledger that cannot be closed is never repaired otherwise (rule S4).
+        Those up to the LAC too: a ledger that cannot be closed is never repaired otherwise (rule S4). And those
+        beyond entries that nobody gives: the end may lie there.
         """
         first_entry_id = self._metadata.last_segment.first_entry_id
-        last_entry_id, _ = await self._write_back(first_entry_id - 1)
-        if last_entry_id < first_entry_id:
-            saved = "no bookie has any"
-        elif self._changed:
-            saved = "bookies failed while those that are left were given their copies again"
-        else:
-            saved = f"{first_entry_id} to {last_entry_id} are left, and have their copies again"
+        last_entry_id, entry_count = first_entry_id - 1, 0
+        async with aclosing(read_ahead(count(first_entry_id), self._save_entry)) as entries:
+            async for entry in entries:
+                if entry:
+                    last_entry_id, entry_count = EntryHeader.of(entry).entry_id, entry_count + 1
+        saved = what_was_saved(
+            range(first_entry_id, last_entry_id + 1), entry_count=entry_count, unable=self._unable
+        )
         return UnavailableError(
             "its end cannot be proven, as too many of its bookies may have lost entries of the last segment; "
             + saved,
             ledger_id=self._ledger_id,
         )
+
+    async def _save_entry(self, entry_id: int) -> bytes | None:
+        """Empty where nobody gives it; None where nobody showed a later one either.
+
+        It is passed on as it is. With another LAC in it than its writer's, a later recovery might know less than
+        this one; and who took over from a bookie that fails would not be named anywhere.
+        """
+        replicas = replicas_in(
+            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
+        )
+        entry, replies = await ask(
+            replicas,
+            partial(self._read_fencing, entry_id=entry_id),
+            first_given,
+            clock=self._clock,
+            linger_s=FENCING_S,
+        )
+        if entry is None:
+            return b"" if entry_id < max(self._shown.values(), default=LAC_NONE) else None
+        lacking = [b for b in replicas if b not in replies or replies[b].value is None]
+        await asyncio.gather(*(self._add_again(b, entry) for b in lacking))
+        return entry
+
+    async def _add_again(self, bookie: BookieId, entry: bytes) -> None:
+        if bookie in self._unable:
+            return
+        try:
+            await self._bookies.add(
+                bookie,
+                entry,
+                master_key=self._digest.master_key,
+                is_recovery=True,
+                is_high_priority=True,
+            )
+        except BookmenderError:
+            self._unable.add(bookie)
 
     async def _fenced_tail(self, bookie: BookieId) -> Tail:
         entry = await self._bookies.read_fencing(
@@ -219,8 +269,7 @@ class EndFinder:
             return appender.confirmed, length
 
     async def _read(self, entry_id: int) -> bytes | None:
-        """The entry, from any bookie of its write set; None if it cannot have been acknowledged, or, where that is
-        unproven, if they all deny it."""
+        """The entry, from any bookie of its write set; None if it cannot have been acknowledged."""
         replicas = replicas_in(
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
         )
@@ -238,15 +287,13 @@ class EndFinder:
             clock=self._clock,
             hedge_s=HEDGE_S,
         )
-        if verdict is None and not has_every_answer(replies):
+        if verdict is None:
             raise UnavailableError(
                 "neither the entry nor its absence could be proven",
                 ledger_id=self._ledger_id,
                 entry_id=entry_id,
                 replies=said(replies),
             )
-        if verdict is None:
-            self._is_unproven = True
         return verdict if isinstance(verdict, bytes) else None
 
     def _promise(self, bookie: BookieId) -> int:

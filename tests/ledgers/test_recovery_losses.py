@@ -3,10 +3,11 @@
 import pytest
 from structlog.testing import capture_logs
 
-from ledgers.errors import UnavailableError
-from ledgers.metadata import LedgerState
+from ledgers.entry import EntryDigest
+from ledgers.errors import FencedError, UnavailableError
+from ledgers.metadata import DigestType, LedgerState
 from tests.ledgers.hooked_bookies import Call
-from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, F, World
+from tests.ledgers.world import LEDGER_ID, PASSWORD, A, B, C, D, E, F, World
 from tests.virtual_time import run
 
 
@@ -110,5 +111,92 @@ def test_an_unproven_end_without_any_entry_is_told_as_such() -> None:
 
         with pytest.raises(UnavailableError, match="no bookie has any"):
             await world.recover(distrusted={A, B})
+
+    run(scenario())
+
+
+def test_what_is_left_beyond_entries_that_nobody_has_is_saved_too() -> None:
+    """Each entry is on two bookies of three: of A's and B's own nothing is left, of C's stripe one copy."""
+
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C], write_quorum=2)
+        for entry_id in range(6):
+            if entry_id % 3:
+                await world.put(entry_id, C)
+
+        with pytest.raises(UnavailableError, match="0 to 5 are left, but for 2 that"):
+            await world.recover(distrusted={A, B})
+
+        holders = [world.holders(entry_id) for entry_id in range(6)]
+        assert holders == [set(), {B, C}, {C, A}] * 2
+
+    run(scenario())
+
+
+def test_what_is_saved_tells_no_less_of_what_is_acknowledged_than_before() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        for entry_id in range(4):
+            await world.put(entry_id, C)
+
+        with pytest.raises(UnavailableError, match="0 to 3 are left"):
+            await world.recover(distrusted={A, B})
+
+        assert (await world.open()).lac == 2
+
+    run(scenario())
+
+
+def test_what_is_saved_is_not_given_again_to_those_that_have_it() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        for entry_id in range(4):
+            await world.put(entry_id, C)
+
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="0 to 3 are left"):
+                await world.recover(distrusted={A, B})
+
+        assert len(world.bookies.called("add")) == 8
+
+    run(scenario())
+
+
+def test_who_refuses_a_copy_keeps_none_from_the_others() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        for entry_id in range(4):
+            await world.put(entry_id, C)
+
+        async def refuse(call: Call) -> None:
+            if call.operation == "add" and call.bookie == B:
+                raise FencedError("deleted here")
+
+        world.bookies.before = refuse
+
+        with pytest.raises(UnavailableError, match=f"have their copies again, but on {B}"):
+            await world.recover(distrusted={A, B})
+
+        assert all(world.holders(entry_id) == {A, C} for entry_id in range(4)), "nobody takes over"
+
+    run(scenario())
+
+
+def test_a_damaged_last_entry_keeps_none_of_the_others_from_being_saved() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        for entry_id in range(3):
+            await world.put(entry_id, C)
+        await world.put(3, C, digest=EntryDigest(DigestType.CRC32, PASSWORD))
+
+        with pytest.raises(UnavailableError, match="0 to 2 are left"):
+            await world.recover(distrusted={A, B})
+
+        assert all(world.holders(entry_id) == {A, B, C} for entry_id in range(3))
 
     run(scenario())
