@@ -7,7 +7,8 @@ have dropped its znode while the writer goes on writing to it. If its last entry
 grace, the ledger waits again, a bounded number of times; else it is fenced, recovered and closed.
 A bookie that drains, and may be fenced for it (rule S16), is treated alike but for the question: it
 is there, and its writer may well write to it until he is stopped. Likewise those that were wiped: as many as
-leave an entry on fewer than an ack quorum, and the promise is broken that it would be safe. While a safety hold stands nothing is
+leave an entry on fewer than an ack quorum, and the promise is broken that it would be safe. Unless what they lacked
+has come meanwhile: it was on its way. While a safety hold stands nothing is
 fenced at all.
 """
 
@@ -43,13 +44,14 @@ class WriterSighting:
     """What was seen of an open last fragment when its grace began.
 
     ``last_entries``: per bookie that is absent, or lost entries, the last entry id it said it has, -1
-    for none, None when it did not answer. ``lacking``: those of them that are there. ``draining``:
-    members that are there, and are to be emptied.
+    for none, None when it did not answer. ``lacking``: those of them that are there; ``first_lacking``:
+    as in ``OpenEnd``. ``draining``: members that are there, and are to be emptied.
     """
 
     segment: Segment
     last_entries: Mapping[BookieId, int | None]
     lacking: tuple[BookieId, ...] = ()
+    first_lacking: int | None = None
     draining: tuple[BookieId, ...] = ()
     grace_count: int = 1
 
@@ -78,11 +80,12 @@ class WriterSighting:
 
 
 def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterSighting | None:
-    """Another grace, or None: it is time to recover. A changed segment begins anew.
+    """Another grace, or None: it is time to recover. A changed segment begins anew, and so does what was lacking
+    then and is there now.
 
     ``now``: what is seen now, as if for the first time.
     """
-    if before is None or before.segment != now.segment:
+    if before is None or before.segment != now.segment or _has_come(before, now):
         return now
     has_moved = any(
         last is not None and last != before.last_entries.get(bookie)
@@ -91,6 +94,12 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     if has_moved and before.grace_count < GRACES_MAX:
         return replace(now, grace_count=before.grace_count + 1)
     return None
+
+
+def _has_come(before: WriterSighting, now: WriterSighting) -> bool:
+    """Whether what was lacking was on its way: what is lost never comes, so that it stays the first."""
+    then, first = before.first_lacking, now.first_lacking
+    return then is not None and first is not None and then < first
 
 
 def held_back(orders: Orders) -> Blocked | None:
@@ -137,6 +146,7 @@ class OpenLedgers:
                 for bookie in (*absent, *found.lacking)
             },
             lacking=found.lacking,
+            first_lacking=found.first_lacking,
             draining=tuple(b for b in found.leaving if b in there),
         )
         return next_sighting(before, now)

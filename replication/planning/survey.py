@@ -5,7 +5,7 @@ made. Worker and ``bookmender plan`` look through the same eyes.
 """
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -27,6 +27,7 @@ from ledgers.operations.opening import find_end, ledger_digest
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.check import Finding, Verdict, check, judge
 from replication.planning.entry_lists import EntryLists
+from replication.planning.entry_runs import EntryRuns, merged
 from replication.planning.questions import GAVE_ALL, Questions, questions
 from replication.reasons import Blocked, Reason
 
@@ -88,14 +89,15 @@ class Presumption(Struct, frozen=True, kw_only=True):
 class OpenEnd:
     """A ledger that must be closed first, for its open fragment's sake.
 
-    ``leaving``: members that it is to be rid of. ``lacking``: members that are there, and so many of
-    which lost entries that some may be on fewer than an ack quorum of bookies.
+    ``leaving``: members that it is to be rid of. ``lacking``: members that are there and lack an entry,
+    ``first_lacking``, which may be on fewer than an ack quorum of bookies for it; it is the first such.
     """
 
     versioned: VersionedMetadata
     view: ClusterView
     leaving: tuple[BookieId, ...] = ()
     lacking: tuple[BookieId, ...] = ()
+    first_lacking: int | None = None
 
 
 Surveyed = Survey | OpenEnd | Blocked | None
@@ -197,8 +199,13 @@ class Surveyor:
         if not versioned.metadata.is_closed:
             tail = await self._survey_tail(versioned, digest, view, lac)
             survey = replace(survey, findings=survey.findings + tail)
-            if lacking := endangering_members(survey):
-                return OpenEnd(versioned=versioned, view=view, lacking=lacking)
+            if (endangered := first_endangered(survey)) is not None:
+                return OpenEnd(
+                    versioned=versioned,
+                    view=view,
+                    lacking=tuple(sorted(b for b, runs in _lacked(survey) if endangered in runs)),
+                    first_lacking=endangered,
+                )
         return survey
 
     async def survey_closed_part(
@@ -311,22 +318,30 @@ def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
     return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
 
 
-def endangering_members(survey: Survey) -> tuple[BookieId, ...]:
-    """Members of the open fragment that lack entries of it, where they are more than an entry may do without.
+def first_endangered(survey: Survey) -> int | None:
+    """The first entry of the open fragment that more members lack than it may do without.
 
     A writer cannot tell: who was wiped takes what he adds, and so the fragment stays as it is until
     the last copy is gone too.
     """
     metadata = survey.metadata
     if metadata.state is not LedgerState.OPEN:
-        return ()
-    lacking = {
-        finding.bookie
-        for finding in survey.findings
-        if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
-    }
-    spare_count = metadata.write_quorum - metadata.ack_quorum
-    return tuple(sorted(lacking)) if len(lacking) > spare_count else ()
+        return None
+    depth = 0
+    lacked = [run for _, runs in _lacked(survey) for run in runs.each_run()]
+    steps = [(run.start, 1) for run in lacked] + [(run.stop, -1) for run in lacked]
+    for entry_id, step in sorted(steps):
+        depth += step
+        if depth > metadata.write_quorum - metadata.ack_quorum:
+            return entry_id
+    return None
+
+
+def _lacked(survey: Survey) -> Iterator[tuple[BookieId, EntryRuns]]:
+    """What members of the open fragment lack of it, or have damaged."""
+    for finding in survey.findings:
+        if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed:
+            yield finding.bookie, merged(finding.absent, finding.damaged)
 
 
 def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:

@@ -8,6 +8,7 @@ from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, LedgerState
 from replication.outcome import OutcomeKind
+from replication.planning.open_ledger import GRACES_MAX
 from replication.queue import payloads
 from replication.reasons import Reason
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
@@ -196,9 +197,13 @@ async def lose_tail(cluster: Cluster, *bookies: BookieId) -> None:
         await cluster.revive(bookie)
 
 
-async def unconfirmed_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
+async def unconfirmed_ledger(
+    state: LedgerState = LedgerState.OPEN, *, ack_quorum: int = 2
+) -> Cluster:
     """Four entries, acknowledged before the first of them told of any: the LAC is -1."""
-    cluster = await open_ledger(last=-1, state=state)
+    cluster = await Cluster.start()
+    await cluster.write_ledger(THREE, last=-1, write_quorum=3, ack_quorum=ack_quorum, state=state)
+    await cluster.mark()
     for entry_id in range(4):
         cluster.put(LEDGER, entry_id, *THREE, lac=-1)
     return cluster
@@ -310,3 +315,36 @@ async def test_a_bookie_that_lies_about_how_far_a_ledger_reaches_is_not_believed
     )
 
     assert (await repair(cluster)).kind is OutcomeKind.DONE
+
+
+@in_virtual_time
+async def test_copies_that_different_members_lack_of_different_entries_endanger_none() -> None:
+    cluster = await unconfirmed_ledger()
+    fenced = watch_fencing(cluster)
+    await lose_tail(cluster, B1, B2)
+    for entry_id in range(4):
+        cluster.put(LEDGER, entry_id, (B1, B2)[entry_id % 2], lac=-1)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.OPEN_FRAGMENT)
+    assert fenced == []
+
+
+@in_virtual_time
+async def test_a_writer_is_not_fenced_for_what_takes_its_time_to_a_bookie_set_up_lately() -> None:
+    """Every acknowledgement needs all three; B2 gets all that is sent to it, minutes late."""
+    cluster = await unconfirmed_ledger(ack_quorum=3)
+    await lose_tail(cluster, B2)
+    fenced = watch_fencing(cluster)
+
+    async with cluster.node() as node:
+        take, sighting = await node.take(), None
+        for last in range(2 * GRACES_MAX):
+            cluster.put(LEDGER, last, B2, lac=-1)
+            cluster.put(LEDGER, last + 4, B1, B3, lac=-1)
+            outcome = await node.repairer.repair(take, sighting)
+            assert outcome.reason is Reason.OPEN_LEDGER_GRACE
+            sighting = outcome.sighting
+
+    assert fenced == []
