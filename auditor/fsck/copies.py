@@ -2,11 +2,13 @@
 
 Of a ledger that is not closed no more is expected than what is acknowledged, which its bookies tell without
 being fenced; at a second look, than what was at the first. But where a recovery was begun and never ended, or a
-bookie of an idle one was wiped, whatever any bookie shows may have been acknowledged: it is expected, too.
+bookie of an idle one was wiped, whatever any bookie shows may have been acknowledged: it is expected, too. Not
+beyond an entry that all its bookies deny, though, if none of them was wiped: no writer was told of it.
 """
 
 import random
 from collections.abc import Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from auditor.fsck.levels import FsckOptions, Level
@@ -16,12 +18,20 @@ from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
-from ledgers.errors import CorruptionError, UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    NoSuchEntryError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.fragments import known_fragments
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import LAC_NONE, DigestType, LedgerState
+from ledgers.metadata import DigestType, LedgerState
+from ledgers.operations.ahead import read_ahead
 from ledgers.operations.last_entries import highest_entry_id
 from ledgers.operations.opening import find_end, ledger_digest
+from ledgers.operations.reader import LedgerReader
 from ledgers.placement import Adherence, RuledPlacement
 from replication.cluster.cluster_view import ViewSource
 from replication.planning.entry_lists import EntryLists
@@ -119,9 +129,34 @@ class CopyInspector:
             versioned.ledger_id,
             digest=ledger_digest(metadata, self._fallback),
         )
+        if shown is None or shown <= end.expected:
+            return end.expected
+        if is_abandoned and not is_wiped:
+            return await self._last_before_gap(versioned, end.expected, shown)
         if not is_abandoned:
             await self._clock.sleep(ON_THEIR_WAY_S)
-        return max(end.expected, LAC_NONE if shown is None else shown)
+        return shown
+
+    async def _last_before_gap(self, versioned: VersionedMetadata, last: int, shown: int) -> int:
+        """Of the entries after ``last``: a writer that died may have left later ones that were on their way."""
+        reader = LedgerReader(
+            versioned.ledger_id,
+            versioned.metadata,
+            digest=ledger_digest(versioned.metadata, self._fallback),
+            bookies=self._bookies,
+            clock=self._clock,
+        )
+
+        async def read(entry_id: int) -> bytes | None:
+            try:
+                return await reader.read(entry_id)
+            except NoSuchEntryError:
+                return None
+            except BookmenderError:
+                return b""
+
+        async with aclosing(read_ahead(range(last + 1, shown + 1), read)) as entries:
+            return last + sum([1 async for _ in entries])
 
     @property
     def _asks(self) -> bool:

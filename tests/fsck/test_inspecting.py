@@ -230,6 +230,21 @@ async def test_of_a_recovery_that_never_ended_all_is_expected_that_any_bookie_sh
 
 
 @in_virtual_time
+async def test_but_nothing_beyond_an_entry_that_all_its_bookies_deny() -> None:
+    """Entry 4 was on its way when its writer died, and entry 5 was there already."""
+    cluster = await with_tail(LedgerState.IN_RECOVERY, *ALL)
+    cluster.put(LEDGER, 5, B3, lac=-1)
+    nobody_wiped = await look_twice(cluster, FULL)
+    await cluster.kill(B1)
+    await cluster.wipe(B1)
+    await cluster.revive(B1)
+    one_wiped = await look_twice(cluster, FULL)
+
+    assert told(nobody_wiped) == WHOLE
+    assert told(one_wiped) == (Grade.LOST, (Finding.MISSING,)), "for all we know"
+
+
+@in_virtual_time
 async def test_of_an_idle_ledger_likewise_where_a_bookie_of_it_was_wiped() -> None:
     cluster = await with_tail(LedgerState.OPEN, B3)
     await asyncio.sleep(3_600)
