@@ -67,14 +67,14 @@ class WriterSighting:
             if absent:
                 what = f"misses {absent}"
             elif lacking:
-                what = f"lost entries on {lacking}"
+                what = f"lacks copies of entry {self.first_lacking} on {lacking}"
             else:
                 what = f"is on {', '.join(self.draining)}, which drains"
             return f"its open last fragment {what}: left to its writer for the grace"
         to = (
             f"{absent}, which ZooKeeper does not show"
             if absent
-            else f"{lacking}, with entries lost"
+            else f"{lacking}, which lack entry {self.first_lacking}"
         )
         return f"its writer still writes to {to}: grace {self.grace_count} of {GRACES_MAX}"
 

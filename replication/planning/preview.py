@@ -89,7 +89,7 @@ def _until_closed(found: OpenEnd) -> Blocked:
     why = (
         f"is to be rid of {', '.join(found.leaving)}"
         if found.leaving
-        else f"lost entries on {', '.join(found.lacking)}"
+        else f"lacks copies of entry {found.first_lacking} on {', '.join(found.lacking)}"
     )
     return Blocked(
         reason=Reason.OPEN_LEDGER_GRACE,

@@ -288,12 +288,12 @@ async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writ
         take = await node.take()
         waits = await node.repairer.repair(take)
         assert waits.reason is Reason.OPEN_LEDGER_GRACE
-        assert f"lost entries on {B1}, {B2}" in waits.detail
+        assert f"lacks copies of entry 0 on {B1}, {B2}" in waits.detail
 
         cluster.put(LEDGER, 4, *THREE, lac=-1)
         alive = await node.repairer.repair(take, waits.sighting)
         assert alive.reason is Reason.WRITER_ALIVE
-        assert f"{B1}, {B2}, with entries lost" in alive.detail
+        assert f"{B1}, {B2}, which lack entry 0" in alive.detail
 
         failed = await node.repairer.repair(take, alive.sighting)
         assert failed.reason is Reason.RECOVERY_FAILED
