@@ -10,7 +10,7 @@ the noes of others are believed, though one that neither gives nor denies it hol
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from ledgers.operations.ensembles import Targets
 from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
 from ledgers.operations.tasks import task_scope
+from ledgers.striping import stores
 
 log = structlog.get_logger()
 
@@ -119,7 +120,7 @@ class EndFinder:
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._targets, self._clock = targets, clock
-        self._distrusted = frozenset(distrusted)
+        self._distrusted = set(distrusted)
         self._answers: dict[BookieId, Answer] = {}
         self._shown: dict[BookieId, int] = {}
         """The last entry that each bookie showed when it was fenced."""
@@ -175,10 +176,10 @@ class EndFinder:
         """
         first_entry_id = self._metadata.last_segment.first_entry_id
         last_entry_id, entry_count = first_entry_id - 1, 0
-        async with aclosing(read_ahead(count(first_entry_id), self._save_entry)) as entries:
+        async with aclosing(self._save_each(first_entry_id)) as entries:
             async for entry in entries:
-                if entry:
-                    last_entry_id, entry_count = EntryHeader.of(entry).entry_id, entry_count + 1
+                last_entry_id = max(last_entry_id, EntryHeader.of(entry).entry_id)
+                entry_count += 1
         saved = what_was_saved(
             range(first_entry_id, last_entry_id + 1), entry_count=entry_count, unable=self._unable
         )
@@ -187,6 +188,18 @@ class EndFinder:
             + saved,
             ledger_id=self._ledger_id,
         )
+
+    async def _save_each(self, first_entry_id: int) -> AsyncGenerator[bytes, None]:
+        """Those that are left. Each bookie's first entry comes last: by it the bookie is believed to have all
+        (``_has_kept_all``)."""
+        inner_id = first_entry_id + self._metadata.ensemble_size
+        async with aclosing(read_ahead(count(inner_id), self._save_entry)) as entries:
+            async for entry in entries:
+                if entry:
+                    yield entry
+        for entry_id in reversed(range(first_entry_id, inner_id)):
+            if first := await self._save_entry(entry_id):
+                yield first
 
     async def _save_entry(self, entry_id: int) -> bytes | None:
         """Empty where nobody gives it; None where nobody showed a later one either.
@@ -230,7 +243,30 @@ class EndFinder:
         )
         header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
         self._shown[bookie] = header.entry_id
+        if bookie in self._distrusted and await self._has_kept_all(bookie):
+            self._distrusted.remove(bookie)
         return Tail(lac=header.lac, length=header.length)
+
+    async def _has_kept_all(self, bookie: BookieId) -> bool:
+        """Whether a bookie that was set up after the ledger was made has lost nothing of it since.
+
+        A founding member must have been wiped. One that came by a change of the ensemble need not, and has not
+        been where it has the first entry that it should of the last segment.
+        """
+        founding, last = self._metadata.segments[0], self._metadata.last_segment
+        if bookie in founding.ensemble:
+            return False
+        size, index = len(last.ensemble), last.ensemble.index(bookie)
+        first_entry_id = next(
+            entry_id
+            for entry_id in range(last.first_entry_id, last.first_entry_id + size)
+            if stores(index, entry_id, ensemble_size=size, write_quorum=self._metadata.write_quorum)
+        )
+        try:
+            await self._read_fencing(bookie, entry_id=first_entry_id)
+        except BookmenderError:
+            return False
+        return True
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
         """Add every entry after the LAC again; the last one's id, and the length up to it if any."""

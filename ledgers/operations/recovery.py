@@ -44,7 +44,7 @@ async def recover_ledger(
     """Recover and close the ledger; its CLOSED metadata, whoever wrote it.
 
     ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they
-    may have lost what they stored (wiped, another cookie). ``guards`` ride with each metadata write.
+    may have lost what they stored (wiped, another cookie), unless they show that they did not. ``guards`` ride with each metadata write.
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.

@@ -23,7 +23,7 @@ from ledgers.entry import EntryDigest
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, Segment
 from ledgers.operations.ensembles import Targets
-from ledgers.operations.last_entries import last_entry_id
+from ledgers.operations.last_entries import NO_ENTRY, last_entry_id
 from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate
 from ledgers.store import Operation
@@ -88,12 +88,17 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     if before is None or before.segment != now.segment or _has_come(before, now):
         return now
     has_moved = any(
-        last is not None and last != before.last_entries.get(bookie)
+        last is not None and last > _or_none(before.last_entries.get(bookie))
         for bookie, last in now.last_entries.items()
     )
     if has_moved and before.grace_count < GRACES_MAX:
         return replace(now, grace_count=before.grace_count + 1)
     return None
+
+
+def _or_none(last_entry_id: int | None) -> int:
+    """Of a bookie that did not say anything no entry is known."""
+    return NO_ENTRY if last_entry_id is None else last_entry_id
 
 
 def _has_come(before: WriterSighting, now: WriterSighting) -> bool:

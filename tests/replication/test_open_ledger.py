@@ -30,6 +30,8 @@ def sighting(last: int | None, *, grace_count: int = 1) -> WriterSighting:
         pytest.param(sighting(12), {B2: None}, None, id="it does not answer any more"),
         pytest.param(sighting(None), {B2: None}, None, id="it never answered"),
         pytest.param(sighting(None), {B2: 12}, 2, id="it answers now: who knows since when"),
+        pytest.param(sighting(None), {B2: -1}, None, id="it answers now, and has nothing"),
+        pytest.param(sighting(12), {B2: -1}, None, id="it was wiped meanwhile"),
         pytest.param(
             sighting(12, grace_count=GRACES_MAX - 1), {B2: 15}, GRACES_MAX, id="the last grace"
         ),
