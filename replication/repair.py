@@ -137,7 +137,7 @@ class Repairer:
             case OpenEnd() as open_end:
                 if sighting is None and await self._mend_closed_part(take, open_end, memory, slots):
                     return None
-                return await self._settle(take, open_end, sighting)
+                return await self._settle(take, open_end, sighting, memory)
             case Survey() as survey:
                 return await self._mend(take, survey, memory, slots)
 
@@ -169,7 +169,7 @@ class Repairer:
     ) -> Outcome | None:
         """Plan, copy, write; None: to be looked at again."""
         if survey.is_abandoned:
-            return await self._recover(take, survey.versioned, survey.view)
+            return await self._recover(take, survey.versioned, survey.view, memory)
         plan = plan_repair(
             survey,
             self._copier.targets(take.ledger_id, survey.view, memory),
@@ -241,7 +241,7 @@ class Repairer:
         )
 
     async def _settle(
-        self, take: Take, found: OpenEnd, sighting: WriterSighting | None
+        self, take: Take, found: OpenEnd, sighting: WriterSighting | None, memory: Memory
     ) -> Outcome | None:
         """An open fragment is to be rid of a bookie: leave it to its writer, or recover the ledger."""
         if held := held_back(self._views.current.orders):
@@ -249,16 +249,18 @@ class Repairer:
         grace = await self._open_ledgers.judge(found, sighting)
         if grace is not None:
             return waiting(Blocked(reason=grace.reason, detail=grace.detail), grace)
-        return await self._recover(take, found.versioned, found.view)
+        return await self._recover(take, found.versioned, found.view, memory)
 
     async def _recover(
-        self, take: Take, versioned: VersionedMetadata, view: ClusterView
+        self, take: Take, versioned: VersionedMetadata, view: ClusterView, memory: Memory
     ) -> Outcome | None:
         """Recover and close the ledger, for the next round to repair it."""
         if held := held_back(self._views.current.orders):
             return waiting(held)
         try:
-            await self._open_ledgers.recover(versioned, view, guards=self._queue.guards(take))
+            await self._open_ledgers.recover(
+                versioned, view, distrusted=memory.distrusted, guards=self._queue.guards(take)
+            )
         except (ConflictError, JournalError, SessionLostError, LockLostError):
             raise
         except NoSuchLedgerError:

@@ -35,7 +35,8 @@ from ledgers.operations.reader import LedgerReader
 from ledgers.placement import Adherence, RuledPlacement
 from replication.cluster.cluster_view import ViewSource
 from replication.planning.entry_lists import EntryLists
-from replication.planning.survey import ON_THEIR_WAY_S, entry_bytes_guess
+from replication.planning.open_fragment import ON_THEIR_WAY_S
+from replication.planning.survey import entry_bytes_guess
 
 
 class CopyInspector:

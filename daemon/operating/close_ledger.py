@@ -139,7 +139,9 @@ class LedgerCloser:
                     f"{'; '.join(before.doubts)}; to close it locks a writer that is alive out for good",
                     ledger_id=ledger_id,
                 )
-            closed = await self._open_ledgers.recover(before.found, self._view, [session, lock])
+            closed = await self._open_ledgers.recover(
+                before.found, self._view, guards=[session, lock]
+            )
         return Closing(
             found=before.found,
             last_entry_id=before.last_entry_id,

@@ -16,6 +16,9 @@ from ledgers.errors import BookmenderError, DigestMismatchError, NoSuchEntryErro
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import TaskScope, task_scope
 
+OTHERS_S = 0.5
+"""How long bookies that are not needed any more are waited for where one of them may know more."""
+
 T = TypeVar("T")
 V = TypeVar("V")
 
@@ -51,6 +54,11 @@ Replies = Mapping[BookieId, Reply[T]]
 def said(replies: Replies[T]) -> str:
     """Which bookie said what, for an error's message."""
     return "; ".join(f"{bookie}: {reply.error or 'answered'}" for bookie, reply in replies.items())
+
+
+def given(replies: Replies[T]) -> T | None:
+    """The first value; None where there is none."""
+    return next((reply.value for reply in replies.values() if reply.value is not None), None)
 
 
 async def ask(

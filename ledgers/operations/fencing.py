@@ -9,8 +9,7 @@ index, say) says no as well, and is quick about it: so whoever showed an entry w
 the noes of others are believed, though one that neither gives nor denies it holds nothing up for good.
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -26,10 +25,11 @@ from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.appending import QuorumAppender
-from ledgers.operations.asking import Replies, ask, said
+from ledgers.operations.asking import OTHERS_S, Replies, ask, given, said
 from ledgers.operations.ensembles import Targets
 from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
+from ledgers.operations.rescue import Rescue
 from ledgers.operations.tasks import task_scope
 from ledgers.striping import stores
 
@@ -37,9 +37,6 @@ log = structlog.get_logger()
 
 HEDGE_S = 0.5
 """A recovery read that is not answered for so long is sent to the next bookie as well."""
-FENCING_S = 0.5
-"""How long bookies beyond those that are needed are waited for when the ensemble is fenced: one of them may be
-the only one that still has the last entries."""
 STRAGGLERS_S = 1.0
 """How long copies beyond the A needed are waited for before the ledger is closed."""
 
@@ -72,7 +69,7 @@ def recovery_verdict(
     are fenced. Errors, time-outs and bad digests prove nothing. No absence is proven before the ``awaited``
     have replied, whatever they reply.
     """
-    if (entry := first_given(replies)) is not None:
+    if (entry := given(replies)) is not None:
         return entry
     if any(bookie not in replies for bookie in awaited):
         return None
@@ -88,21 +85,6 @@ def has_every_answer(replies: Replies[T]) -> bool:
     return all(reply.answer is not Answer.UNKNOWN for reply in replies.values())
 
 
-def first_given(replies: Replies[bytes]) -> bytes | None:
-    """The first good copy."""
-    return next((reply.value for reply in replies.values() if reply.value is not None), None)
-
-
-def what_was_saved(left: Sequence[int], *, entry_count: int, unable: Collection[BookieId]) -> str:
-    """``left``: up to the last entry that any bookie gave. ``unable``: who took no copy."""
-    if not left:
-        return "no bookie has any"
-    lost_count = len(left) - entry_count
-    but_lost = f", but for {lost_count} that no bookie gave" if lost_count else ""
-    but_on = f", but on {', '.join(sorted(unable))}" if unable else ""
-    return f"{left[0]} to {left[-1]} are left{but_lost}, and have their copies again{but_on}"
-
-
 class EndFinder:
     """One attempt at finding a ledger's end, from the metadata that marked it IN_RECOVERY."""
 
@@ -115,18 +97,19 @@ class EndFinder:
         bookies: Bookies,
         targets: Targets,
         clock: Clock,
+        young: Collection[BookieId],
         distrusted: Collection[BookieId],
     ) -> None:
+        """``young``, ``distrusted``: as in ``recover_ledger``."""
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._targets, self._clock = targets, clock
-        self._distrusted = set(distrusted)
+        self._young = frozenset(young).difference(distrusted)
+        self._distrusted = {*young, *distrusted}
         self._answers: dict[BookieId, Answer] = {}
         self._shown: dict[BookieId, int] = {}
         """The last entry that each bookie showed when it was fenced."""
         self._changed: dict[int, Segment] = {}
-        self._unable: set[BookieId] = set()
-        """Bookies that took no copy of what was to be saved."""
 
     async def find_end(self) -> RecoveredEnd:
         """Find the last entry that may have been acknowledged, with all up to it on A bookies.
@@ -149,7 +132,7 @@ class EndFinder:
         decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
         ensemble = self._metadata.last_segment.ensemble
         tail, replies = await ask(
-            ensemble, self._fenced_tail, decide, clock=self._clock, linger_s=FENCING_S
+            ensemble, self._fenced_tail, decide, clock=self._clock, linger_s=OTHERS_S
         )
         self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
         if tail is None and not has_every_answer(replies):
@@ -169,73 +152,29 @@ class EndFinder:
         )
 
     async def _save(self) -> UnavailableError:
-        """Give every entry of the last segment that is left to those that lack it; the error to raise.
-
-        Those up to the LAC too: a ledger that cannot be closed is never repaired otherwise (rule S4). And those
-        beyond entries that nobody gives: the end may lie there.
-        """
-        first_entry_id = self._metadata.last_segment.first_entry_id
-        last_entry_id, entry_count = first_entry_id - 1, 0
-        async with aclosing(self._save_each(first_entry_id)) as entries:
-            async for entry in entries:
-                last_entry_id = max(last_entry_id, EntryHeader.of(entry).entry_id)
-                entry_count += 1
-        saved = what_was_saved(
-            range(first_entry_id, last_entry_id + 1), entry_count=entry_count, unable=self._unable
+        """The error to raise, once what is left of the last segment has its copies again."""
+        rescue = Rescue(
+            self._metadata,
+            read=self._read_fencing,
+            add=self._add_again,
+            shown=max(self._shown.values(), default=LAC_NONE),
+            clock=self._clock,
         )
+        saved = await rescue.run()
         return UnavailableError(
             "its end cannot be proven, as too many of its bookies may have lost entries of the last segment; "
             + saved,
             ledger_id=self._ledger_id,
         )
 
-    async def _save_each(self, first_entry_id: int) -> AsyncGenerator[bytes, None]:
-        """Those that are left. Each bookie's first entry comes last: by it the bookie is believed to have all
-        (``_has_kept_all``)."""
-        inner_id = first_entry_id + self._metadata.ensemble_size
-        async with aclosing(read_ahead(count(inner_id), self._save_entry)) as entries:
-            async for entry in entries:
-                if entry:
-                    yield entry
-        for entry_id in reversed(range(first_entry_id, inner_id)):
-            if first := await self._save_entry(entry_id):
-                yield first
-
-    async def _save_entry(self, entry_id: int) -> bytes | None:
-        """Empty where nobody gives it; None where nobody showed a later one either.
-
-        It is passed on as it is. With another LAC in it than its writer's, a later recovery might know less than
-        this one; and who took over from a bookie that fails would not be named anywhere.
-        """
-        replicas = replicas_in(
-            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
-        )
-        entry, replies = await ask(
-            replicas,
-            partial(self._read_fencing, entry_id=entry_id),
-            first_given,
-            clock=self._clock,
-            linger_s=FENCING_S,
-        )
-        if entry is None:
-            return b"" if entry_id < max(self._shown.values(), default=LAC_NONE) else None
-        lacking = [b for b in replicas if b not in replies or replies[b].value is None]
-        await asyncio.gather(*(self._add_again(b, entry) for b in lacking))
-        return entry
-
     async def _add_again(self, bookie: BookieId, entry: bytes) -> None:
-        if bookie in self._unable:
-            return
-        try:
-            await self._bookies.add(
-                bookie,
-                entry,
-                master_key=self._digest.master_key,
-                is_recovery=True,
-                is_high_priority=True,
-            )
-        except BookmenderError:
-            self._unable.add(bookie)
+        await self._bookies.add(
+            bookie,
+            entry,
+            master_key=self._digest.master_key,
+            is_recovery=True,
+            is_high_priority=True,
+        )
 
     async def _fenced_tail(self, bookie: BookieId) -> Tail:
         entry = await self._bookies.read_fencing(
@@ -243,12 +182,12 @@ class EndFinder:
         )
         header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
         self._shown[bookie] = header.entry_id
-        if bookie in self._distrusted and await self._has_kept_all(bookie):
-            self._distrusted.remove(bookie)
+        if bookie in self._young and await self._has_kept_all(bookie):
+            self._distrusted.discard(bookie)
         return Tail(lac=header.lac, length=header.length)
 
     async def _has_kept_all(self, bookie: BookieId) -> bool:
-        """Whether a bookie that was set up after the ledger was made has lost nothing of it since.
+        """Whether a young bookie has lost nothing of the ledger since it came into the last ensemble.
 
         A founding member must have been wiped. One that came by a change of the ensemble need not, and has not
         been where it has the first entry that it should of the last segment.
@@ -337,7 +276,7 @@ class EndFinder:
         ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
         return ranks.get(self._answers.get(bookie, Answer.UNKNOWN), 2)
 
-    async def _read_fencing(self, bookie: BookieId, *, entry_id: int) -> bytes:
+    async def _read_fencing(self, bookie: BookieId, entry_id: int) -> bytes:
         entry = await self._bookies.read_fencing(
             bookie,
             self._ledger_id,

@@ -38,13 +38,15 @@ async def recover_ledger(
     targets: Targets,
     clock: Clock,
     fallback: EntryDigest | None = None,
+    young: Collection[BookieId] = (),
     distrusted: Collection[BookieId] = (),
     guards: Sequence[Operation] = (),
 ) -> VersionedMetadata:
     """Recover and close the ledger; its CLOSED metadata, whoever wrote it.
 
-    ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they
-    may have lost what they stored (wiped, another cookie), unless they show that they did not. ``guards`` ride with each metadata write.
+    ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they are
+    known to have lost entries. ``young``: set up after the ledger was made, and perhaps wiped (another
+    cookie): likewise, unless they show that they lost nothing. ``guards`` ride with each metadata write.
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
@@ -61,6 +63,7 @@ async def recover_ledger(
         bookies=bookies,
         targets=targets,
         clock=clock,
+        young=young,
         distrusted=distrusted,
     )
     return await _close(versioned, await finder.find_end(), manager, guards)

@@ -12,7 +12,7 @@ has come meanwhile: it was on its way. While a safety hold stands nothing is
 fenced at all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import structlog
@@ -160,9 +160,14 @@ class OpenLedgers:
         self,
         versioned: VersionedMetadata,
         view: ClusterView,
+        *,
+        distrusted: Collection[BookieId] = (),
         guards: Sequence[Operation],
     ) -> VersionedMetadata:
-        """Fence, find the end, close. Errors are those of ``recover_ledger``."""
+        """Fence, find the end, close. Errors are those of ``recover_ledger``.
+
+        ``distrusted``: bookies that are known to have lost entries.
+        """
         closed = await recover_ledger(
             versioned.ledger_id,
             manager=self._manager,
@@ -170,7 +175,8 @@ class OpenLedgers:
             targets=Targets(writable=self._writable, placement=self._receivers.placement),
             clock=self._clock,
             fallback=self._fallback_digest,
-            distrusted=view.initialised_after(versioned.stat.czxid),
+            young=view.initialised_after(versioned.stat.czxid),
+            distrusted=distrusted,
             guards=guards,
         )
         log.info(

@@ -5,7 +5,7 @@ made. Worker and ``bookmender plan`` look through the same eyes.
 """
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -22,21 +22,21 @@ from ledgers.errors import (
 from ledgers.fragments import Fragment, fragments, known_fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.last_entries import highest_entry_id
 from ledgers.operations.opening import find_end, ledger_digest
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.check import Finding, Verdict, check, judge
 from replication.planning.entry_lists import EntryLists
-from replication.planning.entry_runs import EntryRuns, merged
+from replication.planning.open_fragment import (
+    ENTRY_BYTES_GUESS,
+    first_endangered,
+    leaving_members,
+    survey_tail,
+)
 from replication.planning.questions import GAVE_ALL, Questions, questions
 from replication.reasons import Blocked, Reason
 
 SMALL_ENTRIES = 64
 """A ledger of no more than that is copied while what is presumed of it is being proven."""
-ON_THEIR_WAY_S = 1.0
-"""A copy that a writer has sent is there by then."""
-ENTRY_BYTES_GUESS = 1_024
-"""Of an entry's size, while the ledger's length is not known."""
 
 
 class Survey(Struct, frozen=True, kw_only=True):
@@ -197,14 +197,16 @@ class Surveyor:
         judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
         survey = await self._survey(versioned, judged, digest, view, distrusted)
         if not versioned.metadata.is_closed:
-            tail = await self._survey_tail(versioned, digest, view, lac)
+            tail = await survey_tail(
+                versioned, view, digest=digest, lac=lac, bookies=self._bookies, clock=self._clock
+            )
             survey = replace(survey, findings=survey.findings + tail)
-            if (endangered := first_endangered(survey)) is not None:
+            if endangered := first_endangered(survey.findings, versioned.metadata):
                 return OpenEnd(
                     versioned=versioned,
                     view=view,
-                    lacking=tuple(sorted(b for b, runs in _lacked(survey) if endangered in runs)),
-                    first_lacking=endangered,
+                    lacking=endangered.lacking,
+                    first_lacking=endangered.entry_id,
                 )
         return survey
 
@@ -261,47 +263,6 @@ class Surveyor:
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
 
-    async def _survey_tail(
-        self, versioned: VersionedMetadata, digest: EntryDigest, view: ClusterView, lac: int
-    ) -> tuple[Finding, ...]:
-        """What is missing of the entries after the LAC that any member shows: acknowledged, for all we know.
-
-        In recovery nobody adds any more, and every member is asked. While there may be a writer his copies
-        are on their way: only who was set up after the ledger was made is asked, and that twice.
-        """
-        metadata = versioned.metadata
-        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
-        members = view.checked.intersection(metadata.last_segment.ensemble)
-        asked = members if is_abandoned else members & self._suspects(versioned, view, ())
-        if not asked:
-            return ()
-        shown = await highest_entry_id(self._bookies, members, versioned.ledger_id, digest=digest)
-        if shown is None or shown <= lac:
-            return ()
-        tail = replace(
-            fragments(versioned.ledger_id, metadata, lac=lac)[-1],
-            first_entry_id=lac + 1,
-            last_entry_id=shown,
-        )
-        lacking = await self._lacking(tail, digest, asked)
-        if lacking and not is_abandoned:
-            await self._clock.sleep(ON_THEIR_WAY_S)
-            lacking = await self._lacking(tail, digest, asked)
-        return lacking
-
-    async def _lacking(
-        self, fragment: Fragment, digest: EntryDigest, asked: frozenset[BookieId]
-    ) -> tuple[Finding, ...]:
-        findings = await check(
-            [fragment],
-            bookies=self._bookies,
-            digest=digest,
-            available=asked,
-            distrusted=asked,
-            entry_bytes=ENTRY_BYTES_GUESS,
-        )
-        return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
-
     @staticmethod
     def _suspects(
         versioned: VersionedMetadata, view: ClusterView, distrusted: Collection[BookieId]
@@ -316,53 +277,6 @@ def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
         return ENTRY_BYTES_GUESS
     overhead = HEADER_BYTES + digest.size
     return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
-
-
-def first_endangered(survey: Survey) -> int | None:
-    """The first entry of the open fragment that more members lack than it may do without.
-
-    A writer cannot tell: who was wiped takes what he adds, and so the fragment stays as it is until
-    the last copy is gone too.
-    """
-    metadata = survey.metadata
-    if metadata.state is not LedgerState.OPEN:
-        return None
-    depth = 0
-    lacked = [run for _, runs in _lacked(survey) for run in runs.each_run()]
-    steps = [(run.start, 1) for run in lacked] + [(run.stop, -1) for run in lacked]
-    for entry_id, step in sorted(steps):
-        depth += step
-        if depth > metadata.write_quorum - metadata.ack_quorum:
-            return entry_id
-    return None
-
-
-def _lacked(survey: Survey) -> Iterator[tuple[BookieId, EntryRuns]]:
-    """What members of the open fragment lack of it, or have damaged."""
-    for finding in survey.findings:
-        if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed:
-            yield finding.bookie, merged(finding.absent, finding.damaged)
-
-
-def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:
-    """Bookies that the open fragment is to be rid of; none for a closed ledger.
-
-    Those that are gone, but for the ones under maintenance; and those that drain and may be fenced
-    for it (rule S16). A read-only bookie is no reason to fence: an idle writer would lose its ledger
-    for it. Java takes the fragment before the last for open too while its reader has not heard that
-    its end is acknowledged (BookKeeper's pull request 3917); ours knows it from the metadata.
-    """
-    if metadata.is_closed:
-        return ()
-    members = metadata.last_segment.ensemble
-    return tuple(sorted(bookie for bookie in members if _is_leaving(bookie, view)))
-
-
-def _is_leaving(bookie: BookieId, view: ClusterView) -> bool:
-    if bookie not in view.available:
-        return bookie not in view.orders.maintenance
-    order = view.orders.draining.get(bookie)
-    return order is not None and order.may_fence
 
 
 def _without_end(

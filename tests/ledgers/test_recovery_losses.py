@@ -80,7 +80,7 @@ def test_what_is_left_has_its_copies_again_even_where_the_end_cannot_be_proven(l
             await world.put(entry_id, C, lac=min(lac, entry_id - 1))
 
         with pytest.raises(UnavailableError, match="0 to 3 are left, and have their copies again"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
         for entry_id in range(4):
@@ -97,7 +97,7 @@ def test_what_an_unproven_end_leaves_begins_with_the_last_segment() -> None:
             await world.put(entry_id, C)
 
         with pytest.raises(UnavailableError, match="2 to 3 are left"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
         assert {call.entry_id for call in world.bookies.called("add")} == {2, 3}
 
@@ -110,7 +110,7 @@ def test_an_unproven_end_without_any_entry_is_told_as_such() -> None:
         await world.make_ledger([A, B, C])
 
         with pytest.raises(UnavailableError, match="no bookie has any"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
     run(scenario())
 
@@ -126,7 +126,7 @@ def test_what_is_left_beyond_entries_that_nobody_has_is_saved_too() -> None:
                 await world.put(entry_id, C)
 
         with pytest.raises(UnavailableError, match="0 to 5 are left, but for 2 that"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
         holders = [world.holders(entry_id) for entry_id in range(6)]
         assert holders == [set(), {B, C}, {C, A}] * 2
@@ -142,7 +142,7 @@ def test_what_is_saved_tells_no_less_of_what_is_acknowledged_than_before() -> No
             await world.put(entry_id, C)
 
         with pytest.raises(UnavailableError, match="0 to 3 are left"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
         assert (await world.open()).lac == 2
 
@@ -158,7 +158,7 @@ def test_what_is_saved_is_not_given_again_to_those_that_have_it() -> None:
 
         for _ in range(2):
             with pytest.raises(UnavailableError, match="0 to 3 are left"):
-                await world.recover(distrusted={A, B})
+                await world.recover(young={A, B})
 
         assert len(world.bookies.called("add")) == 8
 
@@ -179,7 +179,7 @@ def test_who_refuses_a_copy_keeps_none_from_the_others() -> None:
         world.bookies.before = refuse
 
         with pytest.raises(UnavailableError, match=f"have their copies again, but on {B}"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
         assert all(world.holders(entry_id) == {A, C} for entry_id in range(4)), "nobody takes over"
 
@@ -195,7 +195,7 @@ def test_a_damaged_last_entry_keeps_none_of_the_others_from_being_saved() -> Non
         await world.put(3, C, digest=EntryDigest(DigestType.CRC32, PASSWORD))
 
         with pytest.raises(UnavailableError, match="0 to 2 are left"):
-            await world.recover(distrusted={A, B})
+            await world.recover(young={A, B})
 
         assert all(world.holders(entry_id) == {A, B, C} for entry_id in range(3))
 
@@ -219,7 +219,7 @@ def test_the_no_of_a_bookie_that_came_later_and_kept_its_entries_is_believed() -
         world = await moved_to_young_bookies(A, B, C)
         world.down = {A}
 
-        assert (await world.recover(distrusted={B, C})).last_entry_id == 5
+        assert (await world.recover(young={B, C})).last_entry_id == 5
 
     run(scenario())
 
@@ -236,7 +236,7 @@ def test_one_that_came_later_and_lacks_its_first_entry_was_wiped_since() -> None
         world.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(distrusted={B, C})
+            await world.recover(young={B, C})
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
 
     run(scenario())
@@ -251,7 +251,7 @@ def test_a_founding_member_that_is_younger_than_its_ledger_is_never_believed() -
         world.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(distrusted={B})
+            await world.recover(young={B})
 
     run(scenario())
 
@@ -263,9 +263,20 @@ def test_what_is_saved_makes_nobody_believed_before_all_of_it_is() -> None:
         world = await moved_to_young_bookies(A)
 
         with pytest.raises(UnavailableError, match="2 to 5 are left"):
-            await world.recover(distrusted={B, C})
+            await world.recover(young={B, C})
 
         order = [call.entry_id for call in world.bookies.called("add") if call.bookie == B]
         assert order == [5, 4, 3, 2]
+
+    run(scenario())
+
+
+def test_one_that_is_known_to_have_lost_entries_is_not_believed_for_having_its_first() -> None:
+    async def scenario() -> None:
+        world = await moved_to_young_bookies(A, B, C)
+        world.down = {A}
+
+        with pytest.raises(UnavailableError):
+            await world.recover(young={B, C}, distrusted={B})
 
     run(scenario())

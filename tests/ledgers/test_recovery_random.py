@@ -1,8 +1,8 @@
 """Recoveries of ledgers whose bookies lost, damage, delay or refuse things, all of it drawn from a seed.
 
 A ledger is made by hand as a writer that died may have left it: whatever it acknowledged was on A bookies, some
-of which were wiped since, and are known for it. A recovery then ends it where its end can be proven; else what is
-left has its copies again.
+of which were wiped since. These are young, and so may others be that came by a change of the ensemble. A recovery
+then ends the ledger where its end can be proven; else what is left has its copies again.
 """
 
 from random import Random
@@ -35,7 +35,7 @@ class Aftermath:
         self.segment = Segment(first_entry_id=self.first, ensemble=self.ensemble)
         self.entry_count = draw.randint(0, ENTRY_COUNT_MAX)
         self.acknowledged = self.first - 1
-        self.wiped: set[BookieId] = set()
+        self.young: set[BookieId] = set()
         self.slow, self.erring, self.refusing = self._some(0.2), self._some(0.1), self._some(0.15)
         self.damaged: set[tuple[BookieId, int]] = set()
 
@@ -57,10 +57,11 @@ class Aftermath:
         )
         await self.world.manager.create(LEDGER_ID, metadata)
         await self._write()
-        self.wiped = self._some(0.3)
-        for bookie in self.wiped:
+        wiped = self._some(0.3)
+        for bookie in wiped:
             for entry_id in self.world.bookies.bookie(bookie).entry_ids(LEDGER_ID):
                 self.world.bookies.bookie(bookie).lose(LEDGER_ID, entry_id)
+        self.young = wiped | (self._some(0.3) if self.first else set())
         self.world.down = self._some(0.1)
         if self.random.random() < 0.3:
             self.world.unwritable = set(BOOKIES) - set(self.ensemble)  # nobody can take over
@@ -152,7 +153,7 @@ def test_nothing_acknowledged_is_cut_off_and_what_no_end_is_known_of_is_saved(se
         given, told = aftermath.given(), aftermath.told_lac()
         closed, error = None, ""
         try:
-            closed = await world.recover(distrusted=aftermath.wiped)
+            closed = await world.recover(young=aftermath.young)
         except BookmenderError as failure:
             error = str(failure)
 

@@ -78,6 +78,7 @@ class World:
         *,
         manager: LedgerManager | None = None,
         fallback: EntryDigest | None = None,
+        young: Collection[BookieId] = (),
         distrusted: Collection[BookieId] = (),
         guards: Sequence[Operation] = (),
     ) -> LedgerMetadata:
@@ -88,6 +89,7 @@ class World:
             targets=self.targets,
             clock=self.clock,
             fallback=fallback,
+            young=young,
             distrusted=distrusted,
             guards=guards,
         )

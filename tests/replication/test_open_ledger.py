@@ -8,8 +8,8 @@ from ledgers.fragments import fragments
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster.cluster_view import ClusterView
+from replication.planning.open_fragment import leaving_members
 from replication.planning.open_ledger import GRACES_MAX, WriterSighting, next_sighting
-from replication.planning.survey import leaving_members
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 

@@ -7,6 +7,7 @@ import pytest
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, LedgerState
+from replication.cluster.own_state import findings_path
 from replication.outcome import OutcomeKind
 from replication.planning.open_ledger import GRACES_MAX
 from replication.queue import payloads
@@ -78,6 +79,28 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).last_entry_id == 10
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
+    """B2 lost its index and kept its identity."""
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1, B2)
+    for entry_id in range(11):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+    await cluster.store.create(
+        findings_path(UR, LEDGER), b'{"bookies": ["%s"]}' % B2.encode(), with_parents=True
+    )
+    await cluster.kill(B1)
+    await cluster.mark(B1, B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        failed = await node.repairer.repair(take, first.sighting)
+
+    assert failed.reason is Reason.RECOVERY_FAILED
+    assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
 @in_virtual_time
