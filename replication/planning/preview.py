@@ -81,7 +81,7 @@ class Previewer:
 
 _ABANDONED = Blocked(
     reason=Reason.OPEN_FRAGMENT,
-    detail="a recovery of it was begun and never ended: it is recovered and closed before anything is copied",
+    detail="a recovery of it was begun and never ended: that comes before anything is copied",
 )
 
 
