@@ -19,6 +19,15 @@ def write_set(entry_id: int, *, ensemble_size: int, write_quorum: int) -> tuple[
     return _write_set(entry_id % ensemble_size, ensemble_size, write_quorum)
 
 
+def first_of(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) -> int:
+    """The first entry from ``entry_id`` on that the bookie at ``index`` stores."""
+    return next(
+        candidate
+        for candidate in range(entry_id, entry_id + ensemble_size)
+        if stores(index, candidate, ensemble_size=ensemble_size, write_quorum=write_quorum)
+    )
+
+
 @lru_cache(maxsize=4096)
 def _write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
     return tuple((start + offset) % ensemble_size for offset in range(write_quorum))

@@ -302,4 +302,7 @@ def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
     named = sorted(young.intersection(versioned.metadata.last_segment.ensemble))
     if not named:
         return ""
-    return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
+    return (
+        f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
+        " (bookmender ledger close --accept-loss believes it)"
+    )

@@ -120,12 +120,18 @@ class LedgerCloser:
         )
 
     async def close(
-        self, ledger_id: int, *, session: Check, holder: str, is_forced: bool = False
+        self,
+        ledger_id: int,
+        *,
+        session: Check,
+        holder: str,
+        is_forced: bool = False,
+        accepts_loss: bool = False,
     ) -> Closing:
         """Recover and close it; one that is closed already stays as it is.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not
-        while a hold stands. Raises CloseRefusedError; UnavailableError when somebody else holds the
+        while a hold stands. ``accepts_loss``: see ``OpenLedgers.recover``. Raises CloseRefusedError; UnavailableError when somebody else holds the
         ledger; else as ``recover_ledger``.
         """
         async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
@@ -140,7 +146,10 @@ class LedgerCloser:
                     ledger_id=ledger_id,
                 )
             closed = await self._open_ledgers.recover(
-                before.found, self._view, guards=[session, lock]
+                before.found,
+                self._view,
+                accepts_loss=accepts_loss,
+                guards=[session, lock],
             )
         return Closing(
             found=before.found,
@@ -163,7 +172,9 @@ async def look_before_closing(cluster: Visit, ledger_id: int) -> Closing:
         return await closer.look(ledger_id)
 
 
-async def close_by_hand(settings: Settings, ledger_id: int, *, is_forced: bool) -> Closing:
+async def close_by_hand(
+    settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
+) -> Closing:
     """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
     with closing(open_journal(settings)) as journal:
         async with visit(settings) as cluster:
@@ -178,6 +189,7 @@ async def close_by_hand(settings: Settings, ledger_id: int, *, is_forced: bool) 
                     session=membership.guard.check,
                     holder=socket.gethostname(),
                     is_forced=is_forced,
+                    accepts_loss=accepts_loss,
                 )
 
 

@@ -103,9 +103,12 @@ def _reach(last_entry_id: int | None) -> str:
 @click.argument("ledger_id", type=LedgerId())
 @click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
 @click.option("--force", is_flag=True, help="Though somebody may still write it.")
+@click.option("--accept-loss", is_flag=True, help="Though wiped bookies may have had more of it.")
 @config_option
 @output_option
-def close(ledger_id: int, yes: bool, force: bool, config: Path | None, output: str) -> None:
+def close(
+    ledger_id: int, yes: bool, force: bool, accept_loss: bool, config: Path | None, output: str
+) -> None:
     """Find the end of an open ledger whose writer is gone, and close it there.
 
     \b
@@ -114,8 +117,13 @@ def close(ledger_id: int, yes: bool, force: bool, config: Path | None, output: s
 
     Its bookies are fenced: a writer that is alive is locked out for good, and his next write fails. So it is
     refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle);
-    and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost. The
-    ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
+    and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost.
+
+    Where too many of its bookies were wiped, or are silent, its end cannot be proven, and it is left as it is (exit 3).
+    If they will never have more to say, --accept-loss closes it after the last entry that is there: what only
+    they had is lost in any case.
+
+    The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
     its settings.
 
     Exits 0 when it is done or shown, or the ledger is closed already; 1 when it is refused; 3 when too few
@@ -123,7 +131,9 @@ def close(ledger_id: int, yes: bool, force: bool, config: Path | None, output: s
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    done = asyncio.run(_close(settings, ledger_id, force) if yes else _look(settings, ledger_id))
+    done = asyncio.run(
+        _close(settings, ledger_id, force, accept_loss) if yes else _look(settings, ledger_id)
+    )
     click.echo(
         json.dumps(_closing_record(done), indent=2) if output == "json" else _closing_text(done)
     )
@@ -134,8 +144,10 @@ async def _look(settings: Settings, ledger_id: int) -> Closing:
         return await look_before_closing(cluster, ledger_id)
 
 
-async def _close(settings: Settings, ledger_id: int, is_forced: bool) -> Closing:
-    return await close_by_hand(settings, ledger_id, is_forced=is_forced)
+async def _close(
+    settings: Settings, ledger_id: int, is_forced: bool, accepts_loss: bool
+) -> Closing:
+    return await close_by_hand(settings, ledger_id, is_forced=is_forced, accepts_loss=accepts_loss)
 
 
 def _closing_record(done: Closing) -> dict[str, Any]:

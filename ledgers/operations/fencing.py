@@ -31,7 +31,7 @@ from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
 from ledgers.operations.rescue import Rescue
 from ledgers.operations.tasks import task_scope
-from ledgers.striping import stores
+from ledgers.striping import first_of
 
 log = structlog.get_logger()
 
@@ -104,7 +104,8 @@ class EndFinder:
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._targets, self._clock = targets, clock
-        self._young = frozenset(young).difference(distrusted)
+        self._latecomers = frozenset(young).difference(distrusted, metadata.segments[0].ensemble)
+        """Young bookies that came by a change of the ensemble: they may never have been wiped."""
         self._distrusted = {*young, *distrusted}
         self._answers: dict[BookieId, Answer] = {}
         self._shown: dict[BookieId, int] = {}
@@ -114,34 +115,25 @@ class EndFinder:
     async def find_end(self) -> RecoveredEnd:
         """Find the last entry that may have been acknowledged, with all up to it on A bookies.
 
-        Raises UnavailableError where the end cannot be proven. If that is for want of noes that can be
-        believed, and not of answers, what is there has its copies nonetheless: it may be on one bookie only.
+        Raises UnavailableError where the end cannot be proven. If any no was not believed, what is there has its
+        copies nonetheless: it may be on one bookie only.
         """
-        tail = await self._fence()
+        tail, replies = await self._fence()
         if tail is None:
-            raise await self._save()
+            raise await self._unproven(replies)
         end = await self._end_after(tail)
         self._tell_left_behind(end.last_entry_id)
         return end
 
-    async def _fence(self) -> Tail | None:
-        """Fence every bookie of the last ensemble; those known to be fenced cover it.
-
-        None: all are fenced, and the noes of too many are not believed.
-        """
+    async def _fence(self) -> tuple[Tail | None, Replies[Tail]]:
+        """Fence every bookie of the last ensemble; those known to be fenced cover it. None: they do not."""
         decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
         ensemble = self._metadata.last_segment.ensemble
         tail, replies = await ask(
             ensemble, self._fenced_tail, decide, clock=self._clock, linger_s=OTHERS_S
         )
         self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
-        if tail is None and not has_every_answer(replies):
-            raise UnavailableError(
-                "too few bookies of the last ensemble could be fenced",
-                ledger_id=self._ledger_id,
-                replies=said(replies),
-            )
-        return tail
+        return tail, replies
 
     async def _end_after(self, tail: Tail) -> RecoveredEnd:
         last_entry_id, length = await self._write_back(tail.lac)
@@ -151,21 +143,26 @@ class EndFinder:
             last_entry_id=last_entry_id, length=length, segments=tuple(self._changed.values())
         )
 
-    async def _save(self) -> UnavailableError:
+    async def _unproven(self, replies: Replies[Tail]) -> UnavailableError:
         """The error to raise, once what is left of the last segment has its copies again."""
-        rescue = Rescue(
-            self._metadata,
-            read=self._read_fencing,
-            add=self._add_again,
-            shown=max(self._shown.values(), default=LAC_NONE),
-            clock=self._clock,
+        is_every_answer = has_every_answer(replies)
+        cause = (
+            "its end cannot be proven, as too many of its bookies may have lost entries of the last segment"
+            if is_every_answer
+            else "too few bookies of the last ensemble could be fenced"
         )
-        saved = await rescue.run()
-        return UnavailableError(
-            "its end cannot be proven, as too many of its bookies may have lost entries of the last segment; "
-            + saved,
-            ledger_id=self._ledger_id,
-        )
+        if not self._distrusted.isdisjoint(replies):
+            rescue = Rescue(
+                self._metadata,
+                read=self._read_fencing,
+                add=self._add_again,
+                shown=max(self._shown.values(), default=LAC_NONE),
+                withheld=() if is_every_answer else self._latecomers,
+                clock=self._clock,
+            )
+            cause += f"; {await rescue.run()}"
+        context = {} if is_every_answer else {"replies": said(replies)}
+        return UnavailableError(cause, ledger_id=self._ledger_id, **context)
 
     async def _add_again(self, bookie: BookieId, entry: bytes) -> None:
         await self._bookies.add(
@@ -182,24 +179,18 @@ class EndFinder:
         )
         header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
         self._shown[bookie] = header.entry_id
-        if bookie in self._young and await self._has_kept_all(bookie):
+        if bookie in self._latecomers and await self._has_kept_all(bookie):
             self._distrusted.discard(bookie)
         return Tail(lac=header.lac, length=header.length)
 
     async def _has_kept_all(self, bookie: BookieId) -> bool:
-        """Whether a young bookie has lost nothing of the ledger since it came into the last ensemble.
-
-        A founding member must have been wiped. One that came by a change of the ensemble need not, and has not
-        been where it has the first entry that it should of the last segment.
-        """
-        founding, last = self._metadata.segments[0], self._metadata.last_segment
-        if bookie in founding.ensemble:
-            return False
-        size, index = len(last.ensemble), last.ensemble.index(bookie)
-        first_entry_id = next(
-            entry_id
-            for entry_id in range(last.first_entry_id, last.first_entry_id + size)
-            if stores(index, entry_id, ensemble_size=size, write_quorum=self._metadata.write_quorum)
+        """Whether a latecomer has lost nothing of the ledger since: it has its first entry of the last segment."""
+        last = self._metadata.last_segment
+        first_entry_id = first_of(
+            last.ensemble.index(bookie),
+            last.first_entry_id,
+            ensemble_size=self._metadata.ensemble_size,
+            write_quorum=self._metadata.write_quorum,
         )
         try:
             await self._read_fencing(bookie, entry_id=first_entry_id)

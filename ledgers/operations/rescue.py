@@ -2,7 +2,7 @@
 
 Such a ledger is never closed, and so never repaired (rule S4); its last copies would go with the next bookie. So
 every entry that any bookie gives is added to those of its write set that lack it: those up to the LAC too, and those
-beyond entries that nobody gives, as the end may lie there. All of them are fenced.
+beyond entries that nobody gives, as the end may lie there. Who takes them is fenced.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.asking import OTHERS_S, ask, given
 from ledgers.operations.reader import replicas_in
+from ledgers.striping import first_of
 
 Read = Callable[[BookieId, int], Awaitable[bytes]]
 """One bookie's copy, of which the digest is good."""
@@ -27,12 +28,21 @@ class Rescue:
     """``run`` once."""
 
     def __init__(
-        self, metadata: LedgerMetadata, *, read: Read, add: Add, shown: int, clock: Clock
+        self,
+        metadata: LedgerMetadata,
+        *,
+        read: Read,
+        add: Add,
+        shown: int,
+        withheld: Collection[BookieId],
+        clock: Clock,
     ) -> None:
-        """``shown``: the last entry that any bookie is known to have."""
+        """``shown``: the last entry that any bookie is known to have. ``withheld``: who is not given his first entry,
+        as there may be others that nobody can give now."""
         self._metadata = metadata
         self._read, self._add = read, add
         self._shown = shown
+        self._withheld = frozenset(withheld)
         self._clock = clock
         self._unable: set[BookieId] = set()
         """Bookies that took no copy: they are given no more."""
@@ -79,8 +89,19 @@ class Rescue:
         if entry is None:
             return b"" if entry_id < self._shown else None
         lacking = [b for b in replicas if b not in replies or replies[b].value is None]
-        await asyncio.gather(*(self._try_add(bookie, entry) for bookie in lacking))
+        await asyncio.gather(
+            *(self._try_add(b, entry) for b in lacking if not self._is_withheld(b, entry_id))
+        )
         return entry
+
+    def _is_withheld(self, bookie: BookieId, entry_id: int) -> bool:
+        segment = self._metadata.last_segment
+        return bookie in self._withheld and entry_id == first_of(
+            segment.ensemble.index(bookie),
+            segment.first_entry_id,
+            ensemble_size=self._metadata.ensemble_size,
+            write_quorum=self._metadata.write_quorum,
+        )
 
     async def _try_add(self, bookie: BookieId, entry: bytes) -> None:
         if bookie not in self._unable:

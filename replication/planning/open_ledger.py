@@ -162,11 +162,13 @@ class OpenLedgers:
         view: ClusterView,
         *,
         distrusted: Collection[BookieId] = (),
+        accepts_loss: bool = False,
         guards: Sequence[Operation],
     ) -> VersionedMetadata:
         """Fence, find the end, close. Errors are those of ``recover_ledger``.
 
-        ``distrusted``: bookies that are known to have lost entries.
+        ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``: those set up anew are
+        believed, though entries may be cut off that only they had, and bookies that are silent now.
         """
         closed = await recover_ledger(
             versioned.ledger_id,
@@ -175,7 +177,7 @@ class OpenLedgers:
             targets=Targets(writable=self._writable, placement=self._receivers.placement),
             clock=self._clock,
             fallback=self._fallback_digest,
-            young=view.initialised_after(versioned.stat.czxid),
+            young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
             distrusted=distrusted,
             guards=guards,
         )

@@ -103,10 +103,16 @@ async def closer(cluster: Cluster) -> LedgerCloser:
     )
 
 
-async def close(cluster: Cluster, *, is_forced: bool = False) -> Closing:
+async def close(
+    cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
+) -> Closing:
     membership = await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
     return await (await closer(cluster)).close(
-        LEDGER, session=membership.guard.check, holder="me", is_forced=is_forced
+        LEDGER,
+        session=membership.guard.check,
+        holder="me",
+        is_forced=is_forced,
+        accepts_loss=accepts_loss,
     )
 
 
@@ -212,6 +218,23 @@ async def test_a_closed_ledger_stays_as_it_is() -> None:
 async def test_a_ledger_that_is_not_there_is_told() -> None:
     with pytest.raises(NoSuchLedgerError):
         await close(await Cluster.start(), is_forced=True)
+
+
+@in_virtual_time
+async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accepted() -> None:
+    """Entry 9 was on B1 and B2 alone."""
+    cluster = await idle_ledger()
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+
+    with pytest.raises(UnavailableError, match="its end cannot be proven"):
+        await close(cluster, is_forced=True)
+    done = await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert done.closed is not None
+    assert done.closed.metadata.last_entry_id == 8
 
 
 @in_virtual_time

@@ -3,6 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
+from ledgers.bookies import LAST_ENTRY
 from ledgers.entry import EntryDigest
 from ledgers.errors import FencedError, UnavailableError
 from ledgers.metadata import BookieId, DigestType, LedgerState
@@ -278,5 +279,59 @@ def test_one_that_is_known_to_have_lost_entries_is_not_believed_for_having_its_f
 
         with pytest.raises(UnavailableError):
             await world.recover(young={B, C}, distrusted={B})
+
+    run(scenario())
+
+
+# --- Others are silent --------------------------------------------------------------------------------
+
+
+def test_a_wiped_bookie_is_given_what_is_left_though_another_is_away_for_good() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        for entry_id in range(4):
+            await world.put(entry_id, C)
+        world.down = {B}
+
+        with pytest.raises(UnavailableError, match="could be fenced; 0 to 3 are left"):
+            await world.recover(young={A})
+
+        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+        assert all(world.holders(entry_id) == {A, C} for entry_id in range(4))
+
+    run(scenario())
+
+
+def test_but_no_first_entry_while_one_who_is_away_may_have_more() -> None:
+    """B would be believed with it, and cut off entry 6, which C has as well."""
+
+    async def scenario() -> None:
+        world = await moved_to_young_bookies(A)
+        await world.put(6, C)
+        world.down = {C}
+
+        for _ in range(2):
+            with pytest.raises(UnavailableError):
+                await world.recover(young={B})
+        assert [world.holders(entry_id) for entry_id in (2, 3, 5)] == [{A}, {A, B}, {A, B}]
+
+        world.down = set()
+        assert (await world.recover(young={B})).last_entry_id == 6
+
+    run(scenario())
+
+
+def test_nothing_is_read_again_where_nobody_was_wiped() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, B, C])
+        await world.put(0, C)
+        world.down = {A, B}
+
+        with pytest.raises(UnavailableError, match="could be fenced"):
+            await world.recover()
+
+        assert {call.entry_id for call in world.bookies.called("read_fencing")} == {LAST_ENTRY}
 
     run(scenario())
