@@ -18,6 +18,8 @@ from auditor.outages import Outage
 from ledgers.metadata import BookieId
 
 NO_OUTAGE = Outage()
+NAMING_MAX_MS = 120_000
+"""What was noted longer ago is an earlier leader's: it is written twice as often (``noting``)."""
 UNSEEN_MAX_MS = 600_000
 """So long nobody may have looked, between two leaders, for an absence to go on."""
 
@@ -35,6 +37,15 @@ class StoredAbsences:
     seen_ms: int = 0
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
+
+    def named(self, *, now_ms: int) -> frozenset[BookieId]:
+        """Those that some ledger names; none where that was noted too long ago."""
+        if not self.is_fresh(now_ms=now_ms):
+            return frozenset()
+        return frozenset(bookie for bookie, count in self.naming.items() if count)
+
+    def is_fresh(self, *, now_ms: int) -> bool:
+        return now_ms - self.seen_ms <= NAMING_MAX_MS
 
     @classmethod
     def of(

@@ -9,7 +9,6 @@ from auditor.causes import MarkReasons
 from auditor.delay import read_delay
 from auditor.election import current_leader
 from auditor.index.note import IndexNote, read_index_note
-from auditor.noting import WRITE_S
 from auditor.records import read_absences
 from daemon.operating.bookies import loss_due_text
 from daemon.operating.check_rows import CheckRow, run_record, run_text
@@ -20,9 +19,6 @@ from ledgers.clock import Clock
 from ledgers.metadata import BookieId
 from replication.cluster.membership import live_nodes
 from replication.queue.listing import MarkedLedger
-
-NAMING_MAX_MS = 2 * round(WRITE_S * 1000)
-"""Counts older than this are an earlier leader's: this one tells every ``WRITE_S``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +49,7 @@ class LeaderState:
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
     naming: Mapping[BookieId, int] = field(default_factory=dict)
-    """How many ledgers name each bookie that is away, on purpose or not, as the leader told within ``NAMING_MAX_MS``."""
+    """How many ledgers name each bookie that is away, on purpose or not, as the leader told lately."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
 
@@ -170,7 +166,7 @@ async def gather_leader(
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
     absences, now_ms = await read_absences(store, ur), clock.wall_ms()
-    is_fresh = now_ms - absences.seen_ms <= NAMING_MAX_MS
+    is_fresh = absences.is_fresh(now_ms=now_ms)
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,

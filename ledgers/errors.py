@@ -29,6 +29,10 @@ class UnavailableError(BookmenderError):
     """A bookie or ZooKeeper could not answer now. Says nothing about what is stored there."""
 
 
+class UnprovenEndError(UnavailableError):
+    """Where a ledger ends cannot be proven: bookies may have lost entries. Other bookies may know, or a person."""
+
+
 class NoAnswerError(UnavailableError):
     """The bookie could not be connected to, or stayed silent: it will probably do so again."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.records import DrainProgress, last_drains
+from auditor.records import DrainProgress, last_drains, read_absences
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
@@ -39,6 +39,8 @@ class BookieRow:
     bookie: BookieId
     state: BookieState
     has_cookie: bool
+    is_named: bool = False
+    """Away, and named by ledgers all the same, as the leader told lately: it was wiped, or its cookie deleted."""
     drain: DrainOrder | None = None
     progress: DrainProgress | None = None
     """None too before the leader's first scan for this order."""
@@ -133,18 +135,21 @@ def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
 async def bookie_rows(
     cluster: Visit, orders: Orders, *, clock: Clock, with_room: bool = False
 ) -> list[BookieRow]:
-    """Every bookie that the cluster knows, by id. ``orders``: as they were read."""
+    """Every bookie that the cluster knows, or a ledger, by id. ``orders``: as they were read."""
     view = await registered_bookies(cluster)
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
     rooms = await _rooms(view) if with_room else {}
-    known = {*view.available, *cookies, *orders.draining, *orders.maintenance}
+    absences = await read_absences(cluster.store, cluster.ur)
+    named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
+    known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
     return [
         BookieRow(
             bookie=bookie,
             state=bookie_state(view, bookie),
             has_cookie=bookie in cookies,
+            is_named=bookie in named,
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),
@@ -161,13 +166,16 @@ def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
 
 
 def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
-    """Set up, away, and not on purpose: lost by now, or in time. Where nobody is registered, nobody (rule S8)."""
+    """Set up or named, away, and not on purpose: lost by now, or in time. Where nobody is registered, nobody (rule
+    S8)."""
     if all(row.state is BookieState.AWAY for row in rows):
         return ()
     return tuple(
         row.bookie
         for row in rows
-        if row.state is BookieState.AWAY and row.has_cookie and row.maintenance is None
+        if row.state is BookieState.AWAY
+        and (row.has_cookie or row.is_named)
+        and row.maintenance is None
     )
 
 

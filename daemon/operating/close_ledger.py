@@ -18,7 +18,7 @@ from daemon.state import open_journal
 from daemon.visit import Visit, by_hand, visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import RejectedError
+from ledgers.errors import RejectedError, UnprovenEndError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.last_entries import highest_entry_id
@@ -145,12 +145,17 @@ class LedgerCloser:
                     f"{'; '.join(before.doubts)}; to close it locks a writer that is alive out for good",
                     ledger_id=ledger_id,
                 )
-            closed = await self._open_ledgers.recover(
-                before.found,
-                self._view,
-                accepts_loss=accepts_loss,
-                guards=[session, lock],
-            )
+            try:
+                closed = await self._open_ledgers.recover(
+                    before.found,
+                    self._view,
+                    accepts_loss=accepts_loss,
+                    guards=[session, lock],
+                )
+            except UnprovenEndError as error:
+                raise CloseRefusedError(
+                    f"{error}; with --accept-loss it is closed after the last entry that is there"
+                ) from error
         return Closing(
             found=before.found,
             last_entry_id=before.last_entry_id,

@@ -119,7 +119,7 @@ def close(
     refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle);
     and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost.
 
-    Where too many of its bookies were wiped, or are silent, its end cannot be proven, and it is left as it is (exit 3).
+    Where too many of its bookies were wiped, or are silent, its end cannot be proven, and it is left as it is (exit 1).
     If they will never have more to say, --accept-loss closes it after the last entry that is there: what only
     they had is lost in any case.
 

@@ -21,7 +21,7 @@ import structlog
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest, EntryHeader
-from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.errors import BookmenderError, UnavailableError, UnprovenEndError
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.appending import QuorumAppender
@@ -151,18 +151,20 @@ class EndFinder:
             if is_every_answer
             else "too few bookies of the last ensemble could be fenced"
         )
-        if not self._distrusted.isdisjoint(replies):
-            rescue = Rescue(
-                self._metadata,
-                read=self._read_fencing,
-                add=self._add_again,
-                shown=max(self._shown.values(), default=LAC_NONE),
-                withheld=() if is_every_answer else self._latecomers,
-                clock=self._clock,
-            )
-            cause += f"; {await rescue.run()}"
         context = {} if is_every_answer else {"replies": said(replies)}
-        return UnavailableError(cause, ledger_id=self._ledger_id, **context)
+        if self._distrusted.isdisjoint(replies):
+            return UnavailableError(cause, ledger_id=self._ledger_id, **context)
+        rescue = Rescue(
+            self._metadata,
+            read=self._read_fencing,
+            add=self._add_again,
+            shown=max(self._shown.values(), default=LAC_NONE),
+            withheld=() if is_every_answer else self._latecomers,
+            clock=self._clock,
+        )
+        saved = await rescue.run()
+        log.warning("recovery.end_unproven", ledger_id=self._ledger_id, cause=cause, entries=saved)
+        return UnprovenEndError(f"{cause}; {saved}", ledger_id=self._ledger_id, **context)
 
     async def _add_again(self, bookie: BookieId, entry: bytes) -> None:
         await self._bookies.add(

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.absence import StoredAbsences
+from auditor.absence import NAMING_MAX_MS, StoredAbsences
 from auditor.checks.kinds import KINDS
 from auditor.checks.records import CheckRecord, CheckRun, check_path
 from auditor.index.note import IndexNote, index_note_path
 from auditor.settings import AuditorSettings
 from daemon.leader_status import (
-    NAMING_MAX_MS,
     LeaderState,
     PendingLoss,
     gather_leader,

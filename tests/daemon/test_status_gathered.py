@@ -76,6 +76,22 @@ async def test_a_bookie_is_away_first_and_lost_after_the_recovery_delay() -> Non
 
 
 @in_virtual_time
+async def test_a_bookie_that_was_wiped_and_did_not_come_back_is_lost_though_it_has_no_cookie() -> (
+    None
+):
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    async with auditing(cluster):
+        await asyncio.sleep(60)
+        await cluster.kill(B1)
+        await cluster.store.delete(f"{ROOT}/cookies/{B1}")
+        await asyncio.sleep(60)
+        status = await gathered(cluster, cluster.clock)
+
+    assert (status.lost, status.marked_count, status.verdict) == ((B1,), 0, "bookies-lost")
+
+
+@in_virtual_time
 async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None:
     cluster = await Cluster.start()
     await cluster.kill(B1)

@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from ledgers.bookies import LAST_ENTRY
 from ledgers.entry import EntryDigest
-from ledgers.errors import FencedError, UnavailableError
+from ledgers.errors import FencedError, UnavailableError, UnprovenEndError
 from ledgers.metadata import BookieId, DigestType, LedgerState
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import LEDGER_ID, PASSWORD, A, B, C, D, E, F, World
@@ -80,9 +80,15 @@ def test_what_is_left_has_its_copies_again_even_where_the_end_cannot_be_proven(l
         for entry_id in range(4):
             await world.put(entry_id, C, lac=min(lac, entry_id - 1))
 
-        with pytest.raises(UnavailableError, match="0 to 3 are left, and have their copies again"):
+        with (
+            capture_logs() as logs,
+            pytest.raises(UnprovenEndError, match="0 to 3 are left, and have their copies again"),
+        ):
             await world.recover(young={A, B})
 
+        assert [(line["event"], line["ledger_id"]) for line in logs] == [
+            ("recovery.end_unproven", LEDGER_ID)
+        ]
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
         for entry_id in range(4):
             assert world.holders(entry_id) == {A, B, C}, entry_id
