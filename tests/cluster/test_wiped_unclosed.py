@@ -86,6 +86,9 @@ class Unclosed:
         """The first moment at which the queue is empty."""
         await wait_for(lambda: self.on.has_marked([]), "empty queue")
 
+    async def has_all_copies(self) -> bool:
+        return not await self.lacking()
+
     async def lacking(self) -> dict[BookieId, list[int]]:
         """Entries that a member does not give, by a client that knows nothing of what has been."""
         async with our_client(self.on.seen.settings.metadata_service_uri) as client:
@@ -114,14 +117,16 @@ async def unclosed(
         async with client.create(wide) as writer:
             for sent in [await writer.send(payload) for payload in PAYLOADS]:
                 await sent
-        versioned = await manager.read(writer.ledger_id)
+            versioned = await manager.read(writer.ledger_id)
+            first, second, _ = versioned.metadata.last_segment.ensemble
+            ledger = Unclosed(
+                cluster=cluster, on=on, ledger_id=writer.ledger_id, two=(first, second)
+            )
+            await wait_for(ledger.has_all_copies, "the third copies, which no writer waits for")
         opened = await find_end(versioned, bookies=client.bookies, clock=client.clock)
         assert opened.lac < LAST, "something is to lie beyond what is known to be acknowledged"
     await manager.write(writer.ledger_id, versioned.metadata.with_state(state), read_as=versioned)
-    first, second, _ = versioned.metadata.last_segment.ensemble
-    ledger = Unclosed(cluster=cluster, on=on, ledger_id=writer.ledger_id, two=(first, second))
     try:
-        assert await ledger.lacking() == {}
         yield ledger
     finally:
         await manager.delete(ledger.ledger_id, version=-1)
