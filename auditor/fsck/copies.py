@@ -65,6 +65,9 @@ class CopyInspector:
         """``since``: what an earlier look said, if this one is to be the last word."""
         end = await self._end(versioned, since)
         is_idle = self._is_idle(versioned, end, since)
+        expected = end.expected
+        if self._asks and end.is_known and not versioned.metadata.is_closed:
+            expected = await self._shown(versioned, expected, is_idle=is_idle and since is not None)
         digest = ledger_digest(versioned.metadata, self._fallback)
         reads = LedgerReads(
             versioned.ledger_id,
@@ -75,11 +78,7 @@ class CopyInspector:
         )
         look = Look(
             versioned,
-            known_fragments(
-                versioned.ledger_id,
-                versioned.metadata,
-                lac=await self._expected(versioned, end, is_idle=is_idle and since is not None),
-            ),
+            known_fragments(versioned.ledger_id, versioned.metadata, lac=expected),
             is_end_known=end.is_known,
             available=self._views.current.available,
             reads=reads,
@@ -116,24 +115,25 @@ class CopyInspector:
             expected = since.last_entry_id  # the copies of later ones may be on their way
         return End(last_entry_id=lac, expected=expected, length=opened.length)
 
-    async def _expected(self, versioned: VersionedMetadata, end: "End", *, is_idle: bool) -> int:
-        """The last entry that copies are looked for of. ``is_idle``: nothing was acknowledged since the first look."""
+    async def _shown(self, versioned: VersionedMetadata, last: int, *, is_idle: bool) -> int:
+        """The last entry that copies are looked for of, of a ledger that is not closed: ``last``, or beyond it what
+        may have been acknowledged. ``is_idle``: nothing was since the first look."""
         metadata, view = versioned.metadata, self._views.current
         members = view.available.intersection(metadata.last_segment.ensemble)
         is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
         is_abandoned = metadata.state is LedgerState.IN_RECOVERY
-        if not (self._asks and end.is_known and (is_abandoned or (is_idle and is_wiped))):
-            return end.expected
+        if not (is_abandoned or (is_idle and is_wiped)):
+            return last
         shown = await highest_entry_id(
             self._bookies,
             members,
             versioned.ledger_id,
             digest=ledger_digest(metadata, self._fallback),
         )
-        if shown is None or shown <= end.expected:
-            return end.expected
+        if shown is None or shown <= last:
+            return last
         if is_abandoned and not is_wiped:
-            return await self._last_before_gap(versioned, end.expected, shown)
+            return await self._last_before_gap(versioned, last, shown)
         if not is_abandoned:
             await self._clock.sleep(ON_THEIR_WAY_S)
         return shown

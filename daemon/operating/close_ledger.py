@@ -154,7 +154,8 @@ class LedgerCloser:
                 )
             except UnprovenEndError as error:
                 raise CloseRefusedError(
-                    f"{error}; with --accept-loss it is closed after the last entry that is there"
+                    f"{error}; start its other bookies, or, if they will never have more to say, --accept-loss"
+                    " closes it after the last entry that is there"
                 ) from error
         return Closing(
             found=before.found,

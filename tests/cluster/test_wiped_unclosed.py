@@ -5,7 +5,7 @@ knows of it. Each test has a ledger of its own, and deletes it: a later one wipe
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -108,11 +108,20 @@ class Unclosed:
 
 
 @asynccontextmanager
-async def unclosed(
-    cluster: LocalCluster, on: Bench, *, state: LedgerState
-) -> AsyncIterator[Unclosed]:
-    uri, manager = cluster.metadata_service_uri, on.seen.manager
-    async with our_client(uri) as client:
+async def unclosed(cluster: LocalCluster, *, state: LedgerState) -> AsyncIterator[Unclosed]:
+    """At the end the queue is empty, and the ledger is deleted."""
+    async with bench(cluster.metadata_service_uri) as on:
+        ledger = await write_unclosed(cluster, on, state)
+        try:
+            yield ledger
+            await on.wait_idle()
+        finally:
+            await on.seen.manager.delete(ledger.ledger_id, version=-1)
+
+
+async def write_unclosed(cluster: LocalCluster, on: Bench, state: LedgerState) -> Unclosed:
+    manager = on.seen.manager
+    async with our_client(cluster.metadata_service_uri) as client:
         wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
         async with client.create(wide) as writer:
             for sent in [await writer.send(payload) for payload in PAYLOADS]:
@@ -126,10 +135,13 @@ async def unclosed(
         opened = await find_end(versioned, bookies=client.bookies, clock=client.clock)
         assert opened.lac < LAST, "something is to lie beyond what is known to be acknowledged"
     await manager.write(writer.ledger_id, versioned.metadata.with_state(state), read_as=versioned)
-    try:
-        yield ledger
-    finally:
-        await manager.delete(ledger.ledger_id, version=-1)
+    return ledger
+
+
+async def start_leader(start: Callable[..., Child]) -> Child:
+    node = start("node", settings=SOON)
+    await wait_for(lambda: events(node, "election.won"), "leader")
+    return node
 
 
 # --- A recovery that was begun, and never ended -----------------------------------------------------
@@ -142,17 +154,17 @@ def test_two_wiped_bookies_have_the_entries_of_a_recovery_that_never_ended_again
 
     async def scenario() -> None:
         async with (
-            bench(uri) as on,
-            unclosed(module_cluster, on, state=LedgerState.IN_RECOVERY) as ledger,
+            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
             nodes(uri, tmp_path) as start,
         ):
-            node = start("node", settings=SOON)
-            await wait_for(lambda: events(node, "election.won"), "leader")
+            node = await start_leader(start)
             await ledger.lose(*ledger.two)
-            await wait_for(lambda: on.has_marked([ledger.ledger_id]), "mark")
+            await wait_for(lambda: ledger.on.has_marked([ledger.ledger_id]), "mark")
 
             for bookie in ledger.two:
-                assert await on.has_marked([ledger.ledger_id]), "said whole with copies missing"
+                assert await ledger.on.has_marked([ledger.ledger_id]), (
+                    "said whole with copies missing"
+                )
                 await ledger.bring_back(bookie)
             await ledger.wait_unmarked()
 
@@ -160,7 +172,6 @@ def test_two_wiped_bookies_have_the_entries_of_a_recovery_that_never_ended_again
             assert (await ledger.metadata()).state is LedgerState.IN_RECOVERY
             assert "0 to 29 are left" in failures(node)[-1]
             assert not errors(node)
-            await on.wait_idle()
 
     asyncio.run(scenario())
 
@@ -177,12 +188,10 @@ def test_a_bookie_that_is_wiped_as_the_one_before_comes_back_costs_no_entry(
 
     async def scenario() -> None:
         async with (
-            bench(uri) as on,
-            unclosed(module_cluster, on, state=LedgerState.IN_RECOVERY) as ledger,
+            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
             nodes(uri, tmp_path) as start,
         ):
-            node = start("node", settings=SOON)
-            await wait_for(lambda: events(node, "election.won"), "leader")
+            node = await start_leader(start)
 
             for bookie in ledger.two:
                 await ledger.lose(bookie)
@@ -194,7 +203,6 @@ def test_a_bookie_that_is_wiped_as_the_one_before_comes_back_costs_no_entry(
             if await ledger.is_closed():
                 await assert_reads_whole(java, uri, ledger)
             assert not errors(node)
-            await on.wait_idle()
 
     asyncio.run(scenario())
 
@@ -206,8 +214,7 @@ def test_with_one_bookie_wiped_a_recovery_that_never_ended_is_ended_at_the_last_
 
     async def scenario() -> None:
         async with (
-            bench(uri) as on,
-            unclosed(module_cluster, on, state=LedgerState.IN_RECOVERY) as ledger,
+            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
             nodes(uri, tmp_path) as start,
         ):
             await ledger.lose(ledger.two[0])
@@ -220,7 +227,6 @@ def test_with_one_bookie_wiped_a_recovery_that_never_ended_is_ended_at_the_last_
             assert not failures(node)
             await assert_reads_whole(java, uri, ledger)
             assert not errors(node)
-            await on.wait_idle()
 
     asyncio.run(scenario())
 
@@ -239,8 +245,7 @@ def test_fsck_misses_what_wiped_bookies_had_beyond_the_last_entry_known_to_be_ac
 ) -> None:
     async def scenario() -> None:
         async with (
-            bench(uri) as on,
-            unclosed(module_cluster, on, state=LedgerState.IN_RECOVERY) as ledger,
+            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
         ):
             await ledger.lose(*ledger.two)
             for bookie in ledger.two:
@@ -263,8 +268,7 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
 ) -> None:
     async def scenario() -> None:
         async with (
-            bench(uri) as on,
-            unclosed(module_cluster, on, state=LedgerState.OPEN) as ledger,
+            unclosed(module_cluster, state=LedgerState.OPEN) as ledger,
             nodes(uri, tmp_path) as start,
         ):
             first, second = ledger.two
@@ -272,10 +276,12 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
             await ledger.bring_back(first)
             keeping = start("keeping", settings=SOON)
             await wait_for(lambda: tries(keeping) >= 3, "tries")
-            note = await WaitingNotes(on.seen.store, on.seen.ur).read(ledger.ledger_id)
+            note = await WaitingNotes(ledger.on.seen.store, ledger.on.seen.ur).read(
+                ledger.ledger_id
+            )
             assert note is not None
             assert note.reason is Reason.OPEN_FRAGMENT
-            assert await on.has_marked([ledger.ledger_id])
+            assert await ledger.on.has_marked([ledger.ledger_id])
             assert (await ledger.metadata()).state is LedgerState.OPEN
             assert await ledger.lacking() == {first: list(range(LAST + 1))}
             await asyncio.to_thread(stop_all, [keeping], timeout_s=STOP_TIMEOUT_S)
@@ -288,7 +294,6 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
             assert await ledger.lacking() == {}
             assert put_aside(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.RECOVERY_FAILED]
             assert not errors(keeping) + errors(saving)
-            await on.wait_idle()
 
     asyncio.run(scenario())
 
