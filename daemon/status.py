@@ -48,6 +48,7 @@ VERDICTS = {
     "disabled": "ledgers are marked, and auto-recovery is switched off",
     "unattended": "ledgers are marked, and nobody is there to repair them: no node, no leader, no lock",
     "bookies-lost": "nothing is marked, but a bookie is lost",
+    "bookies-wiped": "nothing is marked yet, but a bookie was set up anew, and may have lost what it had",
     "none-writable": "nothing is marked and no bookie is lost, but none takes writes, nor copies",
     "bookies-away": "nothing is marked yet: a bookie is away, and lost only after the recovery delay",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
@@ -82,6 +83,8 @@ class Status:
     waiting_count: int
     away: tuple[BookieId, ...] = ()
     """Likewise, but the recovery delay is not over, as far as anybody knows (``auditing``)."""
+    wiped: tuple[BookieId, ...] = ()
+    """Those that were set up anew, while there is a leader of ours, which has not seen to their ledgers yet."""
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
@@ -117,6 +120,8 @@ class Status:
             return "stuck" if self._is_stuck else "repairing"
         if self.lost:
             return "bookies-lost"
+        if self.wiped:
+            return "bookies-wiped"
         if not self.writable:
             return "none-writable"
         if self.away:
@@ -185,6 +190,7 @@ class Status:
                 "read_only": list(self.read_only),
                 "lost": list(self.lost),
                 "away": list(self.away),
+                "wiped": list(self.wiped),
                 "on_purpose": {
                     "away": [row.bookie for row in self.on_purpose],
                     "until_ms": self.on_purpose_until_ms,
@@ -292,6 +298,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
         lost=tuple(bookie for bookie in away if bookie not in not_lost),
         away=tuple(bookie for bookie in away if bookie in not_lost),
+        wiped=tuple(row.bookie for row in bookies if row.is_wiped and leader_node is not None),
         is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),

@@ -31,6 +31,8 @@ def _why(found: Status, *, now_ms: int) -> str:
             return _maintenance(found, now_ms=now_ms)
         case "bookies-away":
             return _away(found, now_ms=now_ms)
+        case "bookies-wiped":
+            return f"set up anew, and may have lost what they had: {', '.join(found.wiped)}"
         case "none-writable":
             return "no bookie takes writes: they are read-only, or away"
         case _:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.records import DrainProgress, last_drains, read_absences
+from auditor.endangered import reborn_bookies
+from auditor.records import DrainProgress, last_drains, read_absences, read_identities
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
@@ -41,6 +42,8 @@ class BookieRow:
     has_cookie: bool
     is_named: bool = False
     """Away, and named by ledgers all the same, as the leader told lately: it was wiped, or its cookie deleted."""
+    is_wiped: bool = False
+    """It was set up anew, and no leader of ours has seen to its ledgers since."""
     drain: DrainOrder | None = None
     progress: DrainProgress | None = None
     """None too before the leader's first scan for this order."""
@@ -141,6 +144,7 @@ async def bookie_rows(
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
     rooms = await _rooms(view) if with_room else {}
+    reborn = reborn_bookies(cookies, await read_identities(cluster.store, cluster.ur))
     absences = await read_absences(cluster.store, cluster.ur)
     named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}
@@ -150,6 +154,7 @@ async def bookie_rows(
             state=bookie_state(view, bookie),
             has_cookie=bookie in cookies,
             is_named=bookie in named,
+            is_wiped=bookie in reborn and reborn[bookie].was_known,
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),

@@ -92,6 +92,28 @@ async def test_a_bookie_that_was_wiped_and_did_not_come_back_is_lost_though_it_h
 
 
 @in_virtual_time
+async def test_a_bookie_that_came_back_empty_while_nothing_may_be_marked_is_told() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(60)
+        await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        await cluster.revive(B1)
+        await asyncio.sleep(60)
+        disabled = await gathered(cluster, cluster.clock)
+        await cluster.store.delete(payloads.disable_path(UR))
+        await asyncio.sleep(60)
+        enabled = await gathered(cluster, cluster.clock)
+
+    assert (disabled.wiped, disabled.verdict, disabled.exit_code) == ((B1,), "bookies-wiped", 1)
+    assert verdict_text(disabled, now_ms=0) == (
+        f"bookies-wiped (set up anew, and may have lost what they had: {B1}; auto-recovery is disabled)"
+    )
+    assert (enabled.wiped, enabled.marked_count) == ((), 1)
+
+
+@in_virtual_time
 async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None:
     cluster = await Cluster.start()
     await cluster.kill(B1)
