@@ -19,7 +19,7 @@ from ledgers.metadata import BookieId
 
 NO_OUTAGE = Outage()
 NAMING_MAX_MS = 120_000
-"""What was noted longer ago is an earlier leader's: it is written twice as often (``noting``)."""
+"""Counts that are older are of an earlier leader: whoever leads writes them twice in that time (``noting``)."""
 UNSEEN_MAX_MS = 600_000
 """So long nobody may have looked, between two leaders, for an absence to go on."""
 

@@ -7,7 +7,7 @@ periodic check found (``findings``).
 
 import enum
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,12 +17,16 @@ from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import DrainOrder
-from replication.cluster.own_state import as_text, own_path, part, read_json, text, time_ms
+from replication.cluster.own_state import as_text, own_path, part, read_record, text, time_ms
+from replication.queue.payloads import Mark
 
 KEPT_MS = 7 * 86_400_000
 """So long the cause is remembered of a bookie that is back: marks may wait for a worker."""
 KEPT_MAX = 2_000
 """Bookies in the record; the oldest of those that are back go first."""
+
+CLOCKS_APART_MS = 10_000
+"""So far the clocks of two leaders may differ; and what is being marked just when a bookie is back takes a while."""
 
 
 class Why(enum.Enum):
@@ -42,6 +46,15 @@ class Cause:
     why: Why
     since_ms: int
     ended_ms: int | None = None
+
+    def was_over_at(self, ctime_ms: int | None) -> bool:
+        """Whether a mark made then is none of its marks. None: nobody knows when it was made.
+
+        An older mark may be: one that stood when the bookie was lost serves for that, too, and keeps its time.
+        """
+        if self.ended_ms is None or ctime_ms is None:
+            return False
+        return ctime_ms > self.ended_ms + CLOCKS_APART_MS
 
     def to_record(self) -> dict[str, object]:
         record: dict[str, object] = {"cause": self.why.value, "since_ms": self.since_ms}
@@ -88,12 +101,9 @@ def causes_to_bytes(causes: Mapping[BookieId, Cause]) -> bytes:
 
 async def read_causes(store: MetadataStore, ur: str) -> dict[BookieId, Cause]:
     """Those that can be read; the others are as good as unknown."""
-    record = await read_json(store, causes_path(ur))
+    path = causes_path(ur)
+    bookies = await read_record(store, path, lambda record: part(record, "bookies")) or {}
     causes: dict[BookieId, Cause] = {}
-    try:
-        bookies = {} if record is None else part(record, "bookies")
-    except CorruptionError:
-        return {}
     for name in bookies:
         try:
             causes[BookieId(as_text(name, "bookie"))] = Cause.from_record(part(bookies, name))
@@ -148,16 +158,17 @@ class MarkReasons:
             findings=await read_findings(store, ur, ledger_ids),
         )
 
-    def of(
-        self, ledger_id: int, replicas: Collection[BookieId], *, is_own: bool
-    ) -> list[MarkReason]:
-        """``replicas``: as the mark names them. ``is_own``: it stands in our own queue."""
+    def of(self, ledger_id: int, mark: Mark | None, *, is_own: bool) -> list[MarkReason]:
+        """``mark``: None where it cannot be read. ``is_own``: it stands in our own queue."""
         finding = self.findings.get(ledger_id)
         found = [] if finding is None else _reasons_of(finding)
         told = {reason.bookie for reason in found}
-        others = [bookie for bookie in replicas if bookie not in told]
-        of_one = self._own_reason if is_own else self._shared_reason
-        found += [of_one(bookie) for bookie in others]
+        if mark is not None:
+            others = [bookie for bookie in mark.replicas if bookie not in told]
+            found += [
+                self._own_reason(bookie) if is_own else self._shared_reason(bookie, mark.ctime_ms)
+                for bookie in others
+            ]
         return found or [MarkReason(cause="hand" if is_own else "unknown")]
 
     def _own_reason(self, bookie: BookieId) -> MarkReason:
@@ -166,9 +177,9 @@ class MarkReasons:
             return MarkReason(cause="hand", bookie=bookie, detail="or its drain was taken back")
         return MarkReason(cause="drained", bookie=bookie, since_ms=order.since_ms)
 
-    def _shared_reason(self, bookie: BookieId) -> MarkReason:
+    def _shared_reason(self, bookie: BookieId, ctime_ms: int | None) -> MarkReason:
         cause = self.causes.get(bookie)
-        if cause is None:
+        if cause is None or cause.was_over_at(ctime_ms):
             return MarkReason(cause="unknown", bookie=bookie, detail="marked by another auditor")
         is_back = cause.why is Why.LOST and cause.ended_ms is not None
         return MarkReason(

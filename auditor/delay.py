@@ -27,6 +27,8 @@ class Delay:
     mzxid: int
     is_stored: bool
     """False: it is the setting's, as the znode is missing or cannot be read."""
+    refusal: str = ""
+    """Why the znode cannot be read, for people; empty where it can, or is missing."""
 
     def is_asking_for_audit(self, before: "Delay") -> bool:
         """Written unchanged it says not to wait any longer for those that are away, as with Java
@@ -53,6 +55,7 @@ class RecoveryDelay:
             await self._store.create(self._path, data, with_parents=True)
             is_new = True
         self.current = await self._read()
+        log_refusal(self.current)
         is_znodes = self.current.is_stored and not is_new
         log.info(
             "recovery_delay.read",
@@ -63,7 +66,7 @@ class RecoveryDelay:
     async def changes(self) -> AsyncGenerator[tuple[Delay, Delay], None]:
         """Each write, and the deletion: what was in force before, and what is now. Ends with the session.
 
-        One that cannot be read leaves in force what was.
+        Where it cannot be read the setting is in force, as for the next leader.
         """
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
@@ -72,6 +75,7 @@ class RecoveryDelay:
                 )
                 before, self.current = self.current, now
                 if self.current != before:
+                    log_refusal(now)
                     log.info("recovery_delay.changed", delay_s=self.current.delay_s)
                     yield before, self.current
 
@@ -81,7 +85,7 @@ class RecoveryDelay:
 
 async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
     """As it stands. ``default_s`` is in force where the znode is missing, or cannot be read."""
-    mzxid = 0
+    mzxid, refusal = 0, ""
     try:
         data, stat = await store.get(payloads.recovery_delay_path(ur))
         mzxid = stat.mzxid
@@ -90,5 +94,11 @@ async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
     except NoNodeError:
         pass
     except CorruptionError as error:
-        log.error("recovery_delay.unreadable", error=str(error), used_s=default_s)
-    return Delay(delay_s=default_s, mzxid=mzxid, is_stored=False)
+        refusal = str(error)
+    return Delay(delay_s=default_s, mzxid=mzxid, is_stored=False, refusal=refusal)
+
+
+def log_refusal(delay: Delay) -> None:
+    """For whoever acts on it, and goes on; a command tells it in its own words."""
+    if delay.refusal:
+        log.error("recovery_delay.unreadable", error=delay.refusal, used_s=delay.delay_s)

@@ -5,11 +5,10 @@ A mark itself cannot say why it was made: its payload is Java's. For a lost book
 ``bookies``, too: those are asked for all that they should have, as a look at the ends may find nothing wrong.
 """
 
-import asyncio
 import json
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import structlog
@@ -24,13 +23,15 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
+from ledgers.operations.tasks import gather_in_parts
+from ledgers.store import Create, Delete, MetadataStore, SetData, children_if_any
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
     findings_path,
     ledger_id_of_name,
     own_path,
-    read_json,
+    parse_record,
+    read_record,
     text,
     texts,
     time_ms,
@@ -62,6 +63,14 @@ class Finding:
     detail: str
     found_ms: int
 
+    def beside(self, before: bytes) -> Self:
+        """With the bookies of an earlier one, as it stands in its znode; alone where that cannot be read."""
+        try:
+            earlier = self.from_record(parse_record(before))
+        except CorruptionError:
+            return self
+        return replace(self, bookies=tuple(sorted({*self.bookies, *earlier.bookies})))
+
     def to_json(self) -> bytes:
         return json.dumps({"version": 1, **asdict(self)}).encode()
 
@@ -87,7 +96,8 @@ class Findings:
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
-        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place.
+        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place, and adds its
+        bookies to those: what was found first may not be mended yet.
 
         Raises UnavailableError.
         """
@@ -97,22 +107,27 @@ class Findings:
             detail=detail,
             found_ms=self._clock.wall_ms(),
         )
-        path, data = findings_path(self._ur, ledger_id), finding.to_json()
+        path = findings_path(self._ur, ledger_id)
         for _ in range(TRIES_MAX):
             await self._make_directory()
             try:
-                return await self._put(path, data)
-            except NoNodeError:  # somebody's hand took the directory away
+                return await self._put(path, finding)
+            except NoNodeError:  # somebody's hand took the directory away, or it was swept just now
                 self._has_directory = False
-        raise UnavailableError("the directory of findings is deleted again and again", path=path)
+            except ConflictError:
+                continue  # somebody else's finding
+        raise UnavailableError(
+            "a finding is deleted, or written by others, again and again", path=path
+        )
 
-    async def _put(self, path: str, data: bytes) -> None:
-        """Raises NoNodeError where there is no directory."""
+    async def _put(self, path: str, finding: Finding) -> None:
+        """Raises NoNodeError where there is no directory, and like ConflictError when others were quicker."""
         try:
-            await self._batcher.apply(Create(path=path, data=data))
+            await self._batcher.apply(Create(path=path, data=finding.to_json()))
         except NodeExistsError:
-            with suppress(NoNodeError):  # swept away just now, as the mark is; a new one comes
-                await self._batcher.apply(SetData(path=path, data=data, version=ANY_VERSION))
+            data, stat = await self._store.get(path)
+            data = finding.beside(data).to_json()
+            await self._batcher.apply(SetData(path=path, data=data, version=stat.version))
 
     async def run(self) -> None:
         """Sweep now and then, until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -132,8 +147,7 @@ class Findings:
         Returns how many were looked at.
         """
         ledger_ids = await _noted(self._store, self._ur)
-        for start in range(0, len(ledger_ids), READS_AT_ONCE):
-            await asyncio.gather(*map(self._sweep_one, ledger_ids[start : start + READS_AT_ONCE]))
+        await gather_in_parts(self._sweep_one, ledger_ids, at_once=READS_AT_ONCE)
         return len(ledger_ids)
 
     async def _sweep_one(self, ledger_id: int) -> None:
@@ -168,18 +182,10 @@ async def read_findings(
     wanted = sorted(set(noted).intersection(ledger_ids))
 
     async def read(ledger_id: int) -> Finding | None:
-        record = await read_json(store, findings_path(ur, ledger_id))
-        try:
-            return None if record is None else Finding.from_record(record)
-        except CorruptionError:
-            return None
+        return await read_record(store, findings_path(ur, ledger_id), Finding.from_record)
 
-    found: dict[int, Finding] = {}
-    for start in range(0, len(wanted), READS_AT_ONCE):
-        part = wanted[start : start + READS_AT_ONCE]
-        findings = await asyncio.gather(*map(read, part))
-        found |= {i: each for i, each in zip(part, findings, strict=True) if each is not None}
-    return found
+    findings = await gather_in_parts(read, wanted, at_once=READS_AT_ONCE)
+    return {i: each for i, each in zip(wanted, findings, strict=True) if each is not None}
 
 
 async def _noted(store: MetadataStore, ur: str) -> list[int]:

@@ -68,7 +68,7 @@ class KnownMarks:
 
 
 class LossMarks:
-    """Which ledgers are marked for which missing bookies, as far as this leader knows; and more so."""
+    """Marks ledgers for missing bookies, and remembers which are marked for which, to write no mark twice."""
 
     def __init__(self, index: LedgerIndex, marker: Marker) -> None:
         self._index = index

@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from auditor.endangered import Endangered
+from auditor.java_sight import Sight
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
@@ -33,6 +34,7 @@ from ledgers.store import (
     SetData,
     request_bytes,
 )
+from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.batching import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
 from replication.queue.payloads import Mark
@@ -192,6 +194,26 @@ class Marker:
             await self._ensure(above)
         with suppress(NodeExistsError):
             await self._batcher.apply(Create(path=directory))
+
+
+class BothQueues:
+    """Marks where it helps: in the shared queue what Java's workers see, in our own what they would find whole."""
+
+    def __init__(self, store: MetadataStore, batcher: Batcher, ur: str, clock: Clock) -> None:
+        self._shared = Marker(store, batcher, ur, clock)
+        self._own = Marker(store, batcher, own_path(ur), clock)
+
+    async def mark(self, ledger_id: int, sight: Sight) -> bool:
+        """Whether a mark is new or names more replicas now. Raises UnavailableError.
+
+        Our own comes first: whoever unmarks the shared one meanwhile leaves that.
+        """
+        is_news = False
+        if sight.needs_own_mark:
+            is_news = await self._own.mark(ledger_id, sight.unseen)
+        if sight.seen:
+            is_news |= await self._shared.mark(ledger_id, sight.seen)
+        return is_news
 
 
 class _Listed:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from auditor.delay import Delay, read_delay
+from auditor.delay import Delay, log_refusal, read_delay
 from auditor.endangered import Endangered, Missing, most_endangered_first, reborn_bookies
 from auditor.holds import HoldJudge
 from auditor.index.keeper import IndexKeeper
@@ -124,6 +124,8 @@ class Observer:
         self._delay = await read_delay(
             self._store, self._ur, default_s=self._settings.lost_bookie_recovery_delay_s
         )
+        if self._delay != before:
+            log_refusal(self._delay)
         if before is not None and self._delay.is_asking_for_audit(before):
             self._absences.overrule()
         return self._delay.delay_s

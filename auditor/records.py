@@ -14,14 +14,13 @@ from typing import Any
 from auditor.absence import StoredAbsences
 from auditor.causes import Cause, causes_path, causes_to_bytes
 from auditor.index.note import IndexNote, index_note_path
-from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.own_state import (
     as_text,
     own_path,
     part,
-    read_json,
+    read_record,
     switch,
     time_ms,
     urgent_path,
@@ -123,32 +122,30 @@ class Records:
 
 async def read_identities(store: MetadataStore, ur: str) -> dict[BookieId, int]:
     """Per bookie, the czxid of the cookie that was dealt with; empty when nothing is stored."""
-    record = await read_json(store, _identities_path(ur))
-    try:
-        cookies = {} if record is None else part(record, "cookies")
-        return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
-    except CorruptionError:
-        return {}
+    return await read_record(store, _identities_path(ur), _cookies) or {}
+
+
+def _cookies(record: Mapping[str, Any]) -> dict[BookieId, int]:
+    cookies = part(record, "cookies")
+    return {BookieId(as_text(b, "bookie")): whole(cookies, b) for b in cookies}
 
 
 async def read_absences(store: MetadataStore, ur: str) -> StoredAbsences:
     """As the leader before left them; none when nothing is stored."""
-    record = await read_json(store, _absences_path(ur))
-    try:
-        if record is None:
-            return StoredAbsences()
-        away = part(record, "bookies")
-        return StoredAbsences(
-            since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
-            seen_ms=time_ms(record, "seen_ms"),
-            **_naming(record),
-        )
-    except CorruptionError:
-        return StoredAbsences()
+    return await read_record(store, _absences_path(ur), _absences) or StoredAbsences()
+
+
+def _absences(record: Mapping[str, Any]) -> StoredAbsences:
+    away = part(record, "bookies")
+    return StoredAbsences(
+        since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
+        seen_ms=time_ms(record, "seen_ms"),
+        **_naming(record),
+    )
 
 
 def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing where an earlier release wrote the record. Raises CorruptionError."""
+    """Nothing where an earlier release wrote the record."""
     if "naming" not in record:
         return {}
     naming = part(record, "naming")
@@ -160,38 +157,31 @@ def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
 
 async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:
     """None when there was none, or a later release tells of it in a way that we cannot read."""
-    record = await read_json(store, _audit_path(ur))
-    if record is None:
-        return None
-    try:
-        return AuditRecord(
-            finished_ms=time_ms(record, "finished_ms"),
-            ledger_count=whole(record, "ledger_count"),
-            mark_count=whole(record, "mark_count"),
-            unreadable_count=whole(record, "unreadable_count"),
-            unreadable=wholes(record, "unreadable"),
-        )
-    except CorruptionError:
-        return None
+    return await read_record(store, _audit_path(ur), _audit)
+
+
+def _audit(record: Mapping[str, Any]) -> AuditRecord:
+    return AuditRecord(
+        finished_ms=time_ms(record, "finished_ms"),
+        ledger_count=whole(record, "ledger_count"),
+        mark_count=whole(record, "mark_count"),
+        unreadable_count=whole(record, "unreadable_count"),
+        unreadable=wholes(record, "unreadable"),
+    )
 
 
 async def last_drains(store: MetadataStore, ur: str) -> DrainRecord | None:
     """None when nothing was drained yet, or a later release tells of it in another way."""
-    record = await read_json(store, _drains_path(ur))
-    if record is None:
-        return None
-    try:
-        bookies = part(record, "bookies")
-        return DrainRecord(
-            scanned_ms=time_ms(record, "scanned_ms"),
-            unreadable_count=whole(record, "unreadable_count"),
-            bookies={
-                BookieId(as_text(bookie, "bookie")): _progress(part(bookies, bookie))
-                for bookie in bookies
-            },
-        )
-    except CorruptionError:
-        return None
+    return await read_record(store, _drains_path(ur), _drains)
+
+
+def _drains(record: Mapping[str, Any]) -> DrainRecord:
+    bookies = part(record, "bookies")
+    return DrainRecord(
+        scanned_ms=time_ms(record, "scanned_ms"),
+        unreadable_count=whole(record, "unreadable_count"),
+        bookies={BookieId(as_text(b, "bookie")): _progress(part(bookies, b)) for b in bookies},
+    )
 
 
 def _progress(record: Mapping[str, Any]) -> DrainProgress:

@@ -17,6 +17,7 @@ from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, Unau
 from ledgers.formats.named_bookies import may_name
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
+from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import MetadataStore
 
 log = structlog.get_logger()
@@ -64,21 +65,20 @@ async def may_be_named(
     is gone names nobody; one that may not be read, anybody. Raises UnavailableError when that cannot be told.
     """
 
-    async def data(ledger_id: int) -> bytes | None:
+    async def named_in(ledger_id: int) -> Collection[BookieId]:
         try:
-            return (await store.get(manager.path(ledger_id)))[0]
+            data, _ = await store.get(manager.path(ledger_id))
         except NoNodeError:
-            return None
+            return ()
         except UnauthorizedError:
-            return b""
+            return bookies
+        return [bookie for bookie in bookies if may_name(data, bookie)]
 
     found: dict[BookieId, list[int]] = {}
-    for start in range(0, len(unreadable), READS_AT_ONCE):
-        part = unreadable[start : start + READS_AT_ONCE]
-        for ledger_id, held in zip(part, await asyncio.gather(*map(data, part)), strict=True):
-            for bookie in bookies:
-                if held is not None and may_name(held, bookie):
-                    found.setdefault(bookie, []).append(ledger_id)
+    named = await gather_in_parts(named_in, unreadable, at_once=READS_AT_ONCE)
+    for ledger_id, among in zip(unreadable, named, strict=True):
+        for bookie in among:
+            found.setdefault(bookie, []).append(ledger_id)
     return found
 
 

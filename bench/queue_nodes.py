@@ -14,6 +14,8 @@ from typing import cast
 import structlog
 
 from ledgers.clock import SystemClock
+from ledgers.formats.layout import Layout
+from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
@@ -24,6 +26,7 @@ from replication.queue.queue import Queue, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotesWriter
+from replication.waiting.unproven_ends import UnprovenEnds
 from replication.worker import TAKES, ReplicationWorker
 
 SESSION_TIMEOUT_S = 60.0
@@ -106,11 +109,13 @@ async def _node(
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, task.ur, holder=name, clock=clock)
     repair = _Timed(queue, task.repair_s)
+    manager = LedgerManager(store, task.root, Layout.HIERARCHICAL)
     worker = ReplicationWorker(
         queue=queue,
         repairer=cast(Repairer, repair),
         views=views,
         notes=WaitingNotesWriter(store, batcher, task.ur),
+        ends=UnprovenEnds(store, batcher, task.ur, manager=manager, clock=clock),
         settings=ReplicationSettings(),
         node=name,
         clock=clock,

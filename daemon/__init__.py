@@ -11,5 +11,5 @@ disk, ``logs`` and their ``tracebacks``.
 ``queue_command``, ``plan_command``, ``restore_command``, ``observe_command``. ``observing`` only
 looks on, ``observe_node`` and ``observe_report`` say what it sees. ``fsck_command`` with its ``fsck_options``
 and ``fsck_texts``; ``fsck_running`` what a run has around it. ``operating/``: the commands by which operators
-change things; ``local/``: a real cluster on loopback; ``demo/``: what ``make demo`` shows.
+change things, by ``option_types`` that they share; ``local/``: a real cluster on loopback; ``demo/``: what ``make demo`` shows.
 """

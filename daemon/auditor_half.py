@@ -17,7 +17,7 @@ from auditor.index.note import IndexTeller
 from auditor.marking import Marker
 from auditor.outages import Outages
 from auditor.records import Records
-from daemon.checking import run_checks
+from daemon.checking import LeaderChecks
 from daemon.placing import Placing, placing_of
 from daemon.session import Session, open_session
 from daemon.settings import Settings
@@ -81,7 +81,44 @@ async def _lead(
     batcher = Batcher(session.store, leadership.guards)
     records = Records(session.store, batcher, session.ur)
     findings = Findings(session.store, batcher, session.ur, session.clock)
-    auditor = Auditor(
+    auditor = _auditor(settings, session, batcher, keeper, placing, records, outages)
+    checks = LeaderChecks(
+        settings=settings,
+        session=session,
+        batcher=batcher,
+        keeper=keeper,
+        findings=findings,
+        placing=placing,
+        is_audit_pending=lambda: auditor.is_loss_pending,
+    )
+    drainer = _drainer(session, batcher, keeper, records)
+    teller = IndexTeller(
+        keeper, records.write_index, session_id=session.store.session_id, clock=session.clock
+    )
+    async with asyncio.TaskGroup() as tasks:
+        for work in (
+            batcher.run(),
+            drainer.run(),
+            findings.run(),
+            _remember_racks(session, batcher, placing),
+            checks.run(),
+            teller.run(),
+            meter_last(session.store, session.ur),
+        ):
+            tasks.create_task(work)
+        await auditor.run()
+
+
+def _auditor(
+    settings: Settings,
+    session: Session,
+    batcher: Batcher,
+    keeper: IndexKeeper,
+    placing: Placing,
+    records: Records,
+    outages: Outages,
+) -> Auditor:
+    return Auditor(
         store=session.store,
         ur=session.ur,
         keeper=keeper,
@@ -100,7 +137,10 @@ async def _lead(
         clock=session.clock,
         outages=outages,
     )
-    drainer = Drainer(
+
+
+def _drainer(session: Session, batcher: Batcher, keeper: IndexKeeper, records: Records) -> Drainer:
+    return Drainer(
         store=session.store,
         ur=session.ur,
         manager=session.manager,
@@ -110,35 +150,6 @@ async def _lead(
         records=records,
         clock=session.clock,
     )
-    checks = run_checks(
-        settings,
-        session,
-        batcher,
-        keeper=keeper,
-        findings=findings,
-        placing=placing,
-        is_audit_pending=lambda: auditor.is_loss_pending,
-    )
-    async with asyncio.TaskGroup() as tasks:
-        remembering = _remember_racks(session, batcher, placing)
-        telling = IndexTeller(
-            keeper,
-            records.write_index,
-            session_id=session.store.session_id,
-            clock=session.clock,
-        ).run()
-        fsck = meter_last(session.store, session.ur)
-        for work in (
-            batcher.run(),
-            drainer.run(),
-            findings.run(),
-            remembering,
-            checks,
-            telling,
-            fsck,
-        ):
-            tasks.create_task(work)
-        await auditor.run()
 
 
 async def _remember_racks(session: Session, batcher: Batcher, placing: Placing) -> None:

@@ -6,7 +6,7 @@ and never more than a few reads at a bookie: whoever reads and writes ledgers go
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from auditor.checks.all_ledgers import AllLedgersCheck
 from auditor.checks.check import Check
@@ -21,7 +21,7 @@ from auditor.checks.reports import Reports
 from auditor.checks.runner import CheckRunner
 from auditor.findings import Findings
 from auditor.index.keeper import IndexKeeper
-from auditor.marking import Marker
+from auditor.marking import BothQueues
 from daemon.limits import keep_to_our_share
 from daemon.placing import Placing
 from daemon.returns import tell_of_returns
@@ -32,7 +32,6 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.bookies import Bookies
-from replication.cluster.own_state import own_path
 from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
 
@@ -42,130 +41,131 @@ MEMORY_BYTES_MAX = 8 * 1024 * 1024
 """Of all entries on their way."""
 
 
-async def run_checks(
-    settings: Settings,
-    session: Session,
-    batcher: Batcher,
-    *,
-    keeper: IndexKeeper,
-    findings: Findings,
-    placing: Placing,
-    is_audit_pending: Callable[[], bool],
-) -> None:
-    """As ``CheckRunner.run``, which says what is asked of most of it."""
-    async with AsyncExitStack() as stack:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderChecks:
+    """All that the checks of one leader are made of. ``batcher``: what they write proves the leadership."""
+
+    settings: Settings
+    session: Session
+    batcher: Batcher
+    keeper: IndexKeeper
+    findings: Findings
+    placing: Placing
+    is_audit_pending: Callable[[], bool]
+
+    async def run(self) -> None:
+        """As ``CheckRunner.run``, which says what is asked of most of it."""
         budgets = Budgets(reads_in_flight_max=READS_IN_FLIGHT_MAX)
+        bulk = self._bulk(budgets)
+        bookies = self.session.bookie_client(budgets, bulk)
+        records = CheckRecords(self.session.store, self.batcher, self.session.ur)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for work in (
+                    self._keep_to_our_share(budgets),
+                    tell_of_returns(self.session.views, bookies, bulk),
+                    self._overdue(records).run(),
+                    self._runner(bookies, records).run(),
+                ):
+                    tasks.create_task(work)
+        finally:
+            await bookies.close()
+
+    # --- What they read with -------------------------------------------------------------------
+
+    def _bulk(self, budgets: Budgets) -> BulkTransfers:
         bulk = BulkTransfers(
             budgets,
-            resolve=session.views.resolve,
+            resolve=self.session.views.resolve,
             memory_bytes_max=MEMORY_BYTES_MAX,
             paces_reads=True,
         )
-        bulk.pace.set(
-            bytes_per_s=settings.checks.bytes_per_s, entries_per_s=settings.checks.reads_per_s
+        ours = self.settings.checks
+        bulk.pace.set(bytes_per_s=ours.bytes_per_s, entries_per_s=ours.reads_per_s)
+        return bulk
+
+    async def _keep_to_our_share(self, budgets: Budgets) -> None:
+        await keep_to_our_share(
+            self.settings,
+            self.session.views,
+            self.session.membership,
+            budgets,
+            clock=self.session.clock,
+            count_max=READS_IN_FLIGHT_MAX,
         )
-        bookies = session.bookie_client(budgets, bulk)
-        stack.push_async_callback(bookies.close)
-        records = CheckRecords(session.store, batcher, session.ur)
-        runner = CheckRunner(
-            (
-                *_reading_checks(settings, session, batcher, bookies, findings),
-                _placement_check(settings, session, batcher, keeper, findings, placing),
-                *_idle_open_check(settings, session, batcher, keeper, bookies),
-            ),
-            store=session.store,
-            ur=session.ur,
-            index=keeper.index,
-            is_index_ready=lambda: keeper.completed_count > 0,
+
+    # --- What runs -----------------------------------------------------------------------------
+
+    def _overdue(self, records: CheckRecords) -> OverdueMarks:
+        return OverdueMarks(
+            store=self.session.store,
+            ur=self.session.ur,
+            records=records,
+            after_s=self.settings.checks.overdue_after_s,
+            clock=self.session.clock,
+        )
+
+    def _runner(self, bookies: Bookies, records: CheckRecords) -> CheckRunner:
+        return CheckRunner(
+            (*self._reading(bookies), self._placement(), *self._idle_open(bookies)),
+            store=self.session.store,
+            ur=self.session.ur,
+            index=self.keeper.index,
+            is_index_ready=lambda: self.keeper.completed_count > 0,
+            views=self.session.views,
+            records=records,
+            is_audit_pending=self.is_audit_pending,
+            settings=self.settings.checks,
+            clock=self.session.clock,
+        )
+
+    def _reading(self, bookies: Bookies) -> Sequence[Check]:
+        """Of those that are due alike, the first runs first."""
+        session, replication = self.session, self.settings.replication
+        reader = CopyReader(
+            manager=session.manager,
+            bookies=QuarantiningBookies(bookies, Quarantine(session.clock, session.views.life)),
             views=session.views,
-            records=records,
-            is_audit_pending=is_audit_pending,
-            settings=settings.checks,
+            clock=session.clock,
+            rng=session.rng,
+            fallback_digest=replication.fallback_digest,
+            entry_lists=replication.entry_lists,
+        )
+        reports = self._reports()
+        return (
+            AllLedgersCheck(reader, reports, share=self.settings.checks.all_ledgers_share),
+            ReplicasCheck(reader, reports, MarkTree(session.store, session.ur)),
+        )
+
+    def _placement(self) -> PlacementCheck:
+        repairs = self.settings.checks.repairs_placement
+        return PlacementCheck(
+            index=self.keeper.index,
+            views=self.session.views,
+            policy=self.placing.policy,
+            rack_of=self.placing.racks.rack,
+            has_rack_source=self.placing.keeper is not None,
+            reports=self._reports() if repairs else None,
+        )
+
+    def _idle_open(self, bookies: Bookies) -> Sequence[Check]:
+        """No check where nothing counts as idle."""
+        session, ours = self.session, self.settings.checks
+        if not ours.idle_open_after_s:
+            return ()
+        check = IdleOpenCheck(
+            index=self.keeper.index,
+            manager=session.manager,
+            bookies=bookies,
+            views=session.views,
+            sightings=Sightings(session.store, self.batcher, session.ur),
+            after_s=ours.idle_open_after_s,
+            reads_per_s=ours.reads_per_s,
             clock=session.clock,
         )
-        overdue = OverdueMarks(
-            store=session.store,
-            ur=session.ur,
-            records=records,
-            after_s=settings.checks.overdue_after_s,
-            clock=session.clock,
-        )
-        async with asyncio.TaskGroup() as tasks:
-            for work in (
-                keep_to_our_share(
-                    settings,
-                    session.views,
-                    session.membership,
-                    budgets,
-                    clock=session.clock,
-                    count_max=READS_IN_FLIGHT_MAX,
-                ),
-                tell_of_returns(session.views, bookies, bulk),
-                overdue.run(),
-                runner.run(),
-            ):
-                tasks.create_task(work)
+        return (check,)
 
-
-def _placement_check(
-    settings: Settings,
-    session: Session,
-    batcher: Batcher,
-    keeper: IndexKeeper,
-    findings: Findings,
-    placing: Placing,
-) -> PlacementCheck:
-    marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
-    return PlacementCheck(
-        index=keeper.index,
-        views=session.views,
-        policy=placing.policy,
-        rack_of=placing.racks.rack,
-        has_rack_source=placing.keeper is not None,
-        reports=Reports(marker, findings) if settings.checks.repairs_placement else None,
-    )
-
-
-def _idle_open_check(
-    settings: Settings,
-    session: Session,
-    batcher: Batcher,
-    keeper: IndexKeeper,
-    bookies: Bookies,
-) -> Sequence[Check]:
-    """No check where nothing counts as idle."""
-    checks = settings.checks
-    if not checks.idle_open_after_s:
-        return ()
-    check = IdleOpenCheck(
-        index=keeper.index,
-        manager=session.manager,
-        bookies=bookies,
-        views=session.views,
-        sightings=Sightings(session.store, batcher, session.ur),
-        after_s=checks.idle_open_after_s,
-        reads_per_s=checks.reads_per_s,
-        clock=session.clock,
-    )
-    return (check,)
-
-
-def _reading_checks(
-    settings: Settings, session: Session, batcher: Batcher, bookies: Bookies, findings: Findings
-) -> Sequence[Check]:
-    """Of those that are due alike, the first runs first."""
-    replication, store, ur = settings.replication, session.store, session.ur
-    reader = CopyReader(
-        manager=session.manager,
-        bookies=QuarantiningBookies(bookies, Quarantine(session.clock, session.views.life)),
-        views=session.views,
-        clock=session.clock,
-        rng=session.rng,
-        fallback_digest=replication.fallback_digest,
-        entry_lists=replication.entry_lists,
-    )
-    reports = Reports(Marker(store, batcher, ur, session.clock), findings)
-    return (
-        AllLedgersCheck(reader, reports, share=settings.checks.all_ledgers_share),
-        ReplicasCheck(reader, reports, MarkTree(store, ur)),
-    )
+    def _reports(self) -> Reports:
+        session = self.session
+        queues = BothQueues(session.store, self.batcher, session.ur, session.clock)
+        return Reports(queues, self.findings)

@@ -37,9 +37,8 @@ from daemon.fsck_running import (
     run,
     tell_daemon,
 )
-from daemon.operating.limits_command import Limit
-from daemon.operating.maintenance_command import Duration
 from daemon.operating.progress import ProgressLine, tell
+from daemon.option_types import Duration, Limit
 from daemon.settings import Settings
 from daemon.visit import log_errors_only
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
@@ -252,14 +251,14 @@ def _mark(
 
     with failing_as_unknown(lambda: NO_RESULTS):
         faults = faults_of(results.wrong())
-    published = None
+    marked = None
     if is_marking and faults:
         line = ProgressLine("ledger")
         try:
-            published = asyncio.run(publish(settings, results.folder, faults, line.show))
+            marked = asyncio.run(publish(settings, results.folder, faults, line.show))
         finally:
             line.close()
-    return faults_record(faults, published), faults_lines(faults, published)
+    return faults_record(faults, marked), faults_lines(faults, marked)
 
 
 @fsck.command("mark")

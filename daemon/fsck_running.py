@@ -26,7 +26,7 @@ from auditor.fsck.results.last import write_last
 from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, OnProgress
-from auditor.marking import Marker
+from auditor.marking import BothQueues
 from daemon.local.java import Java
 from daemon.placing import begin_placing, rule_of
 from daemon.settings import Settings
@@ -38,7 +38,7 @@ from ledgers.metadata import BookieId
 from ledgers.operations.tasks import task_scope
 from ledgers.placement import Rule
 from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Membership
+from replication.cluster.membership import Half, Membership
 from replication.cluster.own_state import parse_record, text
 from replication.queue import payloads
 from replication.queue.batching import Batcher
@@ -214,9 +214,16 @@ async def tell_daemon(settings: Settings, summary: Summary) -> None:
         log.error("fsck_run.not_told", error=str(error))
 
 
-async def publish(
-    settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
-) -> Published:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marked:
+    """``has_worker``: whether a bookmender daemon with a worker was there, which alone mends what is in our own
+    queue."""
+
+    published: Published
+    has_worker: bool
+
+
+async def publish(settings: Settings, folder: Path, faults: Sequence[Fault], show: Show) -> Marked:
     """What stands in the results in ``folder``. Raises SettingsError where they are another cluster's,
     RejectedError while auto-recovery is switched off, SessionLostError, UnavailableError."""
     async with visit(settings) as cluster:
@@ -224,21 +231,31 @@ async def publish(
         return await publish_here(cluster, faults, show)
 
 
-async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Published:
+async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Marked:
     store, ur, clock = cluster.store, cluster.ur, SystemClock()
     if await store.exists(payloads.disable_path(ur)) is not None:
         raise RejectedError(
             "auto-recovery is switched off, so nothing is marked: bookmender enable"
         )
     await prepare_tree(store, ur)
+    views = ViewSource(cluster.registration, clock)
+    await views.refresh()
     membership = await Membership.join(store, ur, by_hand())
     batcher = Batcher(store, [membership.guard])
     async with task_scope() as scope:
         scope.start(batcher.run())
         publisher = Publisher(
-            Marker(store, batcher, ur, clock), Findings(store, batcher, ur, clock), cluster.manager
+            BothQueues(store, batcher, ur, clock),
+            Findings(store, batcher, ur, clock),
+            cluster.manager,
+            views,
         )
-        return await publisher.publish(faults, show)
+        published = await publisher.publish(faults, show)
+        return Marked(published=published, has_worker=await _has_worker(membership))
+
+
+async def _has_worker(membership: Membership) -> bool:
+    return any(node.info.half is Half.WORKER for node in await membership.everybody())
 
 
 def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:

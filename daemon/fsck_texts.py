@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from auditor.fsck.publishing import Fault, Published
+from auditor.fsck.publishing import Fault
 from auditor.fsck.results.advice import advice_for, counts_text, headline
 from auditor.fsck.results.changes import Change, Changes, Said
 from auditor.fsck.results.past import PastVerdict
@@ -17,10 +17,12 @@ from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict
+from daemon.fsck_running import Marked
 from daemon.operating.progress import Eta, counted, duration_text, printable
 from daemon.plan_command import size_text
 
 SHOWN_MAX = 20
+HOW_TO_START = "start a node with bookmender daemon, its worker switched on"
 LINE_INTERVAL_S = 10.0
 """Between two lines where no terminal shows a bar."""
 
@@ -132,11 +134,12 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def faults_lines(faults: Sequence[Fault], published: Published | None) -> list[str]:
-    """``published``: None where nothing was marked."""
+def faults_lines(faults: Sequence[Fault], marked: Marked | None) -> list[str]:
+    """``marked``: None where nothing was."""
     if not faults:
         return ["nothing to be marked for the daemon"]
-    if published is not None:
+    if marked is not None:
+        published = marked.published
         told = f"{counted(published.new, 'ledger')} marked for the daemon"
         if published.known:
             told += f", {published.known:,} were marked already"
@@ -144,7 +147,7 @@ def faults_lines(faults: Sequence[Fault], published: Published | None) -> list[s
             told += (
                 f", {published.changed:,} not, as they changed or went since they were looked at"
             )
-        return [told]
+        return [told, *_own_lines(marked)]
     lines = [
         printable(f"would mark ledger {fault.ledger_id} ({fault.grade.value}): {fault.detail}")
         for fault in faults[:SHOWN_MAX]
@@ -154,8 +157,18 @@ def faults_lines(faults: Sequence[Fault], published: Published | None) -> list[s
     return [*lines, f"{counted(len(faults), 'ledger')} would be marked; --mark does it"]
 
 
-def faults_record(faults: Sequence[Fault], published: Published | None) -> dict[str, Any]:
-    if published is None:
+def _own_lines(marked: Marked) -> list[str]:
+    if not marked.published.own:
+        return []
+    told = (
+        f"{counted(marked.published.own, 'ledger')} of these in bookmender's own queue: Java's workers would find "
+        "them whole, and only a bookmender daemon mends them"
+    )
+    return [told if marked.has_worker else f"{told}; none is running: {HOW_TO_START}"]
+
+
+def faults_record(faults: Sequence[Fault], marked: Marked | None) -> dict[str, Any]:
+    if marked is None:
         return {
             "would_mark": len(faults),
             "first_ledgers": [
@@ -168,7 +181,13 @@ def faults_record(faults: Sequence[Fault], published: Published | None) -> dict[
                 for fault in faults[:SHOWN_MAX]
             ],
         }
-    return {"marked": published.new, "known": published.known, "changed": published.changed}
+    return {
+        "marked": marked.published.new,
+        "known": marked.published.known,
+        "changed": marked.published.changed,
+        "own": marked.published.own,
+        "has_worker": marked.has_worker,
+    }
 
 
 # --- One ledger -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from auditor.records import read_absences
 from daemon.operating.bookies import loss_due_text
 from daemon.operating.check_rows import CheckRow, run_record, run_text
 from daemon.operating.checks import read_checks
-from daemon.operating.progress import counted, duration_text
+from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
@@ -43,6 +43,8 @@ class LeaderState:
 
     index: IndexNote | None = None
     recovery_delay_s: int = 0
+    recovery_delay_refusal: str = ""
+    """Why ``lostBookieRecoveryDelay`` cannot be read; empty where it can, or is missing."""
     pending: tuple[PendingLoss, ...] = ()
     uncounted: frozenset[BookieId] = frozenset()
     """Away while there is a recovery delay, and no leader of ours tells since when: lost or not, nobody knows."""
@@ -70,6 +72,7 @@ class LeaderState:
         return {
             "index": None if self.index is None else _index_record(self.index),
             "recovery_delay_s": self.recovery_delay_s,
+            "recovery_delay_error": self.recovery_delay_refusal or None,
             "pending_losses": [each.to_json() for each in self.pending],
             "running_checks": [
                 {"check": row.name, **run_record(row.running)} for row in self.checks if row.running
@@ -136,6 +139,16 @@ def away_text(
     return f"{bookie}, for how long is not known: {who}; {delay}{marked}"
 
 
+def delay_text(state: LeaderState) -> str:
+    """What counts while the recovery delay cannot be read; empty where it can."""
+    if not state.recovery_delay_refusal:
+        return ""
+    return (
+        f"{printable(state.recovery_delay_refusal)}: until one is written there, a leader of ours counts "
+        f"{duration_text(state.recovery_delay_s)}, by its settings"
+    )
+
+
 def check_texts(checks: Sequence[CheckRow]) -> list[str]:
     return [f"{row.name}: {run_text(row.running)}" for row in checks if row.running is not None]
 
@@ -159,6 +172,7 @@ async def gather_leader(
     if leader_session_id is None:  # what an earlier leader of ours left says nothing of now
         return LeaderState(
             recovery_delay_s=delay.delay_s,
+            recovery_delay_refusal=delay.refusal,
             uncounted=_uncounted({}, away, delay_s=delay.delay_s),
             by_cause=by_cause,
         )
@@ -170,6 +184,7 @@ async def gather_leader(
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
+        recovery_delay_refusal=delay.refusal,
         pending=_pending(absences.since_ms, away, delay_s=delay.delay_s, now_ms=now_ms),
         uncounted=_uncounted(absences.since_ms, away, delay_s=delay.delay_s),
         by_cause=by_cause,
@@ -246,9 +261,6 @@ async def _cause_counts(cluster: Visit, marked: Sequence[MarkedLedger]) -> Count
         cause
         for ledger in marked
         for cause in {
-            reason.cause
-            for reason in reasons.of(
-                ledger.ledger_id, ledger.mark.replicas if ledger.mark else (), is_own=False
-            )
+            reason.cause for reason in reasons.of(ledger.ledger_id, ledger.mark, is_own=False)
         }
     )

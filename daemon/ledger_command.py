@@ -8,11 +8,16 @@ import click
 
 from daemon.cli import LedgerId, config_option, output_option
 from daemon.operating.idle_command import close, idle
+from daemon.operating.progress import printable
 from daemon.restore_command import earlier_metadata_hint, restore
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
-from ledgers.registration import BookieView
+from replication.cluster.cluster_view import ClusterView
+from replication.planning.open_ledger import end_doubts
+from replication.waiting.unproven_ends import UnprovenEnd, read_unproven_end
+
+SET_UP_LATER = "  set up later: after the ledger was made; what they had of it before is lost, unless it was copied since"
 
 
 @click.group()
@@ -25,16 +30,22 @@ def ledger() -> None:
 @config_option
 @output_option
 def show(ledger_id: int, config: Path | None, output: str) -> None:
-    """The metadata of one ledger, and which of its bookies are there.
+    """The metadata of one ledger, which of its bookies are there, and which were set up after the ledger was made.
+
+    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt, else null).
 
     Exits 1 when there is no such ledger, or its metadata cannot be read.
     """
 
-    async def look(cluster: Visit) -> tuple[VersionedMetadata, BookieView]:
-        return await _read(cluster, ledger_id), await cluster.registration.read()
+    async def look(cluster: Visit) -> dict[str, Any]:
+        found = await _read(cluster, ledger_id)
+        view = ClusterView(
+            bookies=await cluster.registration.read(), cookies=await cluster.registration.cookies()
+        )
+        tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
+        return _record(found, view, tried)
 
-    found, view = run_visit(config, look)
-    record = _record(found, view)
+    record = run_visit(config, look)
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
 
 
@@ -50,8 +61,20 @@ async def _read(cluster: Visit, ledger_id: int) -> VersionedMetadata:
         raise CorruptionError(f"{error}; {earlier_metadata_hint(ledger_id)}") from error
 
 
-def _record(found: VersionedMetadata, view: BookieView) -> dict[str, Any]:
-    metadata = found.metadata
+def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None) -> str:
+    """What stands against ever knowing where a ledger ends, that is not closed; empty where nothing does."""
+    if found.metadata.is_closed:
+        return ""
+    if tried is not None:
+        return tried.detail
+    doubts = end_doubts(found, view)
+    return f"its end may not be provable: {doubts}" if doubts else ""
+
+
+def _record(
+    found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None
+) -> dict[str, Any]:
+    metadata, young = found.metadata, view.initialised_after(found.stat.czxid)
     return {
         "ledger_id": found.ledger_id,
         "version": found.version,
@@ -68,9 +91,11 @@ def _record(found: VersionedMetadata, view: BookieView) -> dict[str, Any]:
                 "first_entry_id": segment.first_entry_id,
                 "ensemble": list(segment.ensemble),
                 "absent": [b for b in segment.ensemble if b not in view.available],
+                "set_up_later": [b for b in segment.ensemble if b in young],
             }
             for segment in metadata.segments
         ],
+        "end_doubt": end_doubt(found, view, tried) or None,
     }
 
 
@@ -87,6 +112,19 @@ def _text(record: dict[str, Any]) -> str:
         f"metadata version {record['metadata_version']}, znode version {record['version']}",
     ]
     for segment in record["segments"]:
-        members = (f"{b} (absent)" if b in segment["absent"] else b for b in segment["ensemble"])
+        members = (_member(bookie, segment) for bookie in segment["ensemble"])
         lines.append(f"  from entry {segment['first_entry_id']}: {', '.join(members)}")
+    if any(segment["set_up_later"] for segment in record["segments"]):
+        lines.append(SET_UP_LATER)
+    if record["end_doubt"]:
+        lines.append(f"  {printable(record['end_doubt'])}")
     return "\n".join(lines)
+
+
+def _member(bookie: str, segment: dict[str, Any]) -> str:
+    told = [
+        text
+        for key, text in (("absent", "absent"), ("set_up_later", "set up later"))
+        if bookie in segment[key]
+    ]
+    return f"{bookie} ({', '.join(told)})" if told else bookie

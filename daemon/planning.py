@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+from auditor.findings import read_findings
 from auditor.scan import may_be_named
 from daemon.local_bookie import local_bookie
 from daemon.operating.bookie_ids import known_bookies, require_known
@@ -19,6 +20,7 @@ from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId
+from ledgers.operations.tasks import gather_in_parts
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import DrainOrder
@@ -99,14 +101,18 @@ async def preview_all(
     cluster: Visit, ledger_ids: Sequence[int], *, drained: BookieId | None = None
 ) -> list[Preview]:
     """In order. ``drained``: as if that bookie were being drained, too."""
-    found: list[Preview] = []
     if not ledger_ids:
-        return found  # no bookie is asked for its room
+        return []  # no bookie is asked for its room
+    findings = await read_findings(cluster.store, cluster.ur, ledger_ids)
     async with open_previewer(cluster, drained=drained) as previewer:
-        for start in range(0, len(ledger_ids), LEDGERS_AT_ONCE):
-            part = ledger_ids[start : start + LEDGERS_AT_ONCE]
-            found += await asyncio.gather(*map(previewer.preview, part))
-    return found
+
+        async def preview(ledger_id: int) -> Preview:
+            finding = findings.get(ledger_id)
+            return await previewer.preview(
+                ledger_id, distrusted=() if finding is None else finding.bookies
+            )
+
+        return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
 
 
 async def most_endangered(cluster: Visit, *, limit: int) -> Chosen:

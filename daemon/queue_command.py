@@ -40,8 +40,8 @@ def queue() -> None:
 def list_queue(config: Path | None, output: str, limit: int) -> None:
     """Marked ledgers by id: what each misses, why it is marked, and why it waits if it does.
 
-    Those of draining bookies and of repairs by hand are in a queue of our own, which Java does not
-    see; they may well be whole.
+    Those of draining bookies, of repairs by hand, and with damage that Java would not find are in a
+    queue of our own, which Java does not see.
 
     Exits 0 when none is marked, 1 when some are, 3 when it could not tell.
     """
@@ -96,9 +96,7 @@ async def queue_rows(
             "reasons": [
                 reason.to_json()
                 for reason in reasons.of(
-                    ledger.ledger_id,
-                    ledger.mark.replicas if ledger.mark else (),
-                    is_own=ledger.ledger_id in own,
+                    ledger.ledger_id, ledger.mark, is_own=ledger.ledger_id in own
                 )
             ],
             "is_locked": ledger.ledger_id in locks,
@@ -134,15 +132,21 @@ def line_of(row: dict[str, Any], *, now_ms: int) -> str:
         line += f" — {note['reason']}: {note['detail']}"
         if next_s := seconds_until(note["next_try_ms"], now_ms):
             line += f"; try {note['tries'] + 1} in {next_s} s"
+        elif left_s := seconds_until(note["grace_until_ms"], now_ms):
+            line += f"; grace over in {left_s} s"
     return printable(line)
 
 
 def _meant(row: dict[str, Any]) -> str:
-    """What the mark asks for. One in our own queue names bookies to leave, or, made by hand, none."""
+    """What the mark asks for. One in our own queue names bookies to leave, or, made by hand, none; or those
+    whose copies a check or fsck found bad."""
     if row["missing"] is None:
         return str(row["mark_unreadable"])
     named = ", ".join(row["missing"])
     if row["is_own"]:
+        causes = {reason["cause"] for reason in row["reasons"] if reason["bookie"]}
+        if causes - {"drained", "hand"}:
+            return f"bad copies on {named}"
         return f"to leave {named}" if named else "to be checked"
     return f"misses {named or 'nothing'}"
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.election import current_leader
+from auditor.findings import read_findings
 from auditor.fsck.results.last import read_closer, read_last
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord, last_audit
@@ -18,7 +19,7 @@ from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId
-from replication.cluster.membership import NodeInfo, live_nodes
+from replication.cluster.membership import Half, NodeInfo, live_nodes
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import HoldOrder
 from replication.cluster.own_state import own_path
@@ -33,9 +34,11 @@ from replication.queue.listing import (
 )
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
+from replication.waiting.unproven_ends import unproven_ledger_ids
 
 WAITING_SHOWN_MAX = 1_000
 LOCKS_READ_MAX = 1_000
+UNPROVEN_SHOWN_MAX = 1_000
 UNREADABLE_VOTE = "unknown (its vote cannot be read)"
 
 VERDICTS = {
@@ -46,13 +49,14 @@ VERDICTS = {
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
     "disabled": "ledgers are marked, and auto-recovery is switched off",
-    "unattended": "ledgers are marked, and nobody is there to repair them: no node, no leader, no lock",
+    "unattended": "ledgers are marked, and nobody is there to repair them: no node that would, no leader, no lock",
     "bookies-lost": "nothing is marked, but a bookie is lost",
     "bookies-wiped": "nothing is marked yet, but a bookie was set up anew, and may have lost what it had",
     "none-writable": "nothing is marked and no bookie is lost, but none takes writes, nor copies",
     "bookies-away": "nothing is marked yet: a bookie is away, and lost only after the recovery delay",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
+    "ends-unproven": "no ledger misses copies, but the end of some cannot be proven: they need an operator",
     "orders-unreadable": "nothing is marked, but an order of an operator's cannot be read",
     "no-auditor": "nothing is marked, but nobody looks for losses: no auditor is running, ours or Java's",
     "indexing": "nothing is marked so far: the leader has not read every ledger's metadata yet",
@@ -88,7 +92,9 @@ class Status:
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
-    """Ledgers in our own queue alone: of draining bookies, and of repairs by hand. They may well be whole."""
+    """Ledgers in our own queue alone: of draining bookies, and of repairs by hand, that may well be whole; and ``own_damaged_count``:"""
+    own_damaged_count: int = 0
+    """Those of them of which a check or fsck found copies missing or bad where Java's workers do not look."""
     ordered: tuple[BookieRow, ...] = ()
     """The bookies that drain, or are under maintenance."""
     hold: HoldOrder | None = None
@@ -100,6 +106,8 @@ class Status:
     foreign_locks: tuple[LockedLedger, ...] = ()
     """Held by other than our nodes, oldest first: Java's workers, bookies' garbage collectors; of at
     most ``LOCKS_READ_MAX``."""
+    unproven: tuple[int, ...] = ()
+    """Ledgers, marked or not, whose end could not be proven."""
     fsck: Summary | None = None
     """Of its last run."""
     fsck_closer: Summary | None = None
@@ -112,7 +120,7 @@ class Status:
             return "no-bookies"
         if self.hold is not None:
             return "held"
-        if self.marked_count:
+        if self.marked_count or self.own_damaged_count:
             if self.is_disabled:
                 return "disabled"
             if self._is_unattended:
@@ -130,6 +138,8 @@ class Status:
             return "unreadable"
         if self.own_marked_count and self._is_stuck:
             return "drain-stuck"
+        if self.unproven:
+            return "ends-unproven"
         if self.unreadable_orders:
             return "orders-unreadable"
         if self.leader is None:
@@ -162,6 +172,11 @@ class Status:
         return max((window.until_ms for window in windows if window is not None), default=None)
 
     @property
+    def has_worker(self) -> bool:
+        """Of ours."""
+        return any(node.half is Half.WORKER for node in self.nodes)
+
+    @property
     def is_indexing(self) -> bool:
         """Whether a leader of ours may yet find ledgers that miss copies. Of Java's nothing is known."""
         index = self.auditing.index
@@ -169,7 +184,10 @@ class Status:
 
     @property
     def _is_unattended(self) -> bool:
-        """Java's workers are seen by nothing but their locks, and mostly one of their auditors leads."""
+        """Java's workers are seen by nothing but their locks, and mostly one of their auditors leads. In our own
+        queue they do not look."""
+        if not self.marked_count:
+            return not self.has_worker
         return not self.nodes and self.leader is None and not self.under_repair
 
     @property
@@ -208,10 +226,15 @@ class Status:
                 "by_lost_bookie": dict(self.by_bookie),
                 "by_cause": dict(self.auditing.by_cause),
                 "own_marked": self.own_marked_count,
+                "own_damaged": self.own_damaged_count,
                 "foreign_locks": [lock_record(lock) for lock in self.foreign_locks],
             },
             "ordered_bookies": [row.to_json() for row in self.ordered],
             "unreadable_orders": list(self.unreadable_orders),
+            "unproven_ends": {
+                "count": len(self.unproven),
+                "ledgers": list(self.unproven[:UNPROVEN_SHOWN_MAX]),
+            },
             "waiting": {
                 "count": self.waiting_count,
                 "ledgers": [note_record(note) for note in self.waiting],
@@ -248,6 +271,7 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
         "since_ms": note.since_ms,
         "tries": note.tries,
         "next_try_ms": note.next_try_ms,
+        "grace_until_ms": note.grace_until_ms,
     }
 
 
@@ -272,6 +296,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
     marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
     marked_ids = {ledger.ledger_id for ledger in marked}
     own_ids = set(await marked_ledger_ids(store, own_path(ur))) - marked_ids
+    findings = await read_findings(store, ur, sorted(own_ids))
     locked_ids = await locked_ledger_ids(store, ur)
     notes = WaitingNotes(store, ur)
     noted = sorted(await notes.ledger_ids() & (marked_ids | own_ids))
@@ -308,6 +333,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         waiting_count=len(noted),
         audit=await _audit_as_it_is_now(cluster),
         own_marked_count=len(own_ids),
+        own_damaged_count=sum(bool(found.bookies) for found in findings.values()),
         ordered=tuple(
             row
             for row in with_losses(bookies, auditing.loss_due_ms)
@@ -317,6 +343,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         auditing=auditing,
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
+        unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),
         fsck=await read_last(store, ur),
         fsck_closer=await read_closer(store, ur),
     )

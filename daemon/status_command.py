@@ -14,8 +14,15 @@ from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
-from daemon.leader_status import away_text, check_texts, index_text, lost_text
+from daemon.leader_status import (
+    away_text,
+    check_texts,
+    delay_text,
+    index_text,
+    lost_text,
+)
 from daemon.operating.hold import hold_text
+from daemon.operating.java_leader import disregards
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.status import VERDICTS, Status, gather_status
@@ -60,12 +67,14 @@ status.help = "\n".join(
         "and until_ms, when the last of their windows is over); queue: marked ledgers by_missing_bookies,",
         "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
-        "built, or so far; read of expected while it is built), recovery_delay_s,",
+        "built, or so far; read of expected while it is built), recovery_delay_s (recovery_delay_error: why it is",
+        "that of the settings, though lostBookieRecoveryDelay stands),",
         "pending_losses (lost_ms: when each will be lost), away_named_by (how many ledgers name each bookie that",
         "is away; told every few seconds; is_complete: every ledger was counted), running_checks (ledgers_left,",
         "remaining_s, counts);",
         "hold, last_audit, last_fsck (the summary of its last run), closer_fsck (of an earlier one that looked",
-        "more closely and found something wrong, if none as close came after), ordered_bookies, waiting.",
+        "more closely and found something wrong, if none as close came after), ordered_bookies, unproven_ends,",
+        "waiting.",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does, or bookmender fsck, whose last run changes no verdict: the line tells what it found. Exits 0 when whole, or short of copies only while operators have bookies",
@@ -77,10 +86,11 @@ status.help = "\n".join(
 def render(found: Status, *, now_ms: int) -> str:
     """The same for people, a fact a line."""
     auditing = found.auditing
-    lines = [] if found.hold is None else [f"HOLD      {_hold(found, found.hold, now_ms=now_ms)}"]
+    lines = [] if found.hold is None else _hold(found, found.hold, now_ms=now_ms)
     lines += [
         f"verdict   {verdict_text(found, now_ms=now_ms)}",
         f"leader    {_leader(found)}",
+        *([f"delay     {told}"] if (told := delay_text(auditing)) else []),
         *([f"index     {index_text(auditing.index)}"] if auditing.index else []),
         f"nodes     {_nodes(found)}",
         _bookies(found, now_ms=now_ms),
@@ -94,8 +104,7 @@ def render(found: Status, *, now_ms: int) -> str:
     if auditing.by_cause:
         causes = ", ".join(f"{count} {cause}" for cause, count in auditing.by_cause)
         lines.append(f"          because: {causes}")
-    if found.own_marked_count:
-        lines.append(f"          {found.own_marked_count} more to be drained or repaired by hand")
+    lines += [f"          {text}" for text in _own_queue(found)]
     if found.foreign_locks:
         lines.append(f"locks     {_foreign_locks(found.foreign_locks, now_ms=now_ms)}")
     orders = [row.to_text(now_ms=now_ms) for row in found.ordered]
@@ -109,6 +118,8 @@ def render(found: Status, *, now_ms: int) -> str:
         closer = _fsck(found.fsck_closer, now_ms=now_ms)
         lines.append(f"          {closer}; none as close came after")
     lines += [f"checking  {text}" for text in check_texts(auditing.checks)]
+    if found.unproven:
+        lines.append(f"ends      {_unproven(found.unproven)}")
     if found.waiting:
         shown, total = len(found.waiting), found.waiting_count
         first = f"the first {shown} of {total}; " if shown < total else ""
@@ -117,7 +128,7 @@ def render(found: Status, *, now_ms: int) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
+def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> list[str]:
     has_worker = any(node.half is Half.WORKER for node in found.nodes)
     is_worked_on = has_worker and not found.is_disabled
     marked_count = found.marked_count if is_worked_on else 0
@@ -126,7 +137,27 @@ def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> str:
         and found.leader_node is not None
         and not set(hold.bookies) & {*found.lost, *found.away}
     )
-    return hold_text(hold, now_ms=now_ms, marked_count=marked_count, are_back=are_back)
+    told = hold_text(hold, now_ms=now_ms, marked_count=marked_count, are_back=are_back)
+    lines = [f"HOLD      {told}"]
+    if found.leader is not None and found.leader_node is None and not found.is_disabled:
+        lines.append(f"          {disregards(found.leader, 'holds')}")
+    return lines
+
+
+def _own_queue(found: Status) -> list[str]:
+    """What is in our own queue alone."""
+    damaged_count = found.own_damaged_count
+    others_count = found.own_marked_count - damaged_count
+    lines = []
+    if damaged_count:
+        text = f"{damaged_count} more with damage that Java's workers do not see"
+        alone = (
+            "" if found.has_worker else "; only a bookmender daemon mends it, and none is running"
+        )
+        lines.append(text + alone)
+    if others_count:
+        lines.append(f"{others_count} more to be drained or repaired by hand")
+    return lines
 
 
 def _bookies(found: Status, *, now_ms: int) -> str:
@@ -190,20 +221,38 @@ def _fsck(summary: Summary, *, now_ms: int) -> str:
     return f"{age} ago, level {summary.level.value}{blind}: {counts_text(summary.counts)}{left}"
 
 
+def _unproven(ledger_ids: Sequence[int]) -> str:
+    return (
+        f"{len(ledger_ids):,} cannot be proven: ledger {_some(ledger_ids)}; bookmender ledger show ID says "
+        "why, and what helps"
+    )
+
+
+def _some(ledger_ids: Sequence[int]) -> str:
+    more = ", …" if len(ledger_ids) > LEDGERS_SHOWN_MAX else ""
+    return ", ".join(map(str, ledger_ids[:LEDGERS_SHOWN_MAX])) + more
+
+
 def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> str:
     """One line for all ledgers that wait for the same reason, with what is said of the first."""
     notes = [note for note in waiting if note.reason is reason]
     if not notes:
         return ""
-    shown = ", ".join(str(note.ledger_id) for note in notes[:LEDGERS_SHOWN_MAX])
-    more = ", …" if len(notes) > LEDGERS_SHOWN_MAX else ""
     longest = duration_text(max(age_s(note.since_ms, now_ms) for note in notes))
-    next_s = min(seconds_until(note.next_try_ms, now_ms) for note in notes)
-    when = f"next try in {duration_text(next_s)}" if next_s else "next try due"
     return (
-        f"  {len(notes)} {reason.value}, for up to {longest}, {when}: ledger {shown}{more}\n"
+        f"  {len(notes)} {reason.value}, for up to {longest}, {_when(notes, now_ms=now_ms)}: "
+        f"ledger {_some([note.ledger_id for note in notes])}\n"
         f"      {printable(notes[0].detail)}"
     )
+
+
+def _when(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
+    """What comes next of those that wait for the same reason: of a grace its end."""
+    if all(note.grace_until_ms for note in notes):
+        left_s = min(seconds_until(note.grace_until_ms, now_ms) for note in notes)
+        return f"grace over in {duration_text(left_s)}" if left_s else "grace over"
+    next_s = min(seconds_until(note.next_try_ms, now_ms) for note in notes)
+    return f"next try in {duration_text(next_s)}" if next_s else "next try due"
 
 
 def _foreign_locks(locks: Sequence[LockedLedger], *, now_ms: int) -> str:

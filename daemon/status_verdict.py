@@ -33,6 +33,8 @@ def _why(found: Status, *, now_ms: int) -> str:
             return _away(found, now_ms=now_ms)
         case "bookies-wiped":
             return f"set up anew, and may have lost what they had: {', '.join(found.wiped)}"
+        case "ends-unproven":
+            return f"an operator is needed for the end of {counted(len(found.unproven), 'ledger')}"
         case "none-writable":
             return "no bookie takes writes: they are read-only, or away"
         case _:

@@ -31,6 +31,7 @@ from replication.queue.batching import Batcher
 from replication.queue.queue import Queue
 from replication.repair import Repairer
 from replication.waiting.notes import WaitingNotesWriter
+from replication.waiting.unproven_ends import UnprovenEnds
 from replication.worker import ReplicationWorker
 
 
@@ -69,7 +70,6 @@ async def open_worker(
         bulk = BulkTransfers(budgets, resolve=session.views.resolve)
         bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
-        quarantine = Quarantine(session.clock, session.views.life)
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await placing_of(session, settings.placement)
         rooms = RoomSource(
@@ -80,27 +80,23 @@ async def open_worker(
             rng=session.rng,
         )
         await rooms.start()
-        worker = _worker(
-            settings,
-            session,
-            make_queue(session, batcher),
-            batcher,
-            bookies,
-            _receivers(settings, session, placing, rooms, quarantine),
-            quarantine,
+        parts = _Parts(
+            settings=settings,
+            session=session,
+            batcher=batcher,
+            queue=make_queue(session, batcher),
+            bookies=bookies,
+            placing=placing,
+            rooms=rooms,
+            quarantine=Quarantine(session.clock, session.views.life),
         )
+        worker = parts.worker()
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(work)
                 for work in (
                     batcher.run(),
-                    keep_to_our_share(
-                        settings,
-                        session.views,
-                        session.membership,
-                        budgets,
-                        clock=session.clock,
-                    ),
+                    _keep_to_our_share(settings, session, budgets),
                     keep_to_pace(settings, session.views, bulk, batcher),
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
@@ -113,70 +109,85 @@ async def open_worker(
                 task.cancel()
 
 
-def _receivers(
-    settings: Settings,
-    session: Session,
-    placing: Placing,
-    rooms: RoomSource,
-    quarantine: Quarantine,
-) -> Receivers:
-    return Receivers(
-        placing.policy,
-        clock=session.clock,
-        local=session.local,
-        is_local_only=settings.replication.target == "local",
-        rooms=rooms,
-        rack=placing.racks.rack,
-        quarantine=quarantine,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """What one worker is made of."""
 
+    settings: Settings
+    session: Session
+    batcher: Batcher
+    queue: Queue
+    bookies: BookieClient
+    placing: Placing
+    rooms: RoomSource
+    quarantine: Quarantine
 
-def _worker(
-    settings: Settings,
-    session: Session,
-    queue: Queue,
-    batcher: Batcher,
-    bookies: BookieClient,
-    receivers: Receivers,
-    quarantine: Quarantine,
-) -> ReplicationWorker:
-    ours = settings.replication
-    answering = QuarantiningBookies(bookies, quarantine)
-    fallback_digest = ours.fallback_digest
-    repairer = Repairer(
-        queue=queue,
-        manager=session.manager,
-        views=session.views,
-        surveyor=Surveyor(
-            manager=session.manager,
-            bookies=answering,
+    def worker(self) -> ReplicationWorker:
+        session = self.session
+        return ReplicationWorker(
+            queue=self.queue,
+            repairer=self._repairer(),
+            views=session.views,
+            notes=WaitingNotesWriter(session.store, self.batcher, session.ur),
+            ends=UnprovenEnds(
+                session.store,
+                self.batcher,
+                session.ur,
+                manager=session.manager,
+                clock=session.clock,
+            ),
+            settings=self.settings.replication,
+            node=session.node,
             clock=session.clock,
             rng=session.rng,
-            fallback_digest=fallback_digest,
-            checked_share=ours.checked_share,
-            entry_lists=ours.entry_lists,
-        ),
-        open_ledgers=OpenLedgers(
+        )
+
+    def _repairer(self) -> Repairer:
+        session, ours = self.session, self.settings.replication
+        answering = QuarantiningBookies(self.bookies, self.quarantine)
+        fallback_digest = ours.fallback_digest
+        receivers = self._receivers()
+        return Repairer(
+            queue=self.queue,
             manager=session.manager,
-            # Before anything is fenced each bookie is asked afresh (rules S5, S13).
-            bookies=bookies,
             views=session.views,
-            fallback_digest=fallback_digest,
-            receivers=receivers,
-            clock=session.clock,
-        ),
-        copier=Copier(answering, receivers),
-        moves_misplaced=settings.checks.repairs_placement,
-    )
-    return ReplicationWorker(
-        queue=queue,
-        repairer=repairer,
-        views=session.views,
-        notes=WaitingNotesWriter(session.store, batcher, session.ur),
-        settings=ours,
-        node=session.node,
-        clock=session.clock,
-        rng=session.rng,
+            surveyor=Surveyor(
+                manager=session.manager,
+                bookies=answering,
+                clock=session.clock,
+                rng=session.rng,
+                fallback_digest=fallback_digest,
+                checked_share=ours.checked_share,
+                entry_lists=ours.entry_lists,
+            ),
+            open_ledgers=OpenLedgers(
+                manager=session.manager,
+                # Before anything is fenced each bookie is asked afresh (rules S5, S13).
+                bookies=self.bookies,
+                views=session.views,
+                fallback_digest=fallback_digest,
+                receivers=receivers,
+                clock=session.clock,
+            ),
+            copier=Copier(answering, receivers),
+            moves_misplaced=self.settings.checks.repairs_placement,
+        )
+
+    def _receivers(self) -> Receivers:
+        return Receivers(
+            self.placing.policy,
+            clock=self.session.clock,
+            local=self.session.local,
+            is_local_only=self.settings.replication.target == "local",
+            rooms=self.rooms,
+            rack=self.placing.racks.rack,
+            quarantine=self.quarantine,
+        )
+
+
+async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budgets) -> None:
+    await keep_to_our_share(
+        settings, session.views, session.membership, budgets, clock=session.clock
     )
 
 

@@ -30,7 +30,14 @@ class UnavailableError(BookmenderError):
 
 
 class UnprovenEndError(UnavailableError):
-    """Where a ledger ends cannot be proven: bookies may have lost entries. Other bookies may know, or a person."""
+    """Where a ledger ends cannot be proven: bookies may have lost entries. Other bookies may know, or a person.
+
+    ``are_any_silent``: some bookie of the ledger did not answer.
+    """
+
+    def __init__(self, message: str, *, are_any_silent: bool, **context: object) -> None:
+        super().__init__(message, **context)
+        self.are_any_silent = are_any_silent
 
 
 class NoAnswerError(UnavailableError):

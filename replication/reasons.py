@@ -16,6 +16,9 @@ class Reason(enum.Enum):
     MISPLACED = "misplaced"
     NO_ANSWER = "no-answer"
     RECOVERY_FAILED = "recovery-failed"
+    NO_COVERAGE = "no-coverage"
+    END_UNPROVEN = "end-unproven"
+    RECOVERY_UNENDED = "recovery-unended"
     CORRUPT_METADATA = "corrupt-metadata"
     SHUT_AWAY = "shut-away"
     DIGEST_SUSPECT = "digest-suspect"
@@ -31,6 +34,16 @@ class Reason(enum.Enum):
         return self in (Reason.LEFT_TO_OTHERS, Reason.JOURNAL)
 
     @property
+    def is_of_recovery(self) -> bool:
+        """Whether the ledger was recovered in vain: while its next grace goes on, that is what is to be known."""
+        return self in (Reason.RECOVERY_FAILED, Reason.NO_COVERAGE, Reason.END_UNPROVEN)
+
+    @property
+    def ends_with_a_bookie(self) -> bool:
+        """Whether a bookie that comes (back) is all that helps: every node sees it at once, and tries again."""
+        return self in (Reason.NO_COPY, Reason.NO_COVERAGE)
+
+    @property
     def needs_help(self) -> bool:
         """Whether time alone will not help: a bookie must come (back), or a person."""
         return self in _NEEDS_HELP
@@ -41,6 +54,9 @@ _NEEDS_HELP = frozenset(
         Reason.NO_COPY,
         Reason.NO_TARGET,
         Reason.MISPLACED,
+        Reason.NO_COVERAGE,
+        Reason.END_UNPROVEN,
+        Reason.RECOVERY_UNENDED,
         Reason.CORRUPT_METADATA,
         Reason.SHUT_AWAY,
         Reason.DIGEST_SUSPECT,
@@ -72,4 +88,13 @@ def gravest(blocked: Sequence[Blocked]) -> Blocked:
         until_ms=min((u for u in untils if u is not None), default=None)
         if None not in untils
         else None,
+    )
+
+
+def close_hint(ledger_id: int, *, are_any_silent: bool) -> str:
+    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its bookies."""
+    first = "start its other bookies, or, if they will never have more to say, "
+    return (
+        f"{first if are_any_silent else ''}bookmender ledger close {ledger_id} --accept-loss closes it "
+        "after the last entry that is there"
     )

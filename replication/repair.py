@@ -22,6 +22,7 @@ from ledgers.errors import (
     NoSuchLedgerError,
     SessionLostError,
     UnknownOutcomeError,
+    UnprovenEndError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId
@@ -30,13 +31,19 @@ from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
 from replication.copying.results import CopyResults
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
-from replication.planning.open_ledger import OpenLedgers, WriterSighting, held_back
+from replication.planning.open_ledger import (
+    OpenLedgers,
+    WriterSighting,
+    held_back,
+    wanted_for_coverage,
+)
 from replication.planning.plan import Plan, plan_repair
 from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.queue.queue import Queue, Take
-from replication.reasons import Blocked, Reason, gravest
+from replication.reasons import Blocked, Reason, close_hint, gravest
 from replication.slots import Slots
+from replication.waiting.whereabouts import whereabouts
 
 log = structlog.get_logger()
 
@@ -265,8 +272,16 @@ class Repairer:
             raise
         except NoSuchLedgerError:
             return None
+        except UnprovenEndError as error:
+            hint = close_hint(versioned.ledger_id, are_any_silent=error.are_any_silent)
+            detail = f"{error}{_distrust(versioned, view)}; {hint}"
+            return waiting(Blocked(reason=Reason.END_UNPROVEN, detail=detail))
         except BookmenderError as error:
             detail = f"{error}{_distrust(versioned, view)}"
+            now = self._views.current
+            if wanted := wanted_for_coverage(versioned.metadata, now.available):
+                detail = f"{detail}; {whereabouts(wanted, now)}"
+                return waiting(Blocked(reason=Reason.NO_COVERAGE, detail=detail))
             return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         return None
 
@@ -302,7 +317,4 @@ def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
     named = sorted(young.intersection(versioned.metadata.last_segment.ensemble))
     if not named:
         return ""
-    return (
-        f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
-        " (bookmender ledger close --accept-loss believes it)"
-    )
+    return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"

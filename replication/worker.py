@@ -17,7 +17,8 @@ from ledgers.errors import LockLostError, SessionLostError, UnavailableError
 from ledgers.operations.tasks import wait_woken, wake_on
 from replication.cluster.cluster_view import ViewSource
 from replication.outcome import Outcome, OutcomeKind
-from replication.queue.choice import Candidate
+from replication.planning.open_ledger import WriterSighting, is_overtaken
+from replication.queue.choice import DueLedger
 from replication.queue.idle_waits import IdleWaits
 from replication.queue.lookout import Lookout
 from replication.queue.queue import Queue
@@ -27,6 +28,7 @@ from replication.slots import Slots, kept_for_losses
 from replication.summary import SUMMARY_INTERVAL_S, Summary
 from replication.waiting.deferrals import RetryPace
 from replication.waiting.notes import WaitingNotesWriter
+from replication.waiting.unproven_ends import UnprovenEnds
 from replication.waiting.waiting_list import Holding, WaitingList
 
 log = structlog.get_logger()
@@ -74,6 +76,7 @@ class ReplicationWorker:
         repairer: Repairer,
         views: ViewSource,
         notes: WaitingNotesWriter,
+        ends: UnprovenEnds,
         settings: ReplicationSettings,
         node: str,
         clock: Clock,
@@ -87,6 +90,7 @@ class ReplicationWorker:
         self._rng = rng
         self._waiting = WaitingList(
             notes=notes,
+            ends=ends,
             views=views,
             pace=RetryPace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s),
             node=node,
@@ -150,26 +154,26 @@ class ReplicationWorker:
         if await self._queue.switch.is_on():
             return False
         self._is_for_losses_only = self._other_slots.is_full
-        candidates = await self._lookout.look(
+        due = await self._lookout.look(
             busy=self._busy,
             room=self._room_for_others(),
             losses_only=self._is_for_losses_only,
         )
         looked_s = self._clock.now_s()
-        for candidate in candidates:
-            slots = self._slots if candidate.queued.is_loss else self._other_slots
+        for ledger in due:
+            slots = self._slots if ledger.queued.is_loss else self._other_slots
             if not await self._take_slot(slots):
                 break
             is_old = self._clock.now_s() - looked_s > WINDOW_AGE_MAX_S
             if is_old or not self._queue.switch.may_take:
                 slots.give_back()
                 break
-            self._busy.add(candidate.ledger_id)
-            tasks.create_task(self._work(candidate, slots))
-        if not candidates and not self._busy:
+            self._busy.add(ledger.ledger_id)
+            tasks.create_task(self._work(ledger, slots))
+        if not due and not self._busy:
             self._summary.tell_if_done()
             await self._tidy()
-        return bool(candidates)
+        return bool(due)
 
     async def _take_slot(self, slots: Slots) -> bool:
         """Other slots may be taken for long: then the queue is looked at anew, for losses."""
@@ -186,19 +190,19 @@ class ReplicationWorker:
         room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
         return room if 2 * room >= self._settings.ledgers_at_once else 0
 
-    async def _work(self, candidate: Candidate, slots: Slots) -> None:
+    async def _work(self, ledger: DueLedger, slots: Slots) -> None:
         """One ledger from take to conclusion. Holds one of the slots, which the caller took."""
         try:
             world = self._waiting.world
-            take = await self._queue.take(candidate.queued)
+            take = await self._queue.take(ledger.queued)
             if take is None:
                 _TAKEN_BY_ANOTHER.inc()
-                self._waiting.put_off_lost(candidate.ledger_id)
+                self._waiting.put_off_lost(ledger.ledger_id)
             else:
                 _TAKEN.inc()
-                await self._hold(Holding(take=take, world=world, note=candidate.note), slots)
+                await self._hold(Holding(take=take, world=world, note=ledger.note), slots)
         finally:
-            self._busy.discard(candidate.ledger_id)
+            self._busy.discard(ledger.ledger_id)
             slots.give_back()
             has_room_again = self._is_for_losses_only and not self._other_slots.is_full
             if has_room_again or not self._busy:
@@ -230,20 +234,27 @@ class ReplicationWorker:
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
-                await self._waiting.tell_of_grace(held, outcome)
-                await self._sit_out_grace(slots)
+                grace_s = self._settings.open_ledger_grace_s
+                await self._waiting.tell_of_grace(held, outcome, grace_s=grace_s)
+                is_over = await self._sit_out_grace(outcome.sighting, slots)
             finally:
                 self._grace_count -= 1
             if not self._queue.switch.may_take:  # nobody is to be fenced now
                 break
             held.world = self._waiting.world
-            outcome = await self._repairer.repair(held.take, outcome.sighting, slots=slots)
+            sighting = outcome.sighting if is_over else None
+            outcome = await self._repairer.repair(held.take, sighting, slots=slots)
         return outcome
 
-    async def _sit_out_grace(self, slots: Slots) -> None:
-        """Wait without a slot: the ledgers behind this one go on."""
+    async def _sit_out_grace(self, sighting: WriterSighting, slots: Slots) -> bool:
+        """Wait without a slot: the ledgers behind this one go on. False: its reason went before it was over."""
+        until_s = self._clock.now_s() + self._settings.open_ledger_grace_s
         async with slots.lent():
-            await self._clock.sleep(self._settings.open_ledger_grace_s)
+            while (left_s := until_s - self._clock.now_s()) > 0:
+                if is_overtaken(sighting, self._views.current.orders):
+                    return False
+                await self._views.wait_change(self._views.change_count, timeout_s=left_s)
+        return True
 
     async def _conclude(self, held: Holding, outcome: Outcome) -> None:
         _CONCLUDED[outcome.kind].inc()

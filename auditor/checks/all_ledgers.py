@@ -41,7 +41,5 @@ class AllLedgersCheck(Check):
             return Counter(unopened=1)
         counts = Counter(unknown=int(bool(copies.unknown)))
         if copies.bad:
-            counts += await self._reports.report(
-                self.kind, ledger_id, copies.bad.keys(), copies.detail
-            )
+            counts += await self._reports.report(self.kind, ledger_id, copies.sight, copies.detail)
         return counts

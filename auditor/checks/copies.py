@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
+from auditor.java_sight import Damage, Sight, java_sight
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
@@ -24,7 +25,7 @@ from ledgers.operations.opening import ledger_digest
 from replication.cluster.cluster_view import ViewSource
 from replication.planning.entry_lists import EntryLists
 from replication.planning.entry_runs import EntryRuns, merged
-from replication.planning.questions import Refused, put_questions, questions
+from replication.planning.questions import Questions, Refused, put_questions, questions
 from replication.planning.survey import entry_bytes_guess
 
 SECOND_LOOK_S = 2.0
@@ -49,6 +50,10 @@ class Bad:
     def entries(self) -> EntryRuns:
         return merged(merged(self.absent, self.mismatched), self.unreadable)
 
+    @property
+    def damage(self) -> Damage:
+        return Damage(bad=self.entries, refused=merged(self.absent, self.unreadable))
+
     @classmethod
     def of(cls, refused: Refused) -> "Bad | None":
         """None where it refused nothing for good."""
@@ -71,6 +76,12 @@ class Copies:
     """Bookies that were asked and left something unanswered."""
     is_key_suspect: bool = False
     """No entry fits the configured key, and the metadata holds none (rule S7): nothing is known."""
+
+    @property
+    def sight(self) -> Sight:
+        """Only bookies that are registered were asked."""
+        damage = {bookie: bad.damage for bookie, bad in self.bad.items()}
+        return java_sight(self.fragments, damage, registered=damage)
 
     @property
     def detail(self) -> str:
@@ -150,35 +161,35 @@ class CopyReader:
         self, versioned: VersionedMetadata, share: float, lists: EntryLists | None
     ) -> Copies:
         found = closed_fragments(versioned)
-        available = self._views.current.available
-        whole = await lists.whole(found, available) if lists and found else {}
-        distrusted = available - {b for b, is_whole in whole.items() if is_whole} if lists else ()
-        asked = questions(
-            found, available=available, distrusted=distrusted, share=share, rng=self._rng
-        )
+        copies = Copies(metadata=versioned.metadata, fragments=found)
+        asked = await self._questions(found, share, lists)
         first = await self._ask(versioned, found, asked)
-        unknown = {bookie for bookie, refused in first.items() if refused.unknown}
-        copies = Copies(metadata=versioned.metadata, fragments=found, unknown=frozenset(unknown))
-        suspects = {b: bad.entries for b, refused in first.items() if (bad := Bad.of(refused))}
+        copies = replace(copies, unknown=_unanswered(first))
+        suspects = _bad(first)
         if not suspects:
             return copies
         if versioned.metadata.password is None and _gave_nothing(asked, first):
-            return Copies(metadata=versioned.metadata, fragments=found, is_key_suspect=True)
+            return replace(copies, unknown=frozenset(), is_key_suspect=True)
         await self._clock.sleep(SECOND_LOOK_S)
-        second = await self._ask(versioned, found, {b: (runs,) for b, runs in suspects.items()})
-        unknown |= {bookie for bookie, refused in second.items() if refused.unknown}
-        return Copies(
-            metadata=versioned.metadata,
-            fragments=found,
-            bad={b: bad for b, refused in second.items() if (bad := Bad.of(refused))},
-            unknown=frozenset(unknown),
+        again = {bookie: (bad.entries,) for bookie, bad in suspects.items()}
+        second = await self._ask(versioned, found, again)
+        return replace(copies, bad=_bad(second), unknown=copies.unknown | _unanswered(second))
+
+    async def _questions(
+        self, found: Sequence[Fragment], share: float, lists: EntryLists | None
+    ) -> Questions:
+        """Ends, and a share of what is between; with entry lists all of a copy, unless its list says that it is whole."""
+        available = self._views.current.available
+        distrusted: Collection[BookieId] = ()
+        if lists:
+            whole = await lists.whole(found, available) if found else {}
+            distrusted = available - {bookie for bookie, is_whole in whole.items() if is_whole}
+        return questions(
+            found, available=available, distrusted=distrusted, share=share, rng=self._rng
         )
 
     async def _ask(
-        self,
-        versioned: VersionedMetadata,
-        found: Sequence[Fragment],
-        asked: Mapping[BookieId, Sequence[Sequence[int]]],
+        self, versioned: VersionedMetadata, found: Sequence[Fragment], asked: Questions
     ) -> dict[BookieId, Refused]:
         if not asked:
             return {}
@@ -192,6 +203,15 @@ class CopyReader:
                 digest=digest,
                 entry_bytes=entry_bytes_guess(versioned.metadata, digest),
             )
+
+
+def _bad(refusals: Mapping[BookieId, Refused]) -> dict[BookieId, Bad]:
+    """Of those bookies that refused something for good."""
+    return {bookie: bad for bookie, refused in refusals.items() if (bad := Bad.of(refused))}
+
+
+def _unanswered(refusals: Mapping[BookieId, Refused]) -> frozenset[BookieId]:
+    return frozenset(bookie for bookie, refused in refusals.items() if refused.unknown)
 
 
 def closed_fragments(versioned: VersionedMetadata) -> tuple[Fragment, ...]:
@@ -229,9 +249,7 @@ def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
         yield run.stop, -1
 
 
-def _gave_nothing(
-    asked: Mapping[BookieId, Collection[Sequence[int]]], refusals: Mapping[BookieId, Refused]
-) -> bool:
+def _gave_nothing(asked: Questions, refusals: Mapping[BookieId, Refused]) -> bool:
     """Whether no entry at all was good, and some were not what their digest says."""
     return any(refused.mismatched for refused in refusals.values()) and all(
         sum(map(len, asked[bookie]))

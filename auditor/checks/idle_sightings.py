@@ -6,6 +6,7 @@ Whether one is idle only time can tell, more of it than a leader may last: so wh
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ledgers.errors import CorruptionError
 from ledgers.operations.last_entries import NO_ENTRY
@@ -15,7 +16,7 @@ from replication.cluster.own_state import (
     WHOLE_MAX,
     as_whole,
     own_path,
-    read_json,
+    read_record,
 )
 from replication.queue.batching import Batcher
 
@@ -81,14 +82,14 @@ def sightings_to_json(sightings: Mapping[int, Sighting]) -> bytes:
 
 async def read_sightings(store: MetadataStore, ur: str) -> dict[int, Sighting]:
     """By ledger, the longest idle first; none where nothing is stored, or nothing that can be read."""
-    record = await read_json(store, idle_path(ur))
-    try:
-        if record is None or record.get("version") != 1:
-            return {}
-        columns = [record.get(key) for key in ("ledger_ids", "last_entry_ids", "since_ms")]
-        return dict(_row(*row) for row in _rows(columns))
-    except CorruptionError:
+    return await read_record(store, idle_path(ur), _sightings) or {}
+
+
+def _sightings(record: Mapping[str, Any]) -> dict[int, Sighting]:
+    if record.get("version") != 1:
         return {}
+    columns = [record.get(key) for key in ("ledger_ids", "last_entry_ids", "since_ms")]
+    return dict(_row(*row) for row in _rows(columns))
 
 
 def _rows(columns: list[object]) -> list[tuple[object, ...]]:

@@ -4,7 +4,6 @@ Java's auditor looks in its placement check, at the time in the mark, which it s
 bookie. Ours goes by the older of that and the znode's own.
 """
 
-import asyncio
 from collections.abc import Sequence
 
 import structlog
@@ -21,6 +20,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import MetadataStore
 from replication.queue import payloads
 from replication.queue.listing import READS_AT_ONCE, marked_ledger_ids
@@ -80,17 +80,15 @@ class OverdueMarks:
         them."""
         started_ms = self._clock.wall_ms()
         ledger_ids = await marked_ledger_ids(self._store, self._ur)
+        since = await gather_in_parts(self._marked_since_ms, ledger_ids, at_once=READS_AT_ONCE)
+        limit_ms = started_ms - int(self._after_s * 1000)
         overdue: list[int] = []
         unopened: list[int] = []
-        for start in range(0, len(ledger_ids), READS_AT_ONCE):
-            part = ledger_ids[start : start + READS_AT_ONCE]
-            since = await asyncio.gather(*map(self._marked_since_ms, part))
-            limit_ms = started_ms - int(self._after_s * 1000)
-            for ledger_id, since_ms in zip(part, since, strict=True):
-                if isinstance(since_ms, UnauthorizedError):
-                    unopened.append(ledger_id)
-                elif since_ms is not None and since_ms < limit_ms:
-                    overdue.append(ledger_id)
+        for ledger_id, since_ms in zip(ledger_ids, since, strict=True):
+            if isinstance(since_ms, UnauthorizedError):
+                unopened.append(ledger_id)
+            elif since_ms is not None and since_ms < limit_ms:
+                overdue.append(ledger_id)
         await self._tell(overdue, unopened, looked_at=ledger_ids, started_ms=started_ms)
         return overdue
 

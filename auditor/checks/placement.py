@@ -1,14 +1,14 @@
 """Compares where copies are with the placement policy: from the index and the racks, asking nobody.
 
 A ledger counts once, by its worst segment; closed ledgers and those still written to apart (Java's
-AuditorPlacementPolicyCheckTask looks at closed ones only). Where a bookie decides of which nobody knows where
-it is, or was, the verdict is unknown, not a failure (gap G19). Where nobody has set a source of racks there is
+AuditorPlacementPolicyCheckTask looks at closed ones only). Where the verdict depends on a bookie of
+which nobody knows where it is, or was, it is unknown, not a failure (gap G19). Where nobody has set a source of racks there is
 nothing to compare with: no finding, and no doubt either.
 
 Where that is wanted, closed ledgers that fail are marked for a worker to move their copies: in our own queue,
-for a Java worker would find them whole, or move them by a policy of its own. Only those are that some writable
-bookie makes better now (gap G18), and whose bookies are all there; and not more than a few thousand in a run,
-so that a slip in the file of racks does not set the whole cluster moving.
+for a Java worker would find them whole, or move them by a policy of its own. No others are
+marked than those that some writable bookie would make better now (gap G18) and whose bookies are all there, and
+no more than a few thousand in a run: a slip in the file of racks is not to set the whole cluster moving.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ from auditor.checks.kinds import PLACEMENT
 from auditor.checks.records import CheckRun
 from auditor.checks.reports import Reports
 from auditor.index.ledger_index import IndexedLedger, LedgerIndex
+from auditor.java_sight import Sight
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.operations.tasks import task_scope
@@ -107,7 +108,7 @@ class PlacementCheck(Check):
         has_rack_source: bool,
         reports: Reports | None,
     ) -> None:
-        """``reports``: marks in our own queue. None: ledgers are only counted."""
+        """``reports``: what is found is marked. None: ledgers are only counted."""
         self._index = index
         self._views = views
         self._policy = policy
@@ -185,5 +186,5 @@ class PlacementCheck(Check):
         ensemble = next(_failing(ledger, self._policy))
         where = ", ".join(f"{bookie} in {self._rack_of(bookie)}" for bookie in ensemble)
         return await self._reports.report(
-            self.kind, ledger.ledger_id, (), f"misplaced by the placement policy: {where}"
+            self.kind, ledger.ledger_id, Sight(), f"misplaced by the placement policy: {where}"
         )

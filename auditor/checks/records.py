@@ -16,7 +16,7 @@ from replication.cluster.own_state import (
     as_whole,
     own_path,
     part,
-    read_json,
+    read_record,
     text,
     time_ms,
     whole,
@@ -126,11 +126,7 @@ def checks_path(ur: str) -> str:
 
 async def read_check(store: MetadataStore, ur: str, name: str) -> CheckRecord:
     """An empty one where none can be read: then it begins anew."""
-    record = await read_json(store, check_path(ur, name))
-    try:
-        return CheckRecord() if record is None else CheckRecord.parse(record)
-    except CorruptionError:
-        return CheckRecord()
+    return await read_record(store, check_path(ur, name), CheckRecord.parse) or CheckRecord()
 
 
 async def last_run_ms(store: MetadataStore, ur: str, name: str, audit: Audit | None) -> int | None:

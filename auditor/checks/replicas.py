@@ -56,7 +56,7 @@ class ReplicasCheck(Check):
         if (worst := worst_entry(copies)) is not None:
             counts[worst] += 1
             detail = f"{_TOLD[worst]}: {copies.detail}"
-            counts += await self._reports.report(self.kind, ledger_id, copies.bad.keys(), detail)
+            counts += await self._reports.report(self.kind, ledger_id, copies.sight, detail)
         return counts
 
 

@@ -1,25 +1,33 @@
 """What a run found, given to the daemon: ledgers whose copies are known to be missing or bad are marked.
 
+In the shared queue what Java's workers see as well, in our own what they would find whole (``java_sight``).
 A mark says which bookies, a finding beside it why, so that workers ask those for all that they should have of the
 ledger. Left to others: what is merely unknown; bookies that are gone, whose recovery delay the leader keeps; and
 copies that are legally missing, or differ, as nobody knows which is right.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 from auditor.findings import Findings
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from auditor.marking import Marker
+from auditor.java_sight import Damage, Sight, java_sight
+from auditor.marking import BothQueues
 from ledgers.errors import CorruptionError, UnauthorizedError
-from ledgers.manager import LedgerManager
+from ledgers.fragments import known_fragments
+from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId
+from replication.cluster.cluster_view import ViewSource
+from replication.planning.entry_runs import EntryRuns
 
 CHECK_NAME = "fsck"
 """As the queue's list names the reason."""
-FAULTS = frozenset({Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR})
+REFUSALS = frozenset({Finding.MISSING, Finding.READ_ERROR})
+"""A bookie gives no bytes at all, right or wrong."""
+FAULTS = REFUSALS | {Finding.BAD_DIGEST}
 PUBLISHED_AT_ONCE = 100
 SHOWN_MAX = 3
 """Pieces of evidence in the sentence for operators."""
@@ -30,25 +38,47 @@ Show = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A ledger to be marked. ``bookies`` ascend. ``metadata_version``, ``mtime_ms``: of the metadata that
-    it was judged by; the version alone says little, as most metadata is never written again."""
+    """A ledger to be marked. ``metadata_version``, ``mtime_ms``: of the metadata that it was judged by; the
+    version alone says little, as most metadata is never written again. ``last_entry_id``: of one that is not
+    closed, the last that was known to be acknowledged."""
 
     ledger_id: int
     grade: Grade
-    bookies: tuple[BookieId, ...]
+    damage: Mapping[BookieId, Damage]
     detail: str
     metadata_version: int
     mtime_ms: int
+    last_entry_id: int = -1
+
+    @property
+    def bookies(self) -> tuple[BookieId, ...]:
+        """Whose copies are at fault; ascending."""
+        return tuple(sorted(self.damage))
+
+    def sight(self, versioned: VersionedMetadata, registered: Collection[BookieId]) -> Sight:
+        """``versioned``: what it was judged by."""
+        found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
+        return java_sight(found, self.damage, registered=registered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """``new``: marks that are, or name more bookies now. ``changed``: ledgers that are gone, or whose metadata
-    was written since, or can no longer be read, so that what was found may be mended: not marked."""
+    """``new``: ledgers whose marks are, or name more bookies now. ``changed``: ledgers that are gone, or whose
+    metadata was written since, or can no longer be read, so that what was found may be mended: not marked.
+    ``own``: of those that are marked, how many stand in our own queue, which Java's workers do not look at."""
 
     new: int = 0
     known: int = 0
     changed: int = 0
+    own: int = 0
+
+    def __add__(self, other: "Published") -> "Published":
+        return Published(
+            new=self.new + other.new,
+            known=self.known + other.known,
+            changed=self.changed + other.changed,
+            own=self.own + other.own,
+        )
 
 
 def faults_of(verdicts: Iterable[LedgerVerdict]) -> list[Fault]:
@@ -65,11 +95,28 @@ def fault_of(verdict: LedgerVerdict) -> Fault | None:
     return Fault(
         ledger_id=verdict.ledger_id,
         grade=verdict.grade,
-        bookies=tuple(sorted({each.bookie for each in seen if each.bookie is not None})),
+        damage=_damage(seen),
         detail=_sentence(seen),
         metadata_version=verdict.metadata_version,
         mtime_ms=verdict.mtime_ms,
+        last_entry_id=verdict.last_entry_id,
     )
+
+
+def _damage(seen: Sequence[Evidence]) -> dict[BookieId, Damage]:
+    """An observation is of one fragment, and of its entries the first and the last are known to be bad."""
+    bad: dict[BookieId, set[int]] = defaultdict(set)
+    refused: dict[BookieId, set[int]] = defaultdict(set)
+    for each in seen:
+        assert each.bookie is not None, each
+        ends = {each.first_entry_id, each.last_entry_id}
+        bad[each.bookie] |= ends
+        if each.finding in REFUSALS:
+            refused[each.bookie] |= ends
+    return {
+        bookie: Damage(bad=EntryRuns(sorted(ends)), refused=EntryRuns(sorted(refused[bookie])))
+        for bookie, ends in bad.items()
+    }
 
 
 def _sentence(seen: Sequence[Evidence]) -> str:
@@ -86,10 +133,13 @@ def _clause(each: Evidence) -> str:
 
 
 class Publisher:
-    """In a session that has joined: ``marker`` and ``findings`` write through its guards."""
+    """In a session that has joined: ``queues`` and ``findings`` write through its guards. ``views`` were refreshed."""
 
-    def __init__(self, marker: Marker, findings: Findings, manager: LedgerManager) -> None:
-        self._marker, self._findings, self._manager = marker, findings, manager
+    def __init__(
+        self, queues: BothQueues, findings: Findings, manager: LedgerManager, views: ViewSource
+    ) -> None:
+        self._queues, self._findings = queues, findings
+        self._manager, self._views = manager, views
 
     async def publish(self, faults: Sequence[Fault], show: Show = lambda left: None) -> Published:
         """In this order, some at a time. Once more is harmless: it merges into what is there."""
@@ -97,31 +147,30 @@ class Publisher:
         left = len(faults)
         for part in _parts(faults, PUBLISHED_AT_ONCE):
             outcomes = await asyncio.gather(*map(self._publish_one, part))
-            total = Published(
-                new=total.new + outcomes.count(True),
-                known=total.known + outcomes.count(False),
-                changed=total.changed + outcomes.count(None),
-            )
+            total = sum(outcomes, start=total)
             left -= len(part)
             show(left)
         return total
 
-    async def _publish_one(self, fault: Fault) -> bool | None:
-        """Whether the mark is news; None: not marked."""
-        if not await self._is_unchanged(fault):
-            return None
+    async def _publish_one(self, fault: Fault) -> Published:
+        versioned = await self._judged_by(fault)
+        if versioned is None:
+            return Published(changed=1)
+        sight = fault.sight(versioned, self._views.current.available)
         await self._findings.write(fault.ledger_id, CHECK_NAME, fault.bookies, fault.detail)
-        return await self._marker.mark(fault.ledger_id, fault.bookies)
+        is_news = await self._queues.mark(fault.ledger_id, sight)
+        return Published(new=int(is_news), known=int(not is_news), own=int(sight.needs_own_mark))
 
-    async def _is_unchanged(self, fault: Fault) -> bool:
+    async def _judged_by(self, fault: Fault) -> VersionedMetadata | None:
+        """None where it is not there any more as it was."""
         try:
             found = await self._manager.find(fault.ledger_id)
         except (CorruptionError, UnauthorizedError):
-            return False
+            return None
         if found is None:
-            return False
+            return None
         judged_by = (fault.metadata_version, fault.mtime_ms)
-        return (found.stat.version, found.stat.mtime_ms) == judged_by
+        return found if (found.stat.version, found.stat.mtime_ms) == judged_by else None
 
 
 def _parts(faults: Sequence[Fault], size: int) -> Iterator[list[Fault]]:

@@ -22,6 +22,8 @@ AGAIN_AFTER_S = 0.5
 
 Reads = Mapping[BookieId, Sequence[int]]
 """Ascending entry ids of each bookie."""
+Errors = Counter[tuple[BookieId, int]]
+"""How often each bookie gave a read error for each entry."""
 
 
 @dataclass(slots=True)
@@ -96,17 +98,7 @@ class LedgerReads:
         """Make the failures certain: each goes, or stays as what it is."""
         errors = Counter(_unreadable(failures))
         for _ in range(AGAIN_MAX):
-            again = {
-                bookie: entry_ids
-                for bookie, answers in failures.items()
-                if bookie not in self.silent
-                and not _answered_nothing(reads[bookie], answers)
-                and (
-                    entry_ids := [
-                        e for e in sorted(answers) if _is_open(answers[e], errors[bookie, e])
-                    ]
-                )
-            }
+            again = self._still_open(reads, failures, errors)
             if not again:
                 break
             await self._clock.sleep(AGAIN_AFTER_S)
@@ -115,15 +107,24 @@ class LedgerReads:
             for bookie, entry_ids in again.items():
                 now = result.failures.get(bookie, {})
                 failures[bookie].update(now)
-                for entry_id in entry_ids:
-                    if entry_id not in now:
-                        del failures[bookie][entry_id]
+                for given in set(entry_ids).difference(now):
+                    del failures[bookie][given]
                 if bookie in result.fingerprints:
                     _complete(fingerprints[bookie], result.fingerprints[bookie], entry_ids)
         for bookie, answers in failures.items():
-            for entry_id, answer in answers.items():
-                if _is_open(answer, errors[bookie, entry_id]):
-                    answers[entry_id] = Answer.UNKNOWN
+            for entry_id in _open_entries(bookie, answers, errors):
+                answers[entry_id] = Answer.UNKNOWN
+
+    def _still_open(
+        self, reads: Reads, failures: Mapping[BookieId, Mapping[int, Answer]], errors: Errors
+    ) -> dict[BookieId, list[int]]:
+        """What proves nothing yet, of the bookies that answer for anything."""
+        still_open = {
+            bookie: _open_entries(bookie, answers, errors)
+            for bookie, answers in failures.items()
+            if bookie not in self.silent and not _answered_nothing(reads[bookie], answers)
+        }
+        return {bookie: entry_ids for bookie, entry_ids in still_open.items() if entry_ids}
 
     async def _transfer(self, reads: Reads, compares: bool) -> TransferResult:
         result = await self._bookies.transfer(
@@ -141,9 +142,14 @@ class LedgerReads:
         return result
 
 
-def _is_open(answer: Answer, error_count: int) -> bool:
-    """Whether it proves nothing yet."""
-    return answer is Answer.UNKNOWN or (answer is Answer.UNREADABLE and error_count < 2)
+def _open_entries(bookie: BookieId, answers: Mapping[int, Answer], errors: Errors) -> list[int]:
+    """Entries of which the bookie's answer proves nothing yet, ascending."""
+    return [
+        entry_id
+        for entry_id, answer in sorted(answers.items())
+        if answer is Answer.UNKNOWN
+        or (answer is Answer.UNREADABLE and errors[bookie, entry_id] < 2)
+    ]
 
 
 def _unreadable(failures: Mapping[BookieId, Mapping[int, Answer]]) -> list[tuple[BookieId, int]]:

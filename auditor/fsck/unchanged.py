@@ -1,12 +1,12 @@
 """Which ledgers' metadata is as it was: asked of ZooKeeper without reading it."""
 
-import asyncio
 from collections.abc import Mapping
 
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.read_session import read_session
 from ledgers.errors import UnauthorizedError
 from ledgers.manager import LedgerManager
+from ledgers.operations.tasks import gather_in_parts
 
 READS_AT_ONCE = 500
 
@@ -30,10 +30,6 @@ async def unchanged(options: FsckOptions, known: Mapping[int, Written]) -> list[
                 return None
             return None if stat is None else (stat.version, stat.mtime_ms)
 
-        ledger_ids, same = sorted(known), []
-        for start in range(0, len(ledger_ids), READS_AT_ONCE):
-            asked = ledger_ids[start : start + READS_AT_ONCE]
-            for each, found in zip(asked, await asyncio.gather(*map(written, asked)), strict=True):
-                if found == known[each]:
-                    same.append(each)
-        return same
+        ledger_ids = sorted(known)
+        now = await gather_in_parts(written, ledger_ids, at_once=READS_AT_ONCE)
+        return [i for i, found in zip(ledger_ids, now, strict=True) if found == known[i]]

@@ -9,9 +9,9 @@ import structlog
 
 from auditor.index.keeper import IndexKeeper
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.store import MetadataStore
-from replication.cluster.own_state import own_path, read_json, switch, time_ms, whole
+from replication.cluster.own_state import own_path, read_record, switch, time_ms, whole
 
 log = structlog.get_logger()
 
@@ -54,11 +54,7 @@ class IndexNote:
 
 async def read_index_note(store: MetadataStore, ur: str) -> IndexNote | None:
     """None when there is none, or a later release tells of it in another way."""
-    record = await read_json(store, index_note_path(ur))
-    try:
-        return None if record is None else IndexNote.from_record(record)
-    except CorruptionError:
-        return None
+    return await read_record(store, index_note_path(ur), IndexNote.from_record)
 
 
 def index_note_path(ur: str) -> str:

@@ -46,7 +46,6 @@ class Run:
     """What came of it. ``left``: the state of the cluster at the end."""
 
     plan: Plan
-    killed: BookieId
     timeline: Timeline
     proofs: list[LedgerProof]
     left: Status
@@ -135,7 +134,6 @@ async def _run_on(
     )
     return Run(
         plan=plan,
-        killed=killed,
         timeline=timeline,
         proofs=await prover.prove(workload.written),
         left=await gather_status(seen),

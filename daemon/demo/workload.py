@@ -18,7 +18,7 @@ from ledgers.errors import BookmenderError, NotEnoughBookiesError, UnavailableEr
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import Targets
+from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import Registration
@@ -188,7 +188,7 @@ class Workload:
             ),
             manager=self.manager,
             bookies=bookies,
-            targets=Targets(writable=self._writable, placement=RandomPlacement(self.rng)),
+            pool=BookiePool(writable=self._writable, placement=RandomPlacement(self.rng)),
             clock=self.clock,
             random=self.rng,
         )

@@ -7,6 +7,7 @@ process (``processes``). Everything lies in one data folder (``folder``).
 import shutil
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,20 +69,21 @@ class LocalCluster:
         Raises SettingsError when this cannot be started, UnavailableError when it does not come up;
         then nothing is left running.
         """
+        asked = {
+            "bookkeeper": bookkeeper,
+            "storage": storage,
+            "layout": layout,
+            "session_timeout_s": session_timeout_s,
+            "bookie_settings": bookie_settings,
+            "bookie_jvm_flags": bookie_jvm_flags,
+            "zookeeper_port": zookeeper_port,
+        }
         java = Java.find()
         jars.spark_jars_folder()
         data = data.resolve()
-        lock = folder.take(data)
-        try:
-            asked = {
-                "bookkeeper": bookkeeper,
-                "storage": storage,
-                "layout": layout,
-                "session_timeout_s": session_timeout_s,
-                "bookie_settings": bookie_settings,
-                "bookie_jvm_flags": bookie_jvm_flags,
-                "zookeeper_port": zookeeper_port,
-            }
+        with ExitStack() as undoing:  # Ctrl-C too: nothing half-started stays behind
+            lock = folder.take(data)
+            undoing.callback(lock.close)
             spec = settle(
                 ClusterSpec.load(data),
                 bookie_count=bookies,
@@ -91,14 +93,9 @@ class LocalCluster:
             jars.fetch(spec.bookkeeper, java, on_progress=on_fetch)
             spec.save(data)
             cluster = cls(Servers(data=data, java=java), spec, lock, on_event)
-        except BaseException:
-            lock.close()
-            raise
-        try:
+            undoing.callback(cluster.stop)
             cluster._start_all()
-        except BaseException:  # Ctrl-C too: nothing half-started stays behind
-            cluster.stop()
-            raise
+            undoing.pop_all()
         return cluster
 
     @property
@@ -148,10 +145,6 @@ class LocalCluster:
     def read_only(self) -> frozenset[BookieId]:
         with znodes.session(self._spec.zookeeper_port) as tree:
             return tree.read_only()
-
-    def java_classpath(self) -> str:
-        """BookKeeper's, for Java programs that shall run against this cluster."""
-        return jars.bookkeeper_classpath(self._spec.bookkeeper)
 
     def kill(self, bookie: BookieId) -> None:
         """As a crash would (SIGKILL). It stays registered until its session expires."""

@@ -6,7 +6,7 @@ Exit codes: 0 all is well, 1 ``status`` found something down, 2 called wrongly, 
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,9 @@ from ledgers.errors import SettingsError
 from ledgers.metadata import BookieId
 
 LEFT_SHOWN_MAX = 10
+
+Welcome = Callable[[ClusterStatus], None]
+"""Shows a cluster that is ready."""
 
 
 @click.group()
@@ -147,33 +150,48 @@ def up(
         folder.left_as_before(data),
         views.StartProgress().shown() as progress,
     ):
-        ready: list[ClusterStatus] = []
 
-        def on_ready(found: ClusterStatus) -> None:
-            ready.append(found)
-            progress.end()
-            if foreground:
-                welcome()
-
-        def welcome() -> None:
+        def welcome(found: ClusterStatus) -> None:
             if output == "json":
-                click.echo(_json(ready[0]))
+                click.echo(_json(found))
             else:
                 views.print_welcome(
-                    ready[0], duration_s=progress.elapsed_s, data_option=_data_option_for(data)
+                    found, duration_s=progress.elapsed_s, data_option=_data_option_for(data)
                 )
 
-        listener = Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
-        if not foreground:
-            start_detached(wish, listener)
-            welcome()  # after the start: that nobody reads it is no reason to end the cluster
-            return
-        try:
-            supervise(wish, listener)
-        except KeyboardInterrupt:
-            if not progress.has_ended:
-                raise
-            click.echo("stopped", err=True)
+        start = _run_here if foreground else _start_in_background
+        start(wish, progress, welcome)
+
+
+def _run_here(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
+    """Until Ctrl-C, which stops everything; one that comes before all is ready has broken off the start."""
+
+    def on_ready(found: ClusterStatus) -> None:
+        progress.end()
+        welcome(found)
+
+    try:
+        supervise(
+            wish, Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
+        )
+    except KeyboardInterrupt:
+        if not progress.has_ended:
+            raise
+        click.echo("stopped", err=True)
+
+
+def _start_in_background(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
+    """The welcome comes after the start: that nobody reads it is no reason to end the cluster."""
+    ready: list[ClusterStatus] = []
+
+    def on_ready(found: ClusterStatus) -> None:
+        progress.end()
+        ready.append(found)
+
+    start_detached(
+        wish, Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
+    )
+    welcome(ready[0])
 
 
 @contextmanager

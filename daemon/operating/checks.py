@@ -220,7 +220,6 @@ async def wait_checked(
         if row.last is not None and row.last.finished_ms != after_ms:
             return row.last
         if row.running is not None:
-            show(
-                row.running.ledgers_left, beside=row.running.pause and f"waits: {row.running.pause}"
-            )
+            left, pause = row.running.ledgers_left, row.running.pause
+            show(left, waiting=left if pause else 0, beside=pause and f"waits: {pause}")
         await clock.sleep(POLL_S)

@@ -29,6 +29,7 @@ from replication.cluster.orders import Orders
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
 from replication.queue.lock_by_hand import locked
+from replication.reasons import close_hint
 
 
 class CloseRefusedError(RejectedError):
@@ -153,10 +154,8 @@ class LedgerCloser:
                     guards=[session, lock],
                 )
             except UnprovenEndError as error:
-                raise CloseRefusedError(
-                    f"{error}; start its other bookies, or, if they will never have more to say, --accept-loss"
-                    " closes it after the last entry that is there"
-                ) from error
+                hint = close_hint(ledger_id, are_any_silent=error.are_any_silent)
+                raise CloseRefusedError(f"{error}; {hint}") from error
         return Closing(
             found=before.found,
             last_entry_id=before.last_entry_id,

@@ -16,7 +16,7 @@ from daemon.operating.drains import cancel_drains
 from daemon.operating.hold import current_hold
 from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show, counted
-from daemon.operating.stuck import StuckLedgers
+from daemon.operating.stuck import StuckLedgers, shown, waiting_count, waiting_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -32,14 +32,12 @@ from ledgers.metadata import BookieId
 from ledgers.store import Stat
 from replication.cluster.order_book import OrderBook
 from replication.queue import payloads
-from replication.waiting.notes import WaitingNotes
 
 POLL_S = 1.0
 POLLED_LEDGERS_PER_S = 500
 """Ledgers that are waited for are read again and again: many of them less often."""
 AUDIT_AGAIN_S = 300.0
 """An audit that was asked for may have died with its leader: so long after, another is asked for."""
-STUCK_SHOWN_MAX = 20
 DOUBTFUL_SHOWN_MAX = 20
 
 
@@ -232,31 +230,20 @@ async def _wait_moved(
     left = list(named)
     while left:
         if reasons := await stuck.look(left):
-            _tell_stuck(reasons, tell)
+            for text in shown(reasons):
+                tell(text)
             raise RejectedError(
                 f"it is named by {counted(len(left), 'ledger')} still, and none can move before that is helped",
                 bookie=bookie,
             )
         if clock.now_s() >= until_s:
             return
-        show(len(left), beside=await _in_the_way(cluster, left))
+        if told := await stuck.unexplained(left):
+            tell(told)
+        waiting = await waiting_count(cluster, left)
+        show(len(left), waiting=waiting, beside=waiting_text(waiting))
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
         left = await _still_naming(cluster, left, bookie)
-
-
-def _tell_stuck(reasons: Sequence[str], tell: Callable[[str], None]) -> None:
-    for reason in reasons[:STUCK_SHOWN_MAX]:
-        tell(reason)
-    if (more := len(reasons) - STUCK_SHOWN_MAX) > 0:
-        tell(f"and {more} more; bookmender queue list shows them all")
-
-
-async def _in_the_way(cluster: Visit, ledger_ids: Collection[int]) -> str:
-    noted = await WaitingNotes(cluster.store, cluster.ur).ledger_ids()
-    count = len(noted.intersection(ledger_ids))
-    if not count:
-        return ""
-    return f"{count:,} of them {'waits' if count == 1 else 'wait'}, bookmender queue list says why"
 
 
 async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId) -> list[int]:

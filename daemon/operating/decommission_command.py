@@ -49,12 +49,17 @@ def decommission(
         if bookie not in await known_bookies(cluster):  # a ledger may name it still
             tell([unknown_text(bookie)])
         line = ProgressLine("ledger")
+
+        def say(text: str) -> None:
+            line.close()
+            tell([text])
+
         try:
             return await decommission_bookie(
                 cluster,
                 bookie,
                 ignores_unreadable=ignore_unreadable,
-                tell=lambda text: tell([text]),
+                tell=say,
                 show=line.show,
                 clock=SystemClock(),
             )

@@ -50,7 +50,8 @@ def drain(
     ledgers are put on it meanwhile; the order stands until --cancel, or until it is decommissioned.
 
     Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
-    something is, or an order cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
+    something is (with --wait: all that is left waits for help: it says which and why, and ends), or an order
+    cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
     that cannot be read and may name it: bookie decommission --ignore-unreadable goes on without those.
     """
     if cancel and (wait or fence_open is not None):

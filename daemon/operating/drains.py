@@ -8,7 +8,9 @@ from auditor.election import current_leader
 from auditor.records import DrainProgress
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import drain_progress, drain_record, drain_text
+from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show
+from daemon.operating.stuck import StuckLedgers, shown, waiting_count, waiting_text
 from daemon.operating.unreadable_orders import unreadable_drains
 from daemon.visit import Visit
 from ledgers.clock import Clock
@@ -20,6 +22,8 @@ from replication.cluster.orders import DrainOrder, Orders
 from replication.queue import payloads
 
 POLL_S = 1.0
+POLLED_MARKS_PER_S = 500
+"""The marks of what is left are read again and again: many of them less often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class Drains:
 
     orders: Orders
     progress: dict[BookieId, DrainProgress]
+    stuck: tuple[str, ...] = ()
+    """Why each ledger that is left cannot move before somebody helps, where that holds for all of them."""
 
     @property
     def ledgers_left(self) -> int | None:
@@ -64,10 +70,14 @@ class Drains:
                 for bookie, order in sorted(self.orders.draining.items())
             },
             "unreadable_orders": list(self.orders.unreadable),
+            "waiting_for_help": list(self.stuck),
         }
 
     def to_text(self) -> str:
         lines = [f"{b}: {drain_text(self.progress.get(b))}" for b in sorted(self.orders.draining)]
+        if self.stuck:
+            lines += ["none of those that are left can move before that is helped:"]
+            lines += [f"  {text}" for text in shown(self.stuck)]
         return "\n".join(lines) or "no bookie is being drained"
 
 
@@ -120,10 +130,11 @@ async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[Boo
 async def wait_drained(
     cluster: Visit, bookies: Sequence[BookieId], *, show: Show, clock: Clock
 ) -> Drains:
-    """Until no ledger that can be read names any of them, or an order is taken back.
+    """Until no ledger that can be read names any of them, an order is taken back, or none that is left can move.
 
-    Returns the drains as they are then: one may still be in doubt.
+    Returns the drains as they are then: one may still be in doubt, or ``stuck``.
     """
+    left = _LeftLedgers(cluster, clock)
     while True:
         drains = (await read_drains(cluster)).only(bookies)
         if drains.orders.draining.keys() != set(bookies):
@@ -131,8 +142,44 @@ async def wait_drained(
         if drains.are_drained_or_in_doubt(bookies):
             return drains
         if drains.ledgers_left is not None:
-            show(drains.ledgers_left)
+            if reasons := await left.look(drains):
+                return replace(drains, stuck=tuple(reasons))
+            waiting = left.waiting_count
+            show(drains.ledgers_left, waiting=waiting, beside=waiting_text(waiting))
         await clock.sleep(POLL_S)
+
+
+class _LeftLedgers:
+    """What is left of drains, by the marks: whether any of it moves."""
+
+    def __init__(self, cluster: Visit, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._stuck = StuckLedgers(cluster, clock)
+        self._due_s = 0.0
+        self.waiting_count = 0
+        """As it was when they were last looked at."""
+
+    async def look(self, drains: Drains) -> list[str]:
+        """Why each cannot move, once that is certain of all; else empty."""
+        if self._clock.now_s() < self._due_s:
+            return []
+        ledger_ids = await self._marked(drains)
+        self.waiting_count = await waiting_count(self._cluster, ledger_ids)
+        reasons = await self._stuck.look(ledger_ids)
+        self._due_s = self._clock.now_s() + len(ledger_ids) / POLLED_MARKS_PER_S
+        return reasons
+
+    async def _marked(self, drains: Drains) -> set[int]:
+        """Those marked for the bookies, or whose marks cannot be read; none while others are not marked yet."""
+        marks = await marks_of(self._cluster, await listed(self._cluster))
+        named = {
+            bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
+            for bookie in drains.progress
+        }
+        if any(len(named[b]) < progress.ledgers_left for b, progress in drains.progress.items()):
+            return set()
+        return set().union(*named.values())
 
 
 async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:

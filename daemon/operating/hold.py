@@ -4,13 +4,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from auditor.election import current_leader
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.metadata import BookieId
-from replication.cluster.membership import live_nodes
 from replication.cluster.order_book import OrderBook, hold_place
 from replication.cluster.orders import HoldOrder, Orders
 
@@ -109,18 +107,6 @@ async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
         bookie_count=len(away) + len(available),
         unreadable=place.path if place.path in orders.unreadable else "",
     )
-
-
-async def concerns(cluster: Visit) -> list[str]:
-    """Who does not keep to a hold: Java's auditor knows of none."""
-    leader = await current_leader(cluster.store, cluster.ur)
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
-    if leader is None or leader.session_id in ours:
-        return []
-    return [
-        f"the leader is Java's AutoRecovery ({leader.candidate}), which knows no holds and marks whatever is "
-        "lost: bookmender disable stops that, too"
-    ]
 
 
 async def begin_hold(

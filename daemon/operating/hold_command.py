@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from daemon.cli import EXIT_FAILED, config_option, output_option
-from daemon.operating.hold import HoldState, begin_hold, concerns, end_hold, read_hold
-from daemon.operating.maintenance_command import Duration, WindowReason
+from daemon.operating.hold import HoldState, begin_hold, end_hold, read_hold
+from daemon.operating.java_leader import leader_concerns
 from daemon.operating.progress import tell
 from daemon.operating.unreadable_orders import unreadable_texts
+from daemon.option_types import Duration, ReasonText
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 
@@ -60,7 +61,7 @@ def hold() -> None:
 @output_option
 def show(config: Path | None, output: str) -> None:
     """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read stands."""
-    state = run_visit(config, lambda cluster: read_hold(cluster, clock=SystemClock()))
+    state = run_visit(config, _read)
     _print(state, output)
     sys.exit(0 if state.hold is None else EXIT_FAILED)
 
@@ -69,7 +70,7 @@ def show(config: Path | None, output: str) -> None:
 @config_option
 @output_option
 @click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", type=WindowReason(), default="", help="For people who see the hold.")
+@click.option("--reason", type=ReasonText(), default="", help="For people who see the hold.")
 def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
     """Hold everything from now on, whatever the bookies do. It takes the place of one that stands.
 
@@ -79,8 +80,7 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
 
     async def act(cluster: Visit) -> HoldState:
         await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=SystemClock())
-        tell(await concerns(cluster))
-        return await read_hold(cluster, clock=SystemClock())
+        return await _read(cluster)
 
     _print(run_visit(config, act), output)
 
@@ -112,6 +112,14 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     if state.hold is not None and not has_ended:
         click.echo("nothing was changed: with --yes the ledgers of those are marked", err=True)
         sys.exit(EXIT_FAILED)
+
+
+async def _read(cluster: Visit) -> HoldState:
+    """And tell who does not keep to one that stands."""
+    state = await read_hold(cluster, clock=SystemClock())
+    if state.hold is not None:
+        tell(await leader_concerns(cluster, "holds"))
+    return state
 
 
 def _print(state: HoldState, output: str) -> None:

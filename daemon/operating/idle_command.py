@@ -20,8 +20,8 @@ from daemon.cli import (
 )
 from daemon.operating.close_ledger import Closing, close_by_hand, look_before_closing
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
-from daemon.operating.maintenance_command import Duration
 from daemon.operating.progress import counted, duration_text
+from daemon.option_types import Duration
 from daemon.settings import Settings, load_settings
 from daemon.visit import Visit, log_errors_only, run_visit, visit
 from ledgers.clock import SystemClock
@@ -135,7 +135,9 @@ def close(
         _close(settings, ledger_id, force, accept_loss) if yes else _look(settings, ledger_id)
     )
     click.echo(
-        json.dumps(_closing_record(done), indent=2) if output == "json" else _closing_text(done)
+        json.dumps(_closing_record(done), indent=2)
+        if output == "json"
+        else closing_text(done, is_forced=force)
     )
 
 
@@ -165,7 +167,8 @@ def _closing_record(done: Closing) -> dict[str, Any]:
     }
 
 
-def _closing_text(done: Closing) -> str:
+def closing_text(done: Closing, *, is_forced: bool) -> str:
+    """For people. ``is_forced``: as it was asked for."""
     ledger = f"ledger {done.found.ledger_id}"
     if done.closed is not None:
         metadata = done.closed.metadata
@@ -178,12 +181,16 @@ def _closing_text(done: Closing) -> str:
         f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} by what its bookies say",
         f"  on {', '.join(metadata.last_segment.ensemble)}",
         *(f"  doubt: {doubt}" for doubt in done.doubts),
-        f"nothing was changed: {_next_step(done)}",
+        f"nothing was changed: {_next_step(done, is_forced=is_forced)}",
     ]
     return "\n".join(lines)
 
 
-def _next_step(done: Closing) -> str:
+def _next_step(done: Closing, *, is_forced: bool) -> str:
     if done.held_back:
         return done.held_back
-    return "--yes closes it if forced, too" if done.doubts else "--yes closes it"
+    if not done.doubts:
+        return "--yes closes it"
+    if is_forced:
+        return "with --yes beside --force it is closed all the same"
+    return "--force and --yes together close it all the same"

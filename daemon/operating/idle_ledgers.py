@@ -1,8 +1,7 @@
 """Open ledgers that nobody writes any more, as the last periodic check saw them."""
 
-import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from auditor.checks.idle_sightings import Sighting, read_sightings
 from auditor.checks.kinds import IDLE_OPEN
@@ -11,6 +10,7 @@ from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId, LedgerState
+from ledgers.operations.tasks import gather_in_parts
 
 READS_AT_ONCE = 100
 
@@ -39,33 +39,30 @@ async def find_idle(cluster: Visit, *, after_s: float, clock: Clock) -> IdleLedg
     now_ms = clock.wall_ms()
     sightings = await read_sightings(cluster.store, cluster.ur)
     idle = [(i, each) for i, each in sightings.items() if each.idle_s(now_ms) >= after_s]
-    found: list[IdleLedger] = []
-    for start in range(0, len(idle), READS_AT_ONCE):
-        found += await _still_idle(cluster, idle[start : start + READS_AT_ONCE], now_ms=now_ms)
+    look = partial(_still_idle, cluster, now_ms=now_ms)
+    looked = await gather_in_parts(look, idle, at_once=READS_AT_ONCE)
     record = await read_check(cluster.store, cluster.ur, IDLE_OPEN.name)
     return IdleLedgers(
-        ledgers=tuple(found),
+        ledgers=tuple(each for each in looked if each is not None),
         checked_ms=None if record.last is None else record.last.finished_ms,
     )
 
 
 async def _still_idle(
-    cluster: Visit, sightings: Sequence[tuple[int, Sighting]], *, now_ms: int
-) -> list[IdleLedger]:
-    async def look(ledger_id: int, sighting: Sighting) -> IdleLedger | None:
-        try:
-            found = await cluster.manager.read(ledger_id)
-        except (NoSuchLedgerError, CorruptionError, UnauthorizedError):
-            return None
-        if found.metadata.is_closed or found.stat.mtime_ms > sighting.since_ms:
-            return None
-        return IdleLedger(
-            ledger_id=ledger_id,
-            state=found.metadata.state,
-            idle_s=sighting.idle_s(now_ms),
-            last_entry_id=sighting.last_entry_id,
-            bookies=found.metadata.last_segment.ensemble,
-        )
-
-    looked = await asyncio.gather(*(look(*each) for each in sightings))
-    return [each for each in looked if each is not None]
+    cluster: Visit, sighted: tuple[int, Sighting], *, now_ms: int
+) -> IdleLedger | None:
+    """None where it was closed, written or deleted since it was seen, or cannot be read."""
+    ledger_id, sighting = sighted
+    try:
+        found = await cluster.manager.read(ledger_id)
+    except (NoSuchLedgerError, CorruptionError, UnauthorizedError):
+        return None
+    if found.metadata.is_closed or found.stat.mtime_ms > sighting.since_ms:
+        return None
+    return IdleLedger(
+        ledger_id=ledger_id,
+        state=found.metadata.state,
+        idle_s=sighting.idle_s(now_ms),
+        last_entry_id=sighting.last_entry_id,
+        bookies=found.metadata.last_segment.ensemble,
+    )

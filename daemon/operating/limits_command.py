@@ -1,12 +1,10 @@
 """``bookmender limits``."""
 
 import json
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,13 +12,13 @@ from daemon.cli import EXIT_FAILED, config_option, output_option
 from daemon.limits import given, limits_in_force
 from daemon.operating.progress import tell
 from daemon.operating.unreadable_orders import unreadable_texts
+from daemon.option_types import Limit
 from daemon.settings import Settings
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
 from replication.cluster.order_book import OrderBook, limits_place
-from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
+from replication.cluster.orders import LimitsOrder
 
-UNLIMITED = "none"
 EXPLAINED: Mapping[str, str] = {
     "bytes_per_s": "stored bytes that each node copies in a second",
     "entries_per_s": "likewise entries",
@@ -30,36 +28,6 @@ EXPLAINED: Mapping[str, str] = {
 }
 LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 """Less is a slip, most likely: of the unit, say."""
-
-
-class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A number within its range, as in 20000000 or 20M; 0 or ``none`` where there may be no limit."""
-
-    name = "number"
-    factors: Mapping[str, int] = {"k": 10**3, "M": 10**6, "G": 10**9}
-
-    def __init__(self, key: str) -> None:
-        self.least, self.most = LIMIT_RANGES[key]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        if value == UNLIMITED and self.least == 0:
-            return 0
-        digits, factor = value, 1
-        if value[-1:] in self.factors:
-            digits, factor = value[:-1], self.factors[value[-1]]
-        if not re.fullmatch(r"[0-9]{1,18}", digits):
-            self.fail(f"{value!r} is no {self._allowed}", param, ctx)
-        number = int(digits) * factor
-        if not self.least <= number <= self.most:
-            self.fail(f"{number} is no {self._allowed}", param, ctx)
-        return number
-
-    @property
-    def _allowed(self) -> str:
-        example = ", as in 20000000 or 20M" if self.most >= self.factors["M"] else ""
-        return f"whole number from {self.least} to {self.most}{example}"
 
 
 @click.command()
@@ -103,19 +71,9 @@ def limits(
         requests_per_s=requests_per_s,
         yields_to_writers=gentle if full_speed or gentle else None,
     )
-
-    async def act(cluster: Visit) -> tuple[list[EffectiveLimit], bool]:
-        place, is_unreadable = limits_place(cluster.ur), False
-        if reset or wanted != LimitsOrder():
-            order = await change_limits(cluster, wanted, reset=reset)
-        else:
-            orders = await OrderBook(cluster.store, cluster.ur).read()
-            order, is_unreadable = orders.limits, place.path in orders.unreadable
-        if is_unreadable:
-            tell(unreadable_texts([place.path]))
-        return effective_limits(order, cluster.settings), is_unreadable
-
-    found, is_unreadable = run_visit(config, act)
+    found, is_unreadable = run_visit(
+        config, lambda cluster: _change_or_read(cluster, wanted, reset=reset)
+    )
     tell(concerns(found))
     if output == "json":
         record = {each.key: {"value": each.value, "is_ordered": each.is_ordered} for each in found}
@@ -124,6 +82,21 @@ def limits(
         for each in found:
             click.echo(each.to_text())
     sys.exit(EXIT_FAILED if is_unreadable else 0)
+
+
+async def _change_or_read(
+    cluster: Visit, wanted: LimitsOrder, *, reset: bool
+) -> tuple[list["EffectiveLimit"], bool]:
+    """What is in force then, and whether an order stands that cannot be read."""
+    if reset or wanted != LimitsOrder():
+        order = await change_limits(cluster, wanted, reset=reset)
+        return effective_limits(order, cluster.settings), False
+    path = limits_place(cluster.ur).path
+    orders = await OrderBook(cluster.store, cluster.ur).read()
+    is_unreadable = path in orders.unreadable
+    if is_unreadable:
+        tell(unreadable_texts([path]))
+    return effective_limits(orders.limits, cluster.settings), is_unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

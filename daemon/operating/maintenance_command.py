@@ -1,11 +1,9 @@
 """``bookmender bookie maintenance``."""
 
 import json
-import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -18,8 +16,10 @@ from daemon.operating.bookie_ids import (
     require_known,
 )
 from daemon.operating.bookies import maintenance_record, maintenance_text
-from daemon.operating.progress import counted, printable, tell
+from daemon.operating.java_leader import leader_concerns
+from daemon.operating.progress import counted, tell
 from daemon.operating.unreadable_orders import unreadable_texts, unreadable_windows
+from daemon.option_types import Duration, ReasonText
 from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError
@@ -28,49 +28,13 @@ from replication.cluster.order_book import OrderBook, maintenance_place
 from replication.cluster.orders import MaintenanceWindow
 from replication.queue.listing import marked_ledger_ids, read_marks
 
-SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-DURATION_MAX_S = 30 * 86_400
-"""Longer is no maintenance: what the bookie holds would have one copy less all that time."""
-
-
-REASON_LENGTH_MAX = 200
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``90s``, ``30m``, ``2h``, ``1d``, and their sums, as in ``1h30m``: seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        parts = re.findall(r"([0-9]{1,9})([smhd])", value)
-        if not parts or "".join(number + unit for number, unit in parts) != value:
-            self.fail(f"{value!r} is no duration, as in 90s, 30m, 2h, 1h30m or 1d", param, ctx)
-        duration_s = sum(int(number) * SECONDS[unit] for number, unit in parts)
-        if not 0 < duration_s <= DURATION_MAX_S:
-            self.fail(f"{value!r} is not between 1 second and 30 days", param, ctx)
-        return duration_s
-
-
-class WindowReason(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """One line of text, as terminals of other people will show it."""
-
-    name = "text"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        assert isinstance(value, str)
-        if not value.isprintable():
-            self.fail(f"'{printable(value)}' has characters that are no text", param, ctx)
-        if len(value) > REASON_LENGTH_MAX:
-            self.fail(f"at most {REASON_LENGTH_MAX} characters, not {len(value)}", param, ctx)
-        return value
-
 
 @click.command()
 @click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
 @config_option
 @output_option
 @click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
-@click.option("--reason", type=WindowReason(), default="", help="For people who see the window.")
+@click.option("--reason", type=ReasonText(), default="", help="For people who see the window.")
 @click.option("--end", is_flag=True, help="End the window now.")
 def maintenance(
     bookie: BookieId | None,
@@ -96,16 +60,10 @@ def maintenance(
 
     async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
         if bookie is not None:
-            require_known([bookie], await known_bookies(cluster))
-        if bookie is not None and duration_s is not None:
-            await open_window(
-                cluster, bookie, duration_s=duration_s, reason=reason, clock=SystemClock()
-            )
-            tell(await concerns(cluster, bookie, clock=SystemClock()))
-        if bookie is not None and end:
-            has_ended = await end_window(cluster, bookie)
-            tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
+            await _change(cluster, bookie, duration_s=duration_s, reason=reason, end=end)
         windows = await read_windows(cluster, SystemClock())
+        if windows if bookie is None else bookie in windows:
+            tell(await leader_concerns(cluster, "maintenance windows"))
         unreadable = await read_unreadable_windows(cluster, bookie)
         tell(unreadable_texts(unreadable))
         return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
@@ -121,6 +79,20 @@ def maintenance(
         if not windows:
             click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
     sys.exit(EXIT_FAILED if unreadable else 0)
+
+
+async def _change(
+    cluster: Visit, bookie: BookieId, *, duration_s: int | None, reason: str, end: bool
+) -> None:
+    """Open its window, or end it, as is wanted, if either is."""
+    require_known([bookie], await known_bookies(cluster))
+    if duration_s is not None:
+        clock = SystemClock()
+        await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
+        tell(await concerns(cluster, bookie, clock=clock))
+    if end:
+        has_ended = await end_window(cluster, bookie)
+        tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
 
 
 async def open_window(

@@ -21,8 +21,14 @@ class Eta:
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
-    def remaining_s(self, left: int, *, now_s: float) -> float | None:
-        """Take note of what is left now; None while nobody can tell."""
+    def remaining_s(self, left: int, *, now_s: float, waiting: int = 0) -> float | None:
+        """Take note of what is left now; None while nobody can tell. ``waiting``: what of it waits.
+
+        While all of it does, no speed says when that is over; and that time says nothing of the speed afterwards.
+        """
+        if left and waiting >= left:
+            self._seen.clear()
+            return None
         self._seen.append((now_s, left))
         while self._seen[0][0] < now_s - REMEMBERED_S and len(self._seen) > 2:
             self._seen.popleft()
@@ -34,9 +40,10 @@ class Eta:
 
 
 class Show(Protocol):
-    """Told how much is left, now and then. ``beside``: what else a reader should know, if anything."""
+    """Told how much is left, now and then. ``waiting``: what of it waits for something. ``beside``: what else a
+    reader should know, if anything."""
 
-    def __call__(self, left: int, *, beside: str = "") -> None: ...
+    def __call__(self, left: int, *, waiting: int = 0, beside: str = "") -> None: ...
 
 
 class _Line:
@@ -76,9 +83,9 @@ class ProgressLine:
         self._eta = Eta()
         self._line = _Line(stream=stream, due_s=0.0)
 
-    def show(self, left: int, *, beside: str = "") -> None:
+    def show(self, left: int, *, waiting: int = 0, beside: str = "") -> None:
         now_s = time.monotonic()
-        remaining_s = self._eta.remaining_s(left, now_s=now_s)
+        remaining_s = self._eta.remaining_s(left, now_s=now_s, waiting=waiting)
         text = f"{counted(left, self._unit)} left"
         if remaining_s is not None:
             text += f", {duration_text(remaining_s)} to go"

@@ -164,17 +164,26 @@ async def wait_done(
     left = sorted(ledger_ids)
     while left := await _still_marked(store, ur, left):
         notes = await _notes(store, ur, left)
-        needy = tuple(n for n in notes if n.reason.needs_help or n.reason is Reason.HOLD)
+        needy = tuple(note for note in notes if _is_in_vain(note))
         if len(needy) == len(left):
             return needy
         show(
             len(left),
+            waiting=len(notes),
             beside=f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
             if notes
             else "",
         )
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
     return ()
+
+
+def _is_in_vain(note: WaitingNote) -> bool:
+    """Whether to wait for its next try is. A first one that could not prove an end gave what is left its copies
+    again, and they may be all that the ledger missed."""
+    if note.reason is Reason.END_UNPROVEN:
+        return note.tries > 1
+    return note.reason.needs_help or note.reason is Reason.HOLD
 
 
 async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[int]:

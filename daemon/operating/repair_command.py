@@ -49,6 +49,9 @@ def repair(
 ) -> None:
     """Check ledgers copy by copy and repair what they lack, here and now.
 
+    Of each copy its first and last entry are asked for (replication.checked_share: some of the others, too), and
+    every entry where a check or fsck found the copy bad; bookmender fsck run --level full reads all.
+
     They are marked in a queue that only bookmender's nodes see, and worked on by this very process,
     under the locks that all use; nodes that run take their part. It needs no daemon, and goes on while
     auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
@@ -116,5 +119,5 @@ def _text(done: RepairedByHand, *, mark_only: bool) -> str:
     lines = [*map(help_text, done.waiting)]
     lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]
     whole = counted(done.ledger_count - len(done.waiting), "ledger")
-    lines.append(f"{whole} {'marked' if mark_only else 'whole'}")
+    lines.append(f"{whole} {'marked' if mark_only else 'whole, as far as repair looks'}")
     return "\n".join(lines)

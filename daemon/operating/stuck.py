@@ -1,18 +1,20 @@
 """Ledgers that a command waits for and that will not move before somebody helps: which, and why.
 
 A note says what was in the way at the last try, and may be older than the help that came. So it counts only
-once a try that is due soon has been made, too; and all of them have to be in that case, for a while.
+once a try that is due soon has been made, too; and all of them have to be in that case, for a while. Java's
+workers leave no notes: where only they are at work, it is said that nobody says why.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from daemon.operating.marks import listed, marks_of, shut_text
-from daemon.operating.progress import printable
+from daemon.operating.progress import duration_text, printable
 from daemon.status import help_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
+from replication.cluster.membership import Half, live_nodes
 from replication.queue.listing import MarkedLedger, locked_ledger_ids
-from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 STUCK_S = 60.0
@@ -20,6 +22,9 @@ STUCK_S = 60.0
 SOON_S = 400.0
 """A next try that is not farther off is waited for: by their default settings nodes try most ledgers again
 within six minutes. What has failed so often, or so, that it is tried seldomer is taken for what its note says."""
+UNEXPLAINED_S = 120.0
+"""Nothing of what is left has moved for so long: it is said where nobody of ours is at work who could say why."""
+SHOWN_MAX = 20
 MARKS_READ_AT_ONCE = 50
 """Of ledgers without a note: as a rule the first of them moves, and says that the others need not be read."""
 
@@ -34,6 +39,10 @@ class StuckLedgers:
         self._seen_first: dict[int, WaitingNote] = {}
         self._since: tuple[float, frozenset[int]] | None = None
         """Since when all that is left is stuck, and which ledgers these are."""
+        self._still: tuple[float, frozenset[int]] | None = None
+        """Since when the same ledgers are left, and which."""
+        self._unexplained: frozenset[int] = frozenset()
+        """Those of which it was said that nobody says why."""
 
     async def look(self, ledger_ids: Collection[int]) -> list[str]:
         """Why each of these, which are all that is left, cannot move, once that is certain; else empty."""
@@ -46,6 +55,23 @@ class StuckLedgers:
         elif now_s - self._since[0] >= STUCK_S:
             return [told[ledger_id] for ledger_id in sorted(told)]
         return []
+
+    async def unexplained(self, ledger_ids: Collection[int]) -> str:
+        """That these, which are all that is left, do not move, and nobody is there to say why; empty where they may
+        well, or that was said of them before."""
+        now_s, left = self._clock.now_s(), frozenset(ledger_ids)
+        if self._still is None or self._still[1] != left:
+            self._still = now_s, left
+        still_s = now_s - self._still[0]
+        if still_s < UNEXPLAINED_S or left == self._unexplained or await self._has_workers():
+            return ""
+        self._unexplained = left
+        return unexplained_text(len(left), still_s=still_s)
+
+    async def _has_workers(self) -> bool:
+        """Whether any of ours runs: what it cannot repair gets a note."""
+        nodes = await live_nodes(self._cluster.store, self._cluster.ur)
+        return any(node.info.half is not Half.AUDITOR for node in nodes)
 
     async def _told(self, ledger_ids: Sequence[int]) -> dict[int, str]:
         """Of each, where all of them are stuck; else of some, or none."""
@@ -82,6 +108,38 @@ class StuckLedgers:
         return told
 
 
+def unexplained_text(count: int, *, still_s: float) -> str:
+    """For people."""
+    what = (
+        "the ledger that is left has" if count == 1 else f"none of the {count:,} ledgers left has"
+    )
+    has_not = "not " if count == 1 else ""
+    return (
+        f"{what} {has_not}moved for {duration_text(still_s)}, and no worker of bookmender runs that would say why "
+        "(those of Java's AutoRecovery do not): bookmender plan LEDGER says what is in the way of one"
+    )
+
+
+def shown(reasons: Sequence[str]) -> list[str]:
+    """Some of very many, and how many more there are."""
+    more = len(reasons) - SHOWN_MAX
+    rest = [f"and {more:,} more; bookmender queue list shows them all"] if more > 0 else []
+    return [*reasons[:SHOWN_MAX], *rest]
+
+
+async def waiting_count(cluster: Visit, ledger_ids: Collection[int]) -> int:
+    """How many of them wait."""
+    noted = await WaitingNotes(cluster.store, cluster.ur).ledger_ids()
+    return len(noted.intersection(ledger_ids))
+
+
+def waiting_text(count: int) -> str:
+    """That so many wait, for whoever waits for them; empty if none does."""
+    if not count:
+        return ""
+    return f"{count:,} of them {'waits' if count == 1 else 'wait'}, bookmender queue list says why"
+
+
 def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:
     """Whether to wait for its next try is in vain. ``first``: the note that we saw of the ledger first.
 
@@ -90,17 +148,21 @@ def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, n
     """
     if not note.reason.needs_help:
         return False
-    ends_with_a_bookie = note.reason is Reason.NO_COPY  # one that comes all nodes see at once
-    if note != first or ends_with_a_bookie:
+    if _without_times(note) != _without_times(first) or note.reason.ends_with_a_bookie:
         return True
     left_ms = note.next_try_ms - now_ms
     return left_ms > SOON_S * 1000 or (left_ms <= 0 and not is_at_hand)
 
 
+def _without_times(note: WaitingNote) -> WaitingNote:
+    """What a try that failed changes of it; that the next one waits for its grace is nothing new."""
+    return replace(note, next_try_ms=0, grace_until_ms=0)
+
+
 def _help_text(note: WaitingNote, *, is_old: bool) -> str:
     """``is_old``: it was not tried since we look."""
     text = help_text(note)
-    if is_old and note.reason is not Reason.NO_COPY:
+    if is_old and not note.reason.ends_with_a_bookie:
         text += f"; if that is over, bookmender repair {note.ledger_id} tries it now"
     return text
 

@@ -141,11 +141,7 @@ class QuarantiningBookies:
             )
         sources = dict.fromkeys([*transfer.reads, *transfer.checks])
         shut = [bookie for bookie in sources if not self._quarantine.admits(bookie)]
-        asked = transfer
-        if shut:
-            reads = {b: ids for b, ids in transfer.reads.items() if b not in shut}
-            checks = {b: ids for b, ids in transfer.checks.items() if b not in shut}
-            asked = replace(transfer, reads=reads, checks=checks)
+        asked = _without(transfer, shut) if shut else transfer
         if shut and not asked.reads:
             for bookie in asked.checks:
                 self._quarantine.note_nothing(bookie)
@@ -216,6 +212,15 @@ class QuarantiningBookies:
     def _note_silence(self, bookie: BookieId) -> None:
         if self._quarantine.note_silence(bookie):
             log.warning("bookie.quarantined", bookie=bookie)
+
+
+def _without(transfer: Transfer, shut: Collection[BookieId]) -> Transfer:
+    """The transfer, but for what is read of these bookies."""
+    return replace(
+        transfer,
+        reads={b: ids for b, ids in transfer.reads.items() if b not in shut},
+        checks={b: ids for b, ids in transfer.checks.items() if b not in shut},
+    )
 
 
 def _unanswered(

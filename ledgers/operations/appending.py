@@ -21,7 +21,7 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.operations.acks import AckWindow
-from ledgers.operations.ensembles import CurrentEnsemble, Targets
+from ledgers.operations.ensembles import BookiePool, CurrentEnsemble
 from ledgers.operations.tasks import TaskScope, task_scope
 
 ENTRIES_MAX = 512
@@ -53,7 +53,7 @@ class QuorumAppender:
         metadata: LedgerMetadata,
         *,
         bookies: Bookies,
-        targets: Targets,
+        pool: BookiePool,
         clock: Clock,
         scope: TaskScope,
         master_key: bytes,
@@ -64,7 +64,7 @@ class QuorumAppender:
         self._bookies, self._clock, self._scope = bookies, clock, scope
         self._master_key, self._is_recovery = master_key, is_recovery
         self._on_change = on_change
-        self._ensemble = CurrentEnsemble(metadata, targets=targets, clock=clock)
+        self._ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
         self._acks = AckWindow(
             confirmed=confirmed,
             ensemble_size=metadata.ensemble_size,

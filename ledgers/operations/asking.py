@@ -1,7 +1,7 @@
 """Several bookies, one question: ask until what they said decides it.
 
 Shared by opening, recovery and reading, which differ in what they ask and in what decides. The
-decision is a pure function of the replies so far; this module only sends, waits and stops.
+decision is a pure function of the results so far; this module only sends, waits and stops.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: with them Reply[T]() fails in Python 3.11
-class Reply(Generic[T]):
-    """What one bookie said: a value, or the error in its place."""
+@dataclass(frozen=True, kw_only=True)  # no slots: with them Result[T]() fails in Python 3.11
+class Result(Generic[T]):
+    """What came of asking one bookie: the value, or the error in its place, which may be that no reply came."""
 
     value: T | None = None
     error: BookmenderError | None = None
@@ -35,7 +35,7 @@ class Reply(Generic[T]):
 
     @property
     def answer(self) -> Answer:
-        """What the reply says of the entry that was asked for (rule S5: three-valued)."""
+        """What it says of the entry that was asked for (rule S5: three-valued)."""
         match self.error:
             case None:
                 return Answer.PRESENT
@@ -47,53 +47,55 @@ class Reply(Generic[T]):
                 return Answer.UNKNOWN
 
 
-Replies = Mapping[BookieId, Reply[T]]
+Results = Mapping[BookieId, Result[T]]
 """In the order in which they came."""
 
 
-def said(replies: Replies[T]) -> str:
+def said(results: Results[T]) -> str:
     """Which bookie said what, for an error's message."""
-    return "; ".join(f"{bookie}: {reply.error or 'answered'}" for bookie, reply in replies.items())
+    return "; ".join(
+        f"{bookie}: {result.error or 'answered'}" for bookie, result in results.items()
+    )
 
 
-def given(replies: Replies[T]) -> T | None:
+def given(results: Results[T]) -> T | None:
     """The first value; None where there is none."""
-    return next((reply.value for reply in replies.values() if reply.value is not None), None)
+    return next((result.value for result in results.values() if result.value is not None), None)
 
 
 async def ask(
     bookies: Iterable[BookieId],
     request: Callable[[BookieId], Awaitable[T]],
-    decide: Callable[[Replies[T]], V | None],
+    decide: Callable[[Results[T]], V | None],
     *,
     clock: Clock,
     hedge_s: float = 0.0,
     linger_s: float = 0.0,
-) -> tuple[V | None, Replies[T]]:
+) -> tuple[V | None, Results[T]]:
     """Ask the bookies in order, until ``decide`` returns something or all have replied.
 
-    The next bookie is asked when a reply did not decide, or has been awaited for ``hedge_s``; 0
+    The next bookie is asked when a result did not decide, or has been awaited for ``hedge_s``; 0
     asks all at once. Once it is decided, what replies within ``linger_s`` is still heard, and it is
     decided anew. What is still in flight at the end is cancelled, so that a bookie that hangs
-    delays nobody for longer. A BookmenderError of ``request`` is its bookie's reply; what ``decide``
+    delays nobody for longer. A BookmenderError of ``request`` is its bookie's result; what ``decide``
     raises ends the asking.
     """
-    replies: dict[BookieId, Reply[T]] = {}
+    results: dict[BookieId, Result[T]] = {}
     async with task_scope() as scope:
         asking = _Asking(bookies, request, scope=scope, clock=clock, hedge_s=hedge_s)
         asking.ask_next()
         verdict = None
-        while len(replies) < asking.bookie_count and (arrival := await asking.arrivals.get()):
-            bookie, replies[bookie] = arrival
+        while len(results) < asking.bookie_count and (arrival := await asking.arrivals.get()):
+            bookie, results[bookie] = arrival
             is_first_verdict = verdict is None
-            verdict = decide(replies)
+            verdict = decide(results)
             if verdict is None:
                 asking.ask_next()
             elif linger_s <= 0:
                 break
             elif is_first_verdict:
                 asking.end_after(linger_s)
-        return verdict, replies
+        return verdict, results
 
 
 class _Asking(Generic[T]):
@@ -108,7 +110,7 @@ class _Asking(Generic[T]):
         clock: Clock,
         hedge_s: float,
     ) -> None:
-        self.arrivals: asyncio.Queue[tuple[BookieId, Reply[T]] | None] = asyncio.Queue()
+        self.arrivals: asyncio.Queue[tuple[BookieId, Result[T]] | None] = asyncio.Queue()
         """None: nobody is waited for any more."""
         self._waiting = deque(dict.fromkeys(bookies))
         self.bookie_count = len(self._waiting)
@@ -142,7 +144,7 @@ class _Asking(Generic[T]):
 
     async def _fly(self, bookie: BookieId) -> None:
         try:
-            reply: Reply[T] = Reply(value=await self._request(bookie))
+            result: Result[T] = Result(value=await self._request(bookie))
         except BookmenderError as error:
-            reply = Reply(error=error)
-        self.arrivals.put_nowait((bookie, reply))
+            result = Result(error=error)
+        self.arrivals.put_nowait((bookie, result))

@@ -12,7 +12,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import DigestType, LedgerMetadata, Segment
-from ledgers.operations.ensembles import Targets
+from ledgers.operations.ensembles import BookiePool
 
 TRIES_MAX = 10
 
@@ -42,7 +42,7 @@ async def create_ledger(
     options: LedgerOptions,
     *,
     manager: LedgerManager,
-    targets: Targets,
+    pool: BookiePool,
     clock: Clock,
     random: Random,
     ledger_id: int | None = None,
@@ -51,7 +51,7 @@ async def create_ledger(
 
     Raises NotEnoughBookiesError; NodeExistsError when the id that was asked for is taken.
     """
-    metadata = await _metadata(options, targets=targets, clock=clock, random=random)
+    metadata = await _metadata(options, pool=pool, clock=clock, random=random)
     for _ in range(TRIES_MAX):
         candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
         try:
@@ -66,10 +66,10 @@ async def create_ledger(
 
 
 async def _metadata(
-    options: LedgerOptions, *, targets: Targets, clock: Clock, random: Random
+    options: LedgerOptions, *, pool: BookiePool, clock: Clock, random: Random
 ) -> LedgerMetadata:
-    ensemble = targets.placement.choose_ensemble(
-        await targets.writable(),
+    ensemble = pool.placement.choose_ensemble(
+        await pool.writable(),
         options.ensemble_size,
         write_quorum=options.write_quorum,
         ack_quorum=options.ack_quorum,

@@ -17,8 +17,8 @@ WritableBookies = Callable[[], Awaitable[Collection[Candidate]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
-    """Where a chosen bookie comes from: who is there, and who of them is best."""
+class BookiePool:
+    """What ensembles and their replacements are chosen from: who is there, and who of them is best."""
 
     writable: WritableBookies
     placement: PlacementPolicy
@@ -39,11 +39,11 @@ class CurrentEnsemble:
     more is sent to it, and each further failure tries anew to replace it too.
     """
 
-    def __init__(self, metadata: LedgerMetadata, *, targets: Targets, clock: Clock) -> None:
+    def __init__(self, metadata: LedgerMetadata, *, pool: BookiePool, clock: Clock) -> None:
         self.bookies = metadata.last_segment.ensemble
         self.dead: frozenset[int] = frozenset()
         self._metadata = metadata
-        self._targets, self._clock = targets, clock
+        self._pool, self._clock = pool, clock
         self._failed: set[int] = set()
         self._failures: dict[BookieId, tuple[float, BookmenderError]] = {}
 
@@ -77,13 +77,13 @@ class CurrentEnsemble:
 
     async def choose(self) -> "EnsembleChange":
         """Choose who is to take over from the failed and the dead, as far as there is anybody."""
-        candidates = await self._targets.writable()
+        candidates = await self._pool.writable()
         wanted = self.dead | self._failed
         excluded = self._resting().union(self.bookies)
         chosen = list(self.bookies)
         for index in sorted(wanted):
             try:
-                chosen[index] = self._targets.placement.choose_replacement(
+                chosen[index] = self._pool.placement.choose_replacement(
                     candidates,
                     ensemble=chosen,
                     index=index,

@@ -25,8 +25,8 @@ from ledgers.errors import BookmenderError, UnavailableError, UnprovenEndError
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.appending import QuorumAppender
-from ledgers.operations.asking import OTHERS_S, Replies, ask, given, said
-from ledgers.operations.ensembles import Targets
+from ledgers.operations.asking import OTHERS_S, Results, ask, given, said
+from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
 from ledgers.operations.rescue import Rescue
@@ -55,7 +55,7 @@ class RecoveredEnd:
 
 
 def recovery_verdict(
-    replies: Replies[bytes],
+    results: Results[bytes],
     *,
     write_quorum: int,
     ack_quorum: int,
@@ -69,20 +69,20 @@ def recovery_verdict(
     are fenced. Errors, time-outs and bad digests prove nothing. No absence is proven before the ``awaited``
     have replied, whatever they reply.
     """
-    if (entry := given(replies)) is not None:
+    if (entry := given(results)) is not None:
         return entry
-    if any(bookie not in replies for bookie in awaited):
+    if any(bookie not in results for bookie in awaited):
         return None
     absent_count = sum(
-        reply.answer is Answer.ABSENT and bookie not in distrusted
-        for bookie, reply in replies.items()
+        result.answer is Answer.ABSENT and bookie not in distrusted
+        for bookie, result in results.items()
     )
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
 
 
-def has_every_answer(replies: Replies[T]) -> bool:
+def has_every_answer(results: Results[T]) -> bool:
     """Whether every bookie gave what it has, be it good or not, or denied to have any."""
-    return all(reply.answer is not Answer.UNKNOWN for reply in replies.values())
+    return all(result.answer is not Answer.UNKNOWN for result in results.values())
 
 
 class EndFinder:
@@ -95,7 +95,7 @@ class EndFinder:
         *,
         digest: EntryDigest,
         bookies: Bookies,
-        targets: Targets,
+        pool: BookiePool,
         clock: Clock,
         young: Collection[BookieId],
         distrusted: Collection[BookieId],
@@ -103,7 +103,7 @@ class EndFinder:
         """``young``, ``distrusted``: as in ``recover_ledger``."""
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
-        self._targets, self._clock = targets, clock
+        self._pool, self._clock = pool, clock
         self._latecomers = frozenset(young).difference(distrusted, metadata.segments[0].ensemble)
         """Young bookies that came by a change of the ensemble: they may never have been wiped."""
         self._distrusted = {*young, *distrusted}
@@ -118,22 +118,22 @@ class EndFinder:
         Raises UnavailableError where the end cannot be proven. If any no was not believed, what is there has its
         copies nonetheless: it may be on one bookie only.
         """
-        tail, replies = await self._fence()
+        tail, results = await self._fence()
         if tail is None:
-            raise await self._unproven(replies)
+            raise await self._unproven(results)
         end = await self._end_after(tail)
         self._tell_left_behind(end.last_entry_id)
         return end
 
-    async def _fence(self) -> tuple[Tail | None, Replies[Tail]]:
+    async def _fence(self) -> tuple[Tail | None, Results[Tail]]:
         """Fence every bookie of the last ensemble; those known to be fenced cover it. None: they do not."""
         decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
         ensemble = self._metadata.last_segment.ensemble
-        tail, replies = await ask(
+        tail, results = await ask(
             ensemble, self._fenced_tail, decide, clock=self._clock, linger_s=OTHERS_S
         )
-        self._answers = {bookie: reply.answer for bookie, reply in replies.items()}
-        return tail, replies
+        self._answers = {bookie: result.answer for bookie, result in results.items()}
+        return tail, results
 
     async def _end_after(self, tail: Tail) -> RecoveredEnd:
         last_entry_id, length = await self._write_back(tail.lac)
@@ -143,16 +143,16 @@ class EndFinder:
             last_entry_id=last_entry_id, length=length, segments=tuple(self._changed.values())
         )
 
-    async def _unproven(self, replies: Replies[Tail]) -> UnavailableError:
+    async def _unproven(self, results: Results[Tail]) -> UnavailableError:
         """The error to raise, once what is left of the last segment has its copies again."""
-        is_every_answer = has_every_answer(replies)
+        is_every_answer = has_every_answer(results)
         cause = (
             "its end cannot be proven, as too many of its bookies may have lost entries of the last segment"
             if is_every_answer
             else "too few bookies of the last ensemble could be fenced"
         )
-        context = {} if is_every_answer else {"replies": said(replies)}
-        if self._distrusted.isdisjoint(replies):
+        context = {} if is_every_answer else {"replies": said(results)}
+        if self._distrusted.isdisjoint(results):
             return UnavailableError(cause, ledger_id=self._ledger_id, **context)
         rescue = Rescue(
             self._metadata,
@@ -164,7 +164,12 @@ class EndFinder:
         )
         saved = await rescue.run()
         log.warning("recovery.end_unproven", ledger_id=self._ledger_id, cause=cause, entries=saved)
-        return UnprovenEndError(f"{cause}; {saved}", ledger_id=self._ledger_id, **context)
+        return UnprovenEndError(
+            f"{cause}; {saved}",
+            are_any_silent=not is_every_answer,
+            ledger_id=self._ledger_id,
+            **context,
+        )
 
     async def _add_again(self, bookie: BookieId, entry: bytes) -> None:
         await self._bookies.add(
@@ -207,7 +212,7 @@ class EndFinder:
             appender = QuorumAppender(
                 self._metadata,
                 bookies=self._bookies,
-                targets=self._targets,
+                pool=self._pool,
                 clock=self._clock,
                 scope=scope,
                 master_key=self._digest.master_key,
@@ -241,14 +246,14 @@ class EndFinder:
         replicas = replicas_in(
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
         )
-        decide: Callable[[Replies[bytes]], Proof | None] = partial(
+        decide: Callable[[Results[bytes]], Proof | None] = partial(
             recovery_verdict,
             write_quorum=self._metadata.write_quorum,
             ack_quorum=self._metadata.ack_quorum,
             distrusted=self._distrusted,
             awaited=[b for b in replicas if self._shown.get(b, LAC_NONE) >= entry_id],
         )
-        verdict, replies = await ask(
+        verdict, results = await ask(
             sorted(replicas, key=self._promise),
             partial(self._read_fencing, entry_id=entry_id),
             decide,
@@ -260,7 +265,7 @@ class EndFinder:
                 "neither the entry nor its absence could be proven",
                 ledger_id=self._ledger_id,
                 entry_id=entry_id,
-                replies=said(replies),
+                replies=said(results),
             )
         return verdict if isinstance(verdict, bytes) else None
 

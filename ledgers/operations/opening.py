@@ -14,7 +14,7 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
-from ledgers.operations.asking import Replies, ask, said
+from ledgers.operations.asking import Results, ask, said
 from ledgers.striping import covers
 
 
@@ -91,7 +91,7 @@ _shared_digest = lru_cache(maxsize=1_024)(EntryDigest)
 
 
 def tail_verdict(
-    replies: Replies[Tail],
+    results: Results[Tail],
     metadata: LedgerMetadata,
     *,
     distrusted: Collection[BookieId] = (),
@@ -104,15 +104,15 @@ def tail_verdict(
     segment before: a segment is only begun where all before it is confirmed. Raises
     UnauthorizedError when any bookie does.
     """
-    for reply in replies.values():
-        if isinstance(reply.error, UnauthorizedError):
-            raise reply.error
+    for result in results.values():
+        if isinstance(result.error, UnauthorizedError):
+            raise result.error
     segment = metadata.last_segment
     known = {
         index
         for index, bookie in enumerate(segment.ensemble)
-        if bookie in replies
-        and replies[bookie].answer in (Answer.PRESENT, Answer.ABSENT)
+        if bookie in results
+        and results[bookie].answer in (Answer.PRESENT, Answer.ABSENT)
         and bookie not in distrusted
     }
     if not covers(
@@ -122,7 +122,7 @@ def tail_verdict(
         ack_quorum=metadata.ack_quorum,
     ):
         return None
-    told = [reply.value for reply in replies.values() if reply.value is not None]
+    told = [result.value for result in results.values() if result.value is not None]
     latest = max(told, key=lambda tail: tail.lac, default=Tail())
     return replace(latest, lac=max(latest.lac, segment.first_entry_id - 1))
 
@@ -138,17 +138,17 @@ async def _ask_for_lac(
         answer = await bookies.read_lac(bookie, ledger_id)
         return _tail_of(answer, ledger_id=ledger_id, digest=digest)
 
-    tail, replies = await ask(
+    tail, results = await ask(
         metadata.last_segment.ensemble,
         read_lac,
-        lambda replies: tail_verdict(replies, metadata),
+        lambda results: tail_verdict(results, metadata),
         clock=clock,
     )
     if tail is None:
         raise UnavailableError(
             "too few bookies answered to tell the last entry",
             ledger_id=ledger_id,
-            replies=said(replies),
+            replies=said(results),
         )
     return tail
 

@@ -20,7 +20,7 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
-from ledgers.operations.asking import Replies, ask, said
+from ledgers.operations.asking import Results, ask, given, said
 from ledgers.striping import write_set
 
 SPECULATIVE_S = 2.0
@@ -57,19 +57,19 @@ class LedgerReader:
         Raises NoSuchEntryError when every replica said no, DigestMismatchError when every one that
         has it has it wrong, else UnavailableError.
         """
-        entry, replies = await ask(
+        entry, results = await ask(
             replicas_in(
                 self._metadata.segment_of(entry_id),
                 entry_id,
                 write_quorum=self._metadata.write_quorum,
             ),
             partial(self._read, entry_id=entry_id),
-            first_good,
+            given,
             clock=self._clock,
             hedge_s=SPECULATIVE_S,
         )
         if entry is None:
-            raise _unreadable(replies, ledger_id=self._ledger_id, entry_id=entry_id)
+            raise _unreadable(results, ledger_id=self._ledger_id, entry_id=entry_id)
         return entry
 
     async def entries(
@@ -101,18 +101,14 @@ def replicas_in(segment: Segment, entry_id: int, *, write_quorum: int) -> list[B
     return [segment.ensemble[index] for index in indexes]
 
 
-def first_good(replies: Replies[bytes]) -> bytes | None:
-    return next((reply.value for reply in replies.values() if reply.value is not None), None)
-
-
-def _unreadable(replies: Replies[bytes], *, ledger_id: int, entry_id: int) -> BookmenderError:
+def _unreadable(results: Results[bytes], *, ledger_id: int, entry_id: int) -> BookmenderError:
     """The error that all replicas together amount to."""
-    answers = {reply.answer for reply in replies.values()}
+    answers = {result.answer for result in results.values()}
     error = {
         frozenset({Answer.ABSENT}): NoSuchEntryError,
         frozenset({Answer.MISMATCH}): DigestMismatchError,
         frozenset({Answer.ABSENT, Answer.MISMATCH}): DigestMismatchError,
     }.get(frozenset(answers), UnavailableError)
     return error(
-        "no replica gave the entry", ledger_id=ledger_id, entry_id=entry_id, replies=said(replies)
+        "no replica gave the entry", ledger_id=ledger_id, entry_id=entry_id, replies=said(results)
     )

@@ -21,7 +21,7 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.ensembles import Targets, with_ensemble
+from ledgers.operations.ensembles import BookiePool, with_ensemble
 from ledgers.operations.fencing import EndFinder, RecoveredEnd
 from ledgers.operations.opening import ledger_digest
 from ledgers.store import Operation
@@ -35,7 +35,7 @@ async def recover_ledger(
     *,
     manager: LedgerManager,
     bookies: Bookies,
-    targets: Targets,
+    pool: BookiePool,
     clock: Clock,
     fallback: EntryDigest | None = None,
     young: Collection[BookieId] = (),
@@ -61,7 +61,7 @@ async def recover_ledger(
         versioned.metadata,
         digest=ledger_digest(versioned.metadata, fallback),
         bookies=bookies,
-        targets=targets,
+        pool=pool,
         clock=clock,
         young=young,
         distrusted=distrusted,

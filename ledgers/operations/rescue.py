@@ -79,7 +79,7 @@ class Rescue:
         replicas = replicas_in(
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
         )
-        entry, replies = await ask(
+        entry, results = await ask(
             replicas,
             lambda bookie: self._read(bookie, entry_id),
             given,
@@ -88,7 +88,7 @@ class Rescue:
         )
         if entry is None:
             return b"" if entry_id < self._shown else None
-        lacking = [b for b in replicas if b not in replies or replies[b].value is None]
+        lacking = [b for b in replicas if b not in results or results[b].value is None]
         await asyncio.gather(
             *(self._try_add(b, entry) for b in lacking if not self._is_withheld(b, entry_id))
         )

@@ -1,12 +1,30 @@
-"""Tasks that end with the block that started them, and those that wake another, which waits for that."""
+"""Many calls, so many at a time; tasks that end with the block that started them; a task that others wake."""
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+V = TypeVar("V")
+
+
+async def gather_in_parts(
+    work: Callable[[V], Awaitable[T]], values: Sequence[V], *, at_once: int
+) -> list[T]:
+    """What ``work`` gives for each of the values, in their order; never for more than so many at a time."""
+    given: list[T] = []
+    for start in range(0, len(values), at_once):
+        given += await asyncio.gather(*map(work, values[start : start + at_once]))
+    return given
 
 
 async def wake_on(happenings: AsyncGenerator[object, None], wake: asyncio.Event) -> None:

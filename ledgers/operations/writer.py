@@ -24,7 +24,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import LAC_NONE, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.appending import QuorumAppender
 from ledgers.operations.creation import LedgerOptions, create_ledger
-from ledgers.operations.ensembles import Targets, with_ensemble
+from ledgers.operations.ensembles import BookiePool, with_ensemble
 from ledgers.operations.opening import ledger_digest
 from ledgers.operations.tasks import TaskScope, task_scope
 
@@ -52,7 +52,7 @@ class LedgerWriter:
         *,
         manager: LedgerManager,
         bookies: Bookies,
-        targets: Targets,
+        pool: BookiePool,
         clock: Clock,
         random: Random,
         ledger_id: int | None = None,
@@ -61,7 +61,7 @@ class LedgerWriter:
         versioned = await create_ledger(
             options,
             manager=manager,
-            targets=targets,
+            pool=pool,
             clock=clock,
             random=random,
             ledger_id=ledger_id,
@@ -71,7 +71,7 @@ class LedgerWriter:
                 versioned,
                 manager=manager,
                 bookies=bookies,
-                targets=targets,
+                pool=pool,
                 clock=clock,
                 scope=scope,
             )
@@ -84,7 +84,7 @@ class LedgerWriter:
         *,
         manager: LedgerManager,
         bookies: Bookies,
-        targets: Targets,
+        pool: BookiePool,
         clock: Clock,
         scope: TaskScope,
     ) -> None:
@@ -93,7 +93,7 @@ class LedgerWriter:
         self._appender = QuorumAppender(
             versioned.metadata,
             bookies=bookies,
-            targets=targets,
+            pool=pool,
             clock=clock,
             scope=scope,
             master_key=self._digest.master_key,

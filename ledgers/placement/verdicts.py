@@ -3,7 +3,7 @@
 Pure, and remembered: of thousands of ledgers most are alike, and each is asked about more than once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations
@@ -80,19 +80,23 @@ def better_arrangements(
         if count > 1 and tries > MOVES_TRIED_MAX:
             break
         found: dict[tuple[object, ...], list[tuple[str, ...]]] = {}
-        for indexes in combinations(range(shape.size), count):
-            for chosen in dict.fromkeys(permutations(admitted, count)):
-                moved = _moved(arrangement, dict(zip(indexes, chosen, strict=True)))
-                if (offences := arrangements.offences(moved)) < least:
-                    crowding = tuple(arrangements.crowding(moved, index) for index in indexes)
-                    found.setdefault((offences, crowding), []).append(moved)
+        for indexes, moved in _moved(arrangement, admitted, count):
+            if (offences := arrangements.offences(moved)) < least:
+                crowding = tuple(arrangements.crowding(moved, index) for index in indexes)
+                found.setdefault((offences, crowding), []).append(moved)
         if found:
             return tuple(found[min(found)])
     return ()
 
 
-def _moved(arrangement: tuple[str, ...], moves: Mapping[int, str]) -> tuple[str, ...]:
-    return tuple(moves.get(index, rack) for index, rack in enumerate(arrangement))
+def _moved(
+    arrangement: tuple[str, ...], racks: tuple[str, ...], count: int
+) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """All that so many moves into these racks can make of it, each with the indexes that were moved."""
+    for indexes in combinations(range(len(arrangement)), count):
+        for chosen in dict.fromkeys(permutations(racks, count)):
+            moves = dict(zip(indexes, chosen, strict=True))
+            yield indexes, tuple(moves.get(index, rack) for index, rack in enumerate(arrangement))
 
 
 @lru_cache(maxsize=8_192)

@@ -28,8 +28,8 @@ RECEIVE_BYTES_MAX = 256 * 1024
 XID_MAX = 2**31 - 1
 
 
-class Result(Protocol):
-    """Where a reply goes, on the connection's thread."""
+class AsyncResult(Protocol):
+    """Where a reply goes, on the connection's thread: what we need of kazoo's ``IAsyncResult``."""
 
     def set(self, value: Any = None) -> None: ...
 
@@ -58,7 +58,7 @@ class PipelinedConnection(WatchingConnection):
             on_event=on_event,
         )
 
-    def submit(self, request: Any, result: Result) -> None:
+    def submit(self, request: Any, result: AsyncResult) -> None:
         """Queue a request. For any thread; returns at once, whatever the connection is doing.
 
         With one wake-up byte a request, as kazoo has it, the pipe is full after a few hundred that

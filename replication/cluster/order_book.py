@@ -46,7 +46,7 @@ T = TypeVar("T", bound=Order)
 class Place(Generic[T]):
     """The znode of one order, and how its bytes are read.
 
-    ``in_doubt``: what is kept to where they cannot be; None: nothing is.
+    ``in_doubt``: gives what is kept to where they cannot be read; None: nothing is.
     """
 
     path: str

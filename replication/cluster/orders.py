@@ -134,8 +134,8 @@ class HoldOrder:
 
     @classmethod
     def unreadable(cls, *, since_ms: int) -> Self:
-        """What one is taken for that cannot be read: whoever gave it may have meant to hold, and to hold for
-        nothing costs time, where to fence for nothing stops writers. ``since_ms``: when it was written."""
+        """What is kept to where the order cannot be read: a hold. Perhaps one was meant, and a hold for nothing
+        costs time only, while fencing for nothing stops writers. ``since_ms``: when it was written."""
         reason = "so it is taken, as the order cannot be read"
         return cls(since_ms=since_ms, reason=reason, is_by_operator=True)
 

@@ -4,8 +4,9 @@
 marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
 ``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole (rule S16), such
 as those of draining bookies; ``findings/<ledger id>`` what a check found wrong with a marked one;
-``urgent`` the leader's note of the most endangered (``urgent``); ``racks`` where bookies were last known
-to be (``rack_memory``); ``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck.
+``unproven/<ledger id>`` why a ledger's end cannot be proven (``unproven_ends``); ``urgent`` the leader's
+note of the most endangered (``urgent``); ``racks`` where bookies were last known to be (``rack_memory``);
+``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck.
 What the auditor and fsck keep for themselves beside these, their own modules say.
 
 Java's payloads never carry a field of ours, so whatever it does not know of stands here. A reader
@@ -16,12 +17,14 @@ fall.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from ledgers.errors import CorruptionError, NoNodeError
 from ledgers.store import MetadataStore
+
+T = TypeVar("T")
 
 
 def own_path(ur: str) -> str:
@@ -67,11 +70,15 @@ TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999: the last that a calendar can show."""
 
 
-async def read_json(store: MetadataStore, path: str) -> dict[str, Any] | None:
-    """The object in a znode of ours; None when the znode is gone or holds something else."""
+async def read_record(
+    store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
+) -> T | None:
+    """What ``parse`` makes of the record in a znode of ours. None where there is none, or none that it can
+    read: a later release may have written it in another way.
+    """
     try:
         data, _ = await store.get(path)
-        return parse_record(data)
+        return parse(parse_record(data))
     except (NoNodeError, CorruptionError):
         return None
 

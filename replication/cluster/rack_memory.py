@@ -6,16 +6,18 @@ or it would take the default rack for the bookie's, and the ledger's other copie
 """
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.placement.racks import Racks, clean_rack
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
-from replication.cluster.own_state import as_text, part, racks_path, read_json
+from replication.cluster.own_state import as_text, part, racks_path, read_record
 from replication.cluster.racks import RETRY_S, RackKeeper
 from replication.queue.batching import Batcher
 
@@ -24,12 +26,11 @@ log = structlog.get_logger()
 
 async def remembered_racks(store: MetadataStore, ur: str) -> dict[BookieId, str]:
     """Nothing where nothing is stored, or nothing that this release can read."""
-    record = await read_json(store, racks_path(ur))
-    try:
-        racks = {} if record is None else part(record, "racks")
-        told = {bookie: clean_rack(as_text(rack, "rack")) for bookie, rack in racks.items()}
-    except CorruptionError:
-        return {}
+    return await read_record(store, racks_path(ur), _racks) or {}
+
+
+def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
+    told = {b: clean_rack(as_text(rack, "rack")) for b, rack in part(record, "racks").items()}
     return {BookieId(bookie): rack for bookie, rack in told.items() if rack is not None}
 
 

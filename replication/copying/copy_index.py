@@ -36,16 +36,19 @@ Failures = Mapping[BookieId, Mapping[int, Answer]]
 async def copy_index(
     job: CopyJob, *, bookies: Bookies, digest: EntryDigest, asked: Questions = NOTHING_ASKED
 ) -> CopyOutcome:
-    """Copy all of which there is a good copy; in place, where something lacks, without one of the ends.
+    """Copy every entry of which there is a good copy. In place, an end is kept back while others lack.
 
-    The ends are what a check asks for, ours and Java's. Once both of an index are there, nothing tells
-    of the entries between them that are missing still: the next try would find the ledger whole and
-    unmark it. So in place (rule S15) the ends come last, none of them while something may yet be
-    had (a replica did not answer), and both only when all between them is there. Where entries between
-    them have no copy anywhere, this may stay so for ever, and an end left out would be left at a copy
-    less; so all is written but one end, and that as well where the other end is lost itself.
+    A check, ours or Java's, asks for the ends. An index with both of them there looks whole, whatever is
+    missing between them: the next try would unmark the ledger. So in place (rule S15) the ends are
+    written last, and
 
-    ``asked``: what to ask bookies with the first of it, besides what is read of them anyway.
+    - none while an entry between them may still be had (some replica did not answer);
+    - both when all between them is there;
+    - all but one when entries between them have no copy anywhere: that may stay so for ever, and no
+      more than one entry should be left at a copy less for it. Where the other end is itself lost none
+      is kept back: its absence tells of the rest.
+
+    ``asked``: what to ask bookies in the first transfer, besides what is read of them anyway.
     """
     copy = _Copy(job, bookies, digest, asked)
     inner, ends = job.parts

@@ -96,14 +96,16 @@ async def _lacking(
     return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
 
 
-class Endangered(Struct, frozen=True, kw_only=True):
+class EndangeredEntry(Struct, frozen=True, kw_only=True):
     """An entry of an open fragment, and the members that lack it, more than it may do without."""
 
     entry_id: int
     lacking: tuple[BookieId, ...]
 
 
-def first_endangered(findings: Sequence[Finding], metadata: LedgerMetadata) -> Endangered | None:
+def first_endangered(
+    findings: Sequence[Finding], metadata: LedgerMetadata
+) -> EndangeredEntry | None:
     """The first such entry; None where there is none, and of a ledger that is not OPEN.
 
     A writer cannot tell: who was wiped takes what he adds, and so the fragment stays as it is until
@@ -119,7 +121,7 @@ def first_endangered(findings: Sequence[Finding], metadata: LedgerMetadata) -> E
         depth += step
         if depth > metadata.write_quorum - metadata.ack_quorum:
             lacking = {bookie for bookie, entries in lacked if entry_id in entries}
-            return Endangered(entry_id=entry_id, lacking=tuple(sorted(lacking)))
+            return EndangeredEntry(entry_id=entry_id, lacking=tuple(sorted(lacking)))
     return None
 
 

@@ -13,6 +13,7 @@ fenced at all.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import structlog
@@ -21,12 +22,13 @@ from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, Segment
-from ledgers.operations.ensembles import Targets
+from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.last_entries import NO_ENTRY, last_entry_id
 from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate
 from ledgers.store import Operation
+from ledgers.striping import covers
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
 from replication.planning.survey import OpenEnd
@@ -96,6 +98,14 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     return None
 
 
+def is_overtaken(sighting: WriterSighting, orders: Orders) -> bool:
+    """Whether a grace that goes on has lost its reason: a drain was taken back, or its order to fence."""
+    return not all(
+        (order := orders.draining.get(bookie)) is not None and order.may_fence
+        for bookie in sighting.draining
+    )
+
+
 def _or_none(last_entry_id: int | None) -> int:
     """Of a bookie that did not say anything no entry is known."""
     return NO_ENTRY if last_entry_id is None else last_entry_id
@@ -117,6 +127,42 @@ def held_back(orders: Orders) -> Blocked | None:
         reason=Reason.HOLD,
         detail=f"it is not closed, and nothing is fenced while a hold stands{why}",
         until_ms=hold.until_ms,
+    )
+
+
+def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
+    """Why the ledger's end may not be provable, for people; empty where those of its bookies that are there, and were
+    never wiped, suffice for it (rule S5)."""
+    metadata, young = versioned.metadata, view.initialised_after(versioned.stat.czxid)
+    members = metadata.last_segment.ensemble
+    if _do_cover(view.available - young, metadata):
+        return ""
+    doubtful = {
+        "away": [b for b in members if b not in view.available],
+        "set up after the ledger was made, so that their 'no' is not believed": [
+            b for b in members if b in young and b in view.available
+        ],
+    }
+    return "; ".join(f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named)
+
+
+def wanted_for_coverage(
+    metadata: LedgerMetadata, available: AbstractSet[BookieId]
+) -> frozenset[BookieId]:
+    """The members of the last ensemble that are not among ``available``, where those that are do not cover it:
+    no recovery finds its end before enough of these are back. Empty where they suffice."""
+    if _do_cover(available, metadata):
+        return frozenset()
+    return frozenset(metadata.last_segment.ensemble) - available
+
+
+def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
+    """Whether the answers of these would suffice to find the ledger's end (rule S5)."""
+    return covers(
+        {i for i, bookie in enumerate(metadata.last_segment.ensemble) if bookie in bookies},
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+        ack_quorum=metadata.ack_quorum,
     )
 
 
@@ -174,7 +220,7 @@ class OpenLedgers:
             versioned.ledger_id,
             manager=self._manager,
             bookies=self._bookies,
-            targets=Targets(writable=self._writable, placement=self._receivers.placement),
+            pool=BookiePool(writable=self._writable, placement=self._receivers.placement),
             clock=self._clock,
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.fragments import Fragment
-from ledgers.metadata import BookieId
+from ledgers.metadata import BookieId, LedgerState
 from ledgers.placement import Adherence, Candidate
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import merged
@@ -169,11 +169,27 @@ class _Planning:
         if finding.verdict is Verdict.UNKNOWN:
             return self._unanswered(finding)
         if not finding.fragment.is_closed:
-            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=_open_detail(finding))
+            return self._left_open(finding)
         may_refill = self._may_refill(finding)
         if may_refill and not finding.damaged:
             return self._refill(finding, finding.absent)
         return self._move(finding, may_refill=may_refill)
+
+    def _left_open(self, finding: Finding) -> Blocked:
+        """Its writer is to close it; where a recovery has locked him out, only an operator can have it ended."""
+        if finding.verdict is not Verdict.DRAINING:
+            detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet"
+            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
+        detail = f"{finding.bookie} drains, and holds a fragment that is not closed yet"
+        if self._metadata.state is not LedgerState.IN_RECOVERY:
+            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
+        return Blocked(
+            reason=Reason.RECOVERY_UNENDED,
+            detail=(
+                f"{detail}, of a ledger whose recovery was begun and never ended: bookmender bookie drain "
+                f"{finding.bookie} --fence-open, or bookmender ledger close {self._survey.ledger_id}, ends it"
+            ),
+        )
 
     def _wait_for(self, finding: Finding) -> Blocked:
         """A maintenance window: all else of the ledger is repaired meanwhile."""
@@ -288,9 +304,3 @@ class _Planning:
             detail=f"no bookie can take over from {finding.bookie}: {rules}; add a bookie",
             until_ms=self._targets.quarantine_end_ms(besides=taken),
         )
-
-
-def _open_detail(finding: Finding) -> str:
-    if finding.verdict is Verdict.DRAINING:
-        return f"{finding.bookie} drains, and holds a fragment that is not closed yet"
-    return f"{finding.bookie} lacks entries of a fragment that is not closed yet"

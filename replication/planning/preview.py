@@ -1,11 +1,14 @@
 """What a worker would do about a ledger now: looked at and planned by its own code, and left at that."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
-from replication.planning.open_ledger import held_back
+from replication.planning.open_ledger import end_doubts, held_back
 from replication.planning.plan import Plan, Repair, plan_repair
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.planning.targets import Receivers
@@ -50,17 +53,21 @@ class Previewer:
         self._surveyor, self._receivers, self._view = surveyor, receivers, view
         self._moves_misplaced = moves_misplaced
 
-    async def preview(self, ledger_id: int) -> Preview:
-        """Raises UnavailableError when ZooKeeper does not answer."""
-        match await self._surveyor.survey(ledger_id, self._view):
+    async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId] = ()) -> Preview:
+        """``distrusted``: bookies to be asked for every entry, as a worker asks those that a check or fsck found bad.
+
+        Raises UnavailableError when ZooKeeper does not answer.
+        """
+        match await self._surveyor.survey(ledger_id, self._view, distrusted=distrusted):
             case None:
                 return Preview(ledger_id=ledger_id, plan=Plan(), is_gone=True)
             case Blocked() as blocked:
                 plan = Plan(blocked=(blocked,))
             case OpenEnd() as found:
-                plan = await self._plan_open(found)
+                plan = await self._plan_open(found, distrusted)
             case Survey() as survey if survey.is_abandoned:
-                plan = Plan(blocked=(held_back(self._view.orders) or _ABANDONED,))
+                waits = held_back(self._view.orders) or _until_recovered(survey)
+                plan = Plan(blocked=(waits,))
             case Survey() as survey:
                 plan = plan_repair(
                     survey,
@@ -69,9 +76,9 @@ class Previewer:
                 )
         return Preview(ledger_id=ledger_id, plan=plan)
 
-    async def _plan_open(self, found: OpenEnd) -> Plan:
+    async def _plan_open(self, found: OpenEnd, distrusted: Collection[BookieId]) -> Plan:
         """What is closed of it is repaired at once, the rest waits."""
-        closed_part = await self._surveyor.survey_closed_part(found)
+        closed_part = await self._surveyor.survey_closed_part(found, distrusted=distrusted)
         plan = Plan()
         if closed_part is not None:
             plan = plan_repair(closed_part, self._receivers.targets(self._view))
@@ -79,10 +86,12 @@ class Previewer:
         return replace(plan, blocked=(*plan.blocked, waits))
 
 
-_ABANDONED = Blocked(
-    reason=Reason.OPEN_FRAGMENT,
-    detail="a recovery of it was begun and never ended: that comes before anything is copied",
-)
+def _until_recovered(survey: Survey) -> Blocked:
+    return Blocked(
+        reason=Reason.OPEN_FRAGMENT,
+        detail="a recovery of it was begun and never ended: that comes before anything is copied"
+        + _doubts(survey.versioned, survey.view),
+    )
 
 
 def _until_closed(found: OpenEnd) -> Blocked:
@@ -96,5 +105,11 @@ def _until_closed(found: OpenEnd) -> Blocked:
         detail=(
             f"its open last fragment {why}: it is left to its "
             "writer for the open-ledger grace, then fenced, recovered, closed, and only then copied"
-        ),
+        )
+        + _doubts(found.versioned, found.view),
     )
+
+
+def _doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
+    doubts = end_doubts(versioned, view)
+    return f"; its end may not be provable: {doubts}" if doubts else ""

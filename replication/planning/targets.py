@@ -23,7 +23,7 @@ CopyKey = tuple[Fragment, int]
 """What was copied: a bookie index of a fragment. Other bounds or members make it another one."""
 
 SORTED_AGAIN_S = 5.0
-"""How long what the disks said, and who was kept from receiving for it, is good for."""
+"""How long it holds who may receive and who may not, as far as that depends on free room."""
 
 
 class Bar(enum.Enum):

@@ -18,8 +18,8 @@ HELP_MAX = 25
 """Ledgers of other workers that one look takes at most: what goes into one transaction."""
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
-    """A ledger to take, and why it waited so far, if it did."""
+class DueLedger(Struct, frozen=True, kw_only=True):
+    """A marked ledger that is to be taken now, and why it waited so far, if it did."""
 
     queued: QueuedLedger
     note: WaitingNote | None
@@ -66,13 +66,13 @@ def others_to_read(
 
 
 def most_endangered_first(
-    found: Sequence[Candidate], urgent: Collection[int], *, is_own: Callable[[int], bool]
-) -> list[Candidate]:
+    found: Sequence[DueLedger], urgent: Collection[int], *, is_own: Callable[[int], bool]
+) -> list[DueLedger]:
     """Losses, what the leader calls urgent, most bookies missing; among equals our own, then the oldest."""
     ranks = {ledger_id: rank for rank, ledger_id in enumerate(urgent)}
 
-    def urgency(candidate: Candidate) -> tuple[bool, bool, int, bool, int, int]:
-        ledger_id, queued = candidate.ledger_id, candidate.queued
+    def urgency(due: DueLedger) -> tuple[bool, bool, int, bool, int, int]:
+        ledger_id, queued = due.ledger_id, due.queued
         return (
             not queued.is_loss,
             ledger_id not in ranks,

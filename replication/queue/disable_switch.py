@@ -19,8 +19,8 @@ class DisableSwitch:
         self._path = payloads.disable_path(ur)
         self._is_watched = False
         self.may_take = True
-        """Whether it was off when we last heard of it, and not asked for in vain since; otherwise no lock
-        is asked for, not even for ledgers whose turn to be asked for comes only now."""
+        """Whether the switch was off when it was last read, and no attempt to read it has failed since. While it is
+        False no lock is asked for, not even by a take that was begun before and whose turn comes only now."""
 
     async def is_on(self) -> bool:
         """Read only while nothing tells of its changes (``watch``). Raises UnavailableError."""

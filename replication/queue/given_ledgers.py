@@ -31,7 +31,7 @@ class GivenLedgers(Queue):
         super().__init__(store, batcher, ur, holder=holder, clock=clock)
         self.switch = UnheededSwitch(store, ur, clock)
         self._left = set(ledger_ids)
-        """Those that have not been found without a mark yet: they were all marked before we began."""
+        """Those that had a mark whenever they were looked at; before we began all of them had one."""
 
     async def look(self, rng: random.Random) -> Look:
         """Without a list of marks, of which a look at a long queue tells but a part."""

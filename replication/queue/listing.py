@@ -1,12 +1,12 @@
 """Reading the whole queue, for people and for proofs: every mark, every lock, complete or an error."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError
+from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import MetadataStore, children_if_any
 from replication.queue import payloads
 from replication.queue.payloads import Mark
@@ -20,7 +20,7 @@ READS_AT_ONCE = 500
 class MarkedLedger:
     """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any bookie.
 
-    ``refusal``: what ZooKeeper says in the latter case, else empty. No worker of such a session takes it.
+    ``refusal``: what ZooKeeper says in the latter case, else empty. No worker that ACLs shut out likewise takes it.
     """
 
     ledger_id: int
@@ -83,12 +83,8 @@ async def _read_each(
     read: Callable[[int], Awaitable[T | None]], ledger_ids: Sequence[int]
 ) -> list[T]:
     """What ``read`` gives for each, in order, without the Nones; a bounded number at a time."""
-    found: list[T] = []
-    for start in range(0, len(ledger_ids), READS_AT_ONCE):
-        part = ledger_ids[start : start + READS_AT_ONCE]
-        values = await asyncio.gather(*map(read, part))
-        found += [value for value in values if value is not None]
-    return found
+    values = await gather_in_parts(read, ledger_ids, at_once=READS_AT_ONCE)
+    return [value for value in values if value is not None]
 
 
 async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLedger | None:

@@ -11,9 +11,9 @@ import random
 from collections.abc import Collection, Sequence
 
 from ledgers.clock import Clock
-from replication.queue.choice import Candidate, most_endangered_first, others_to_read, own_to_read
+from replication.queue.choice import DueLedger, most_endangered_first, others_to_read, own_to_read
 from replication.queue.idle_waits import longest_wait_s
-from replication.queue.queue import Queue
+from replication.queue.queue import Look, Queue
 from replication.queue.shares import Shares
 from replication.waiting.waiting_list import WaitingList
 
@@ -30,7 +30,7 @@ OTHERS_WATCHED_MAX = 5_000
 class Lookout:
     """A worker's eye on the queue.
 
-    ``idle_wait_s``: the setting. Others' ledgers are left to them until an idle one has surely looked.
+    ``idle_wait_s``: the setting. Others' ledgers are left to them until even an idle one of them has surely looked.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Lookout:
 
     async def look(
         self, *, busy: Collection[int], room: int, losses_only: bool = False
-    ) -> list[Candidate]:
+    ) -> list[DueLedger]:
         """Ledgers to take, most endangered first.
 
         ``busy``: those at hand. ``room``: how many may be begun now of others' ledgers, less those
@@ -75,14 +75,31 @@ class Lookout:
         self.is_queue_empty = False
         look = await self._queue.look(self._rng)
         self.is_queue_empty = look.is_queue_empty
+        own, others = await self._due(look, busy)
+        if losses_only:
+            losses = look.losses.union(look.urgent)
+            own, others = own & losses, others & losses
+        chosen = self._choose(look, own, others, room=room)
+        found = await self._read(chosen)
+        for ledger_id in set(chosen).difference(look.free, (each.ledger_id for each in found)):
+            self._waiting.put_off_gone(ledger_id)
+        if losses_only:
+            found = [each for each in found if each.queued.is_loss]
+        self.took_s = self._clock.now_s() - began_s
+        return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
+
+    async def _due(self, look: Look, busy: Collection[int]) -> tuple[set[int], set[int]]:
+        """Ledgers that need not wait any longer: of our own share, and of others' those left lying."""
         named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
         due = self._waiting.due(named.difference(busy))
         await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
         own = {ledger_id for ledger_id in due if self._shares.is_own(ledger_id)}
-        others = set(self._left_lying(set(due) - own))
-        if losses_only:
-            losses = look.losses.union(look.urgent)
-            own, others = own & losses, others & losses
+        return own, set(self._left_lying(set(due) - own))
+
+    def _choose(
+        self, look: Look, own: Collection[int], others: Collection[int], *, room: int
+    ) -> list[int]:
+        """Whose marks are worth reading: of our own a window, and of others' what there is room for besides."""
         ours = own_to_read(
             own, look.urgent, losses=look.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
         )
@@ -95,13 +112,7 @@ class Lookout:
             room=room - len(ours),
             rng=self._rng,
         )
-        found = await self._read([*ours, *theirs])
-        for ledger_id in {*ours, *theirs}.difference(look.free, (c.ledger_id for c in found)):
-            self._waiting.put_off_gone(ledger_id)
-        if losses_only:
-            found = [candidate for candidate in found if candidate.queued.is_loss]
-        self.took_s = self._clock.now_s() - began_s
-        return most_endangered_first(found, look.urgent, is_own=self._shares.is_own)
+        return [*ours, *theirs]
 
     def _left_lying(self, others: Collection[int]) -> list[int]:
         """Those that have been free at every look since one so long ago that their owner has looked, too."""
@@ -120,12 +131,14 @@ class Lookout:
         if workers != self._shares.workers:
             self._shares = Shares(workers, own=self._queue.session_id)
 
-    async def _read(self, ledger_ids: Sequence[int]) -> list[Candidate]:
+    async def _read(self, ledger_ids: Sequence[int]) -> list[DueLedger]:
         """Those that are marked, and that no note bids to wait."""
         if not ledger_ids:
             return []
         found, notes = await asyncio.gather(
             self._queue.read(ledger_ids), self._waiting.notes_of(ledger_ids)
         )
-        candidates = [Candidate(queued=q, note=notes.get(q.ledger_id)) for q in found]
-        return [c for c in candidates if c.note is None or not self._waiting.must_wait(c.note)]
+        read = [DueLedger(queued=q, note=notes.get(q.ledger_id)) for q in found]
+        return [
+            each for each in read if each.note is None or not self._waiting.must_wait(each.note)
+        ]

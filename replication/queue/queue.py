@@ -4,7 +4,7 @@ A worker *takes* a marked ledger (our lock is made by {create, set data} in one 
 version 1, where Java's stands at 0, and is only ever deleted at that version), is *done* with it
 (its marks go, each at the version read before locking, rule S6), or *gives* it *back*. A ledger may be
 marked in the shared tree, in our own (what Java would find whole: ledgers of draining bookies, repairs
-made by hand), or in both; it is one ledger with one lock. Znodes and payloads: BookKeeper's
+made by hand, damage where Java's workers do not look), or in both; it is one ledger with one lock. Znodes and payloads: BookKeeper's
 ZkLedgerUnderreplicationManager.
 """
 
@@ -22,7 +22,6 @@ from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
-    CorruptionError,
     LockLostError,
     NodeExistsError,
     NoNodeError,
@@ -42,7 +41,7 @@ from ledgers.store import (
     SetData,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
-from replication.cluster.own_state import findings_path, own_path, read_json, texts
+from replication.cluster.own_state import findings_path, own_path, read_record, texts
 from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
@@ -71,7 +70,7 @@ class QueuedLedger(
     ledger_id: int
     marks: tuple[SeenMark, ...]
     is_loss: bool = True
-    """Marked in the shared tree: copies are lost. In our own alone, it only is to be looked at or moved."""
+    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved, or single entries lack a copy."""
 
     def __post_init__(self) -> None:
         assert self.marks, self
@@ -186,12 +185,9 @@ class Queue:
     async def found_bad(self, take: Take) -> frozenset[BookieId]:
         """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
         worker does, who would find the ledger whole by its ends."""
-        record = await read_json(self._store, findings_path(self._ur, take.ledger_id))
-        try:
-            named = texts(record, "bookies") if record is not None else ()
-        except CorruptionError:
-            return frozenset()
-        return take.queued.replicas.intersection(map(BookieId, named))
+        path = findings_path(self._ur, take.ledger_id)
+        named = await read_record(self._store, path, lambda finding: texts(finding, "bookies"))
+        return take.queued.replicas.intersection(map(BookieId, named or ()))
 
     async def finish(self, take: Take, extra: Sequence[Operation] = ()) -> bool:
         """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.

@@ -8,22 +8,16 @@ It is a hint, not the queue: ledgers on it may be done, or marked no more.
 import json
 from collections.abc import Sequence
 
-from ledgers.errors import CorruptionError
 from ledgers.store import MetadataStore
-from replication.cluster.own_state import read_json, urgent_path, wholes
+from replication.cluster.own_state import read_record, urgent_path, wholes
 
 URGENT_MAX = 1_000
 
 
 async def read_urgent(store: MetadataStore, ur: str) -> tuple[int, ...]:
     """Most endangered first; empty also when a later release wrote what we cannot read."""
-    record = await read_json(store, urgent_path(ur))
-    if record is None:
-        return ()
-    try:
-        return wholes(record, "ledger_ids")[:URGENT_MAX]
-    except CorruptionError:
-        return ()
+    ledger_ids = await read_record(store, urgent_path(ur), lambda note: wholes(note, "ledger_ids"))
+    return (ledger_ids or ())[:URGENT_MAX]
 
 
 def urgent_to_bytes(ledger_ids: Sequence[int], *, written_ms: int) -> bytes:

@@ -9,6 +9,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
@@ -17,7 +18,7 @@ from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
     ledger_id_of_name,
     part,
-    read_json,
+    read_record,
     text,
     time_ms,
     waiting_path,
@@ -47,6 +48,8 @@ class WaitingNote:
     tries: int = 1
     next_try_ms: int = 0
     """0: at any time, as with the notes of the first releases and while a worker holds the lock."""
+    grace_until_ms: int = 0
+    """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds nobody."""
     world: World | None = None
     """As it was when that try began."""
 
@@ -74,6 +77,7 @@ class WaitingNote:
             "since_ms": self.since_ms,
             "tries": self.tries,
             "next_try_ms": self.next_try_ms,
+            "grace_until_ms": self.grace_until_ms,
             "world": None if self.world is None else self.world.to_record(),
         }
         return json.dumps(record).encode()
@@ -81,7 +85,8 @@ class WaitingNote:
     @classmethod
     def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
         """Raises CorruptionError on what no release of ours has written, or this one does not know."""
-        first = {"tries": 1, "next_try_ms": 0}  # version 1 had neither these nor the world
+        # Version 1 had neither these nor the world.
+        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0}
         record = {**first, **record}
         has_world = record.get("world") is not None
         return cls(
@@ -92,6 +97,7 @@ class WaitingNote:
             since_ms=time_ms(record, "since_ms"),
             tries=whole(record, "tries"),
             next_try_ms=time_ms(record, "next_try_ms"),
+            grace_until_ms=time_ms(record, "grace_until_ms"),
             world=World.from_record(part(record, "world")) if has_world else None,
         )
 
@@ -122,13 +128,8 @@ class WaitingNotes:
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
         """None when there is none, or a later release wrote it in a way that we cannot read."""
-        record = await read_json(self._store, waiting_path(self._ur, ledger_id))
-        if record is None:
-            return None
-        try:
-            return WaitingNote.from_record(ledger_id, record)
-        except CorruptionError:
-            return None
+        path = waiting_path(self._ur, ledger_id)
+        return await read_record(self._store, path, partial(WaitingNote.from_record, ledger_id))
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
         """Those of the ledgers' notes that can be read, in order."""

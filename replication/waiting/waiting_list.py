@@ -4,7 +4,7 @@ import asyncio
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -15,6 +15,7 @@ from replication.queue.queue import Queue, Take
 from replication.reasons import Reason
 from replication.waiting.deferrals import Deferrals, RetryPace
 from replication.waiting.notes import WaitingNote, WaitingNotesWriter
+from replication.waiting.unproven_ends import UnprovenEnds
 from replication.waiting.whereabouts import whereabouts
 from replication.waiting.world import World
 
@@ -53,6 +54,7 @@ class WaitingList:
         self,
         *,
         notes: WaitingNotesWriter,
+        ends: UnprovenEnds,
         views: ViewSource,
         pace: RetryPace,
         node: str,
@@ -60,6 +62,7 @@ class WaitingList:
         rng: random.Random,
     ) -> None:
         self._notes = notes
+        self._ends = ends
         self._views = views
         self._pace = pace
         self._node = node
@@ -132,14 +135,25 @@ class WaitingList:
         tries = 1 + max(noted, self._deferrals.tries(ledger_id, reason, world=held.world))
         wait_s = self._wait_s(outcome, tries=tries)
         await self._write(held, outcome, tries=tries, wait_s=wait_s)
+        if reason is Reason.END_UNPROVEN:  # to be known when its mark is gone, too
+            await self._ends.note(ledger_id, outcome.detail)
         self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries)
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
 
-    async def tell_of_grace(self, held: Holding, outcome: Outcome) -> None:
-        """It waits under our lock: should we die, others need not wait for anything."""
-        await self._write(held, outcome, tries=1, wait_s=None)
+    async def tell_of_grace(self, held: Holding, outcome: Outcome, *, grace_s: float) -> None:
+        """It waits under our lock: should we die, others need not wait for anything.
+
+        That its recovery failed the last time stays, unless the world is a better one since.
+        """
+        until_ms = self._clock.wall_ms() + int(grace_s * 1000)
+        before = held.note
+        if before is None or not _is_told_on(before, held.world):
+            await self._write(held, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
+            return
+        held.note = replace(before, next_try_ms=0, grace_until_ms=until_ms)
+        await self._notes.write(held.note, is_likely_there=True)
 
     def put_off_failed(self, held: Holding) -> None:
         """The try broke off for no reason that a note could give."""
@@ -164,12 +178,14 @@ class WaitingList:
             await self._notes.delete(held.ledger_id)
 
     async def tidy(self, queue: Queue) -> None:
-        """Delete notes of ledgers that are marked no more: some of them, where there are many."""
+        """Delete notes of ledgers that are marked no more, some of them where there are many; and records of ends
+        that are known by now."""
         noted = sorted(await self._notes.ledger_ids())
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
         are_marked = await asyncio.gather(*map(queue.is_marked, some))
         gone = [i for i, is_marked in zip(some, are_marked, strict=True) if not is_marked]
         await asyncio.gather(*map(self._notes.delete, gone))
+        await self._ends.tidy(self._rng)
 
     def _defer(
         self, ledger_id: int, wait_s: float, world: World, *, reason: Reason | None, tries: int
@@ -184,7 +200,13 @@ class WaitingList:
         return left_s + self._rng.uniform(0, self._pace.wait_min_s)
 
     async def _write(
-        self, held: Holding, outcome: Outcome, *, tries: int, wait_s: float | None
+        self,
+        held: Holding,
+        outcome: Outcome,
+        *,
+        tries: int,
+        wait_s: float | None,
+        grace_until_ms: int = 0,
     ) -> None:
         """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
         before, reason, now_ms = held.note, outcome.reason, self._clock.wall_ms()
@@ -207,6 +229,7 @@ class WaitingList:
             since_ms=since_ms,
             tries=tries,
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
+            grace_until_ms=grace_until_ms,
             world=held.world,
         )
         await self._notes.write(held.note, is_likely_there=before is not None)
@@ -216,3 +239,10 @@ class WaitingList:
             return outcome.detail
         told = whereabouts(held.take.queued.replicas, self._view)
         return f"{outcome.detail}; {told}" if told else outcome.detail
+
+
+def _is_told_on(before: WaitingNote, world: World) -> bool:
+    """Whether a note says more than that the ledger's next grace has begun."""
+    if before.world is None or not before.reason.is_of_recovery:
+        return False
+    return not world.has_improved_since(before.world, before.reason)

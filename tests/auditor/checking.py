@@ -18,7 +18,7 @@ from auditor.checks.runner import CheckRunner
 from auditor.election import Election
 from auditor.findings import Findings
 from auditor.index.ledger_index import LedgerIndex
-from auditor.marking import Marker
+from auditor.marking import BothQueues
 from auditor.settings import ChecksSettings
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
@@ -108,6 +108,7 @@ class Checker:
     runner: CheckRunner
     all_ledgers: AllLedgersCheck
     replicas: ReplicasCheck
+    findings: Findings
     is_audit_pending: bool = False
     is_index_ready: bool = True
     tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
@@ -147,9 +148,8 @@ async def checker(
             fallback_digest=DIGEST,
             entry_lists=entry_lists,
         )
-        reports = Reports(
-            Marker(store, batcher, UR, cluster.clock), Findings(store, batcher, UR, cluster.clock)
-        )
+        findings = Findings(store, batcher, UR, cluster.clock)
+        reports = Reports(BothQueues(store, batcher, UR, cluster.clock), findings)
         made = Checker(
             store=store,
             views=views,
@@ -157,6 +157,7 @@ async def checker(
             runner=None,  # type: ignore[arg-type]  # it asks the Checker
             all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
             replicas=ReplicasCheck(reader, reports, MarkTree(store, UR)),
+            findings=findings,
         )
         made.runner = CheckRunner(
             checks,

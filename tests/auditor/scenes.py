@@ -38,8 +38,9 @@ async def marked_soon(cluster: Cluster) -> list[int]:
     return await cluster.marked()
 
 
-async def replicas(cluster: Cluster, ledger_id: int) -> tuple[BookieId, ...]:
-    data, _ = await cluster.store.get(payloads.mark_path(UR, ledger_id))
+async def replicas(cluster: Cluster, ledger_id: int, ur: str = UR) -> tuple[BookieId, ...]:
+    """``ur``: below which the mark stands."""
+    data, _ = await cluster.store.get(payloads.mark_path(ur, ledger_id))
     return payloads.parse_mark(data).replicas
 
 

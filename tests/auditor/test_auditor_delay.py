@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from auditor.marking import MarkSource
 from auditor.noting import WRITE_S
@@ -56,6 +57,23 @@ async def test_each_lost_bookie_waits_out_its_own_delay() -> None:
         assert await cluster.marked() == [0]
         await asyncio.sleep(2)
         assert await cluster.marked() == [0, 1]
+
+
+@in_virtual_time
+async def test_a_delay_that_is_none_is_logged_by_the_leader_which_counts_its_own() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(DELAY, b"-5", with_parents=True)
+    with capture_logs() as logs:
+        async with auditing(cluster, settings=delayed(30)):
+            await cluster.kill(B1)
+            await asyncio.sleep(28)
+            assert await cluster.marked() == []
+            await asyncio.sleep(4)
+            assert await cluster.marked() == [0]
+
+    [refusal] = [each for each in logs if each["event"] == "recovery_delay.unreadable"]
+    assert (refusal["log_level"], refusal["used_s"]) == ("error", 30)
+    assert (await cluster.store.get(DELAY))[0] == b"-5"
 
 
 @in_virtual_time

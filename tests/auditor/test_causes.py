@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from auditor.causes import (
+    CLOCKS_APART_MS,
     KEPT_MAX,
     KEPT_MS,
     Cause,
@@ -19,6 +20,7 @@ from auditor.causes import (
 from auditor.findings import Finding
 from ledgers.metadata import BookieId
 from replication.cluster.orders import DrainOrder
+from replication.queue.payloads import Mark
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.replication.cluster import in_virtual_time
@@ -189,4 +191,35 @@ KNOWN = MarkReasons(
 def test_the_reason_of_a_mark_follows_from_what_it_names(
     ledger_id: int, named: Sequence[BookieId], is_own: bool, reasons: list[dict[str, Any]]
 ) -> None:
-    assert KNOWN.of(ledger_id, named, is_own=is_own) == [MarkReason(**each) for each in reasons]
+    mark = Mark(replicas=tuple(named), ctime_ms=8)
+
+    assert KNOWN.of(ledger_id, mark, is_own=is_own) == [MarkReason(**each) for each in reasons]
+
+
+@pytest.mark.parametrize("why", Why)
+@pytest.mark.parametrize(
+    ("ended_ms", "ctime_ms", "is_told"),
+    [
+        pytest.param(None, 900_000, True, id="it goes on"),
+        pytest.param(500_000, 499_999, True, id="the mark was made meanwhile"),
+        pytest.param(500_000, 50_000, True, id="the mark stood before, for another loss maybe"),
+        pytest.param(500_000, 500_000 + CLOCKS_APART_MS, True, id="clocks differ"),
+        pytest.param(500_000, 500_001 + CLOCKS_APART_MS, False, id="it was over: Java's mark"),
+        pytest.param(500_000, None, True, id="nobody knows when the mark was made"),
+    ],
+)
+def test_a_cause_that_was_over_is_none_of_a_later_mark(
+    why: Why, ended_ms: int | None, ctime_ms: int | None, is_told: bool
+) -> None:
+    reasons = MarkReasons(causes={B1: Cause(why=why, since_ms=100_000, ended_ms=ended_ms)})
+
+    [reason] = reasons.of(1, Mark(replicas=(B1,), ctime_ms=ctime_ms), is_own=False)
+
+    if is_told:
+        assert (reason.cause, reason.since_ms) == (why.value, 100_000)
+    else:
+        assert reason == MarkReason(cause="unknown", bookie=B1, detail="marked by another auditor")
+
+
+def test_a_mark_that_cannot_be_read_names_nobody() -> None:
+    assert KNOWN.of(1, None, is_own=False) == [MarkReason(cause="unknown")]

@@ -16,6 +16,7 @@ from ledgers.errors import (
 )
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
+from replication.cluster.own_state import own_path
 from tests.auditor.checking import (
     LEDGERS,
     asked_of,
@@ -33,6 +34,7 @@ from tests.replication.cluster import (
     in_virtual_time,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
+from tests.replication.nodes import UR
 
 EVERY = ChecksSettings(all_ledgers_share=1.0)
 
@@ -202,4 +204,4 @@ async def test_where_no_entry_fits_the_configured_key_the_key_is_suspect_not_the
     counts = await look(cluster, 0, 1)
 
     assert counts == {"unopened": 1, "found": 1, "marked": 1}
-    assert await cluster.marked() == [1], "of which other entries fit it"
+    assert await cluster.marked(own_path(UR)) == [1], "of which other entries fit it"

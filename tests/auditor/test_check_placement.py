@@ -14,7 +14,7 @@ from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRun
 from auditor.checks.reports import Reports
 from auditor.findings import Findings, read_findings
-from auditor.marking import Marker
+from auditor.marking import BothQueues
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlacement, ZoneRule
 from ledgers.registration import Registration
@@ -81,7 +81,7 @@ async def reports(cluster: Cluster) -> AsyncIterator[Reports]:
     batcher = Batcher(cluster.store, [])
     sender = asyncio.create_task(batcher.run())
     yield Reports(
-        Marker(cluster.store, batcher, OWN, cluster.clock),
+        BothQueues(cluster.store, batcher, UR, cluster.clock),
         Findings(cluster.store, batcher, UR, cluster.clock),
     )
     sender.cancel()

@@ -12,6 +12,7 @@ from auditor.settings import ChecksSettings
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, LedgerState
+from replication.cluster.own_state import own_path
 from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
 from tests.auditor.checking import checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
@@ -123,7 +124,7 @@ async def test_the_worst_entry_decides_and_the_ledger_is_marked(
     counts = await count(cluster, entry_lists=entry_lists)
 
     assert counts == {expected: 1, "found": 1, "marked": 1}
-    assert await replicas(cluster, 0) == tuple(sorted({*lacking, B3}))
+    assert await replicas(cluster, 0, own_path(UR)) == tuple(sorted({*lacking, B3}))
     finding = (await read_findings(cluster.store, UR, [0]))[0]
     assert finding.check == "replicas"
     assert finding.detail.startswith("an entry has ")

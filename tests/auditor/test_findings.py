@@ -83,7 +83,7 @@ async def test_a_directory_that_goes_whenever_it_is_made_is_a_refusal_and_no_end
 
 
 @in_virtual_time
-async def test_a_later_finding_takes_the_place_of_an_earlier_one() -> None:
+async def test_a_later_finding_takes_the_place_of_an_earlier_one_and_keeps_its_bookies() -> None:
     cluster = await Cluster.start()
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B1}, "first")
@@ -91,6 +91,32 @@ async def test_a_later_finding_takes_the_place_of_an_earlier_one() -> None:
 
     found = await read_findings(cluster.store, UR, [7])
     assert (found[7].check, found[7].detail) == ("placement", "second")
+    assert found[7].bookies == (B1,), "what the first one found is still to be mended"
+
+
+@in_virtual_time
+async def test_findings_of_two_at_once_name_the_bookies_of_both() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.gather(
+            findings.write(7, "fsck", {B1}, "entry 3 is corrupt"),
+            findings.write(7, "all-ledgers", {B2}, "entry 5 is missing"),
+        )
+
+    found = await read_findings(cluster.store, UR, [7])
+    assert found[7].bookies == (B1, B2)
+
+
+@in_virtual_time
+async def test_a_finding_that_cannot_be_read_is_written_over() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "fsck", {B1}, "entry 3 is corrupt")
+        await cluster.store.set(findings_path(UR, 7), b"?", version=-1)
+
+        await findings.write(7, "fsck", {B2}, "entry 5 is missing")
+
+    assert (await read_findings(cluster.store, UR, [7]))[7].bookies == (B2,)
 
 
 @in_virtual_time

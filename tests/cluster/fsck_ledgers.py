@@ -87,7 +87,7 @@ async def _misname_a_bookie(client: OurClient, ledger_id: int) -> None:
     """In the metadata: one that has none of its entries."""
     versioned = await client.manager.read(ledger_id)
     segment = versioned.metadata.last_segment
-    others = [each.bookie for each in await client.targets.writable()]
+    others = [each.bookie for each in await client.pool.writable()]
     stranger = next(bookie for bookie in others if bookie not in segment.ensemble)
     changed = versioned.metadata.with_segment(segment.with_bookies({0: stranger}))
     await client.manager.write(ledger_id, changed, read_as=versioned)

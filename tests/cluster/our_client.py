@@ -13,7 +13,7 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import Targets
+from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.opening import find_end, ledger_digest
 from ledgers.operations.reader import LedgerReader
 from ledgers.operations.recovery import recover_ledger
@@ -34,7 +34,7 @@ class OurClient:
     uri: MetadataUri
     manager: LedgerManager
     bookies: BookieClient
-    targets: Targets
+    pool: BookiePool
     clock: Clock
 
     def create(
@@ -44,7 +44,7 @@ class OurClient:
             options,
             manager=self.manager,
             bookies=self.bookies,
-            targets=self.targets,
+            pool=self.pool,
             clock=self.clock,
             random=random.Random(1),
             ledger_id=ledger_id,
@@ -77,7 +77,7 @@ class OurClient:
             ledger_id,
             manager=self.manager,
             bookies=self.bookies,
-            targets=self.targets,
+            pool=self.pool,
             clock=self.clock,
         )
 
@@ -100,7 +100,7 @@ async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
                     uri=uri,
                     manager=await LedgerManager.open(store, uri),
                     bookies=bookies,
-                    targets=Targets(writable=writable, placement=RandomPlacement(random.Random(1))),
+                    pool=BookiePool(writable=writable, placement=RandomPlacement(random.Random(1))),
                     clock=clock,
                 )
         finally:

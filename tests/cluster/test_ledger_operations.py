@@ -18,7 +18,7 @@ from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
 from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import Targets
+from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.opening import find_end
 from ledgers.operations.reader import LedgerReader
 from ledgers.operations.recovery import recover_ledger
@@ -44,14 +44,14 @@ class Client:
 
     manager: LedgerManager
     bookies: BookieClient
-    targets: Targets
+    pool: BookiePool
 
     def writer(self, options: LedgerOptions) -> AbstractAsyncContextManager[LedgerWriter]:
         return LedgerWriter.create(
             options,
             manager=self.manager,
             bookies=self.bookies,
-            targets=self.targets,
+            pool=self.pool,
             clock=CLOCK,
             random=Random(),
         )
@@ -61,7 +61,7 @@ class Client:
             ledger_id,
             manager=self.manager,
             bookies=self.bookies,
-            targets=self.targets,
+            pool=self.pool,
             clock=CLOCK,
         )
         return versioned.metadata
@@ -90,7 +90,7 @@ async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
             yield Client(
                 manager=await LedgerManager.open(store, uri),
                 bookies=bookies,
-                targets=Targets(writable=writable, placement=RandomPlacement(Random())),
+                pool=BookiePool(writable=writable, placement=RandomPlacement(Random())),
             )
     finally:
         await store.close()

@@ -14,6 +14,7 @@ from daemon.demo.shapes import Ending
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
+from ledgers.operations.creation import LedgerOptions
 from ledgers.store import ANY_VERSION
 from replication.cluster.membership import live_nodes
 from replication.cluster.own_state import own_path
@@ -21,6 +22,7 @@ from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
 from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
 from tests.cluster.commands import bookmender
+from tests.cluster.our_client import our_client
 from tests.cluster.steps import bench, shape, wait_for
 from tests.java.tool import JavaTool
 
@@ -56,7 +58,10 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
             kill_and_expire(module_cluster, victim)
             try:
                 one = await bookmender(uri, "repair", str(others[0]), state=tmp_path)
-                assert (one.exit_code, one.out) == (0, "1 ledger whole\n"), one
+                assert (one.exit_code, one.out) == (
+                    0,
+                    "1 ledger whole, as far as repair looks\n",
+                ), one
                 assert await on.names(written, victim) == others[1:]
 
                 rest = await bookmender(
@@ -81,6 +86,47 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
             return [*written, everywhere]
 
     assert_whole(java, uri, asyncio.run(run()))
+
+
+def test_an_open_ledger_that_lost_too_many_bookies_ends_the_repair_until_one_is_back(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    settings = tmp_path / "bookmender.toml"
+    settings.write_text("[replication]\nopen_ledger_grace_s = 1\n")
+
+    async def run() -> None:
+        async with bench(uri) as on:
+            async with our_client(uri) as client:
+                wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
+                async with client.create(wide) as writer:  # its writer goes, and does not close it
+                    for sent in [await writer.send(b"entry") for _ in range(30)]:
+                        await sent
+            ledger_id, (one, other) = writer.ledger_id, module_cluster.bookies[:2]
+            repair = ("repair", str(ledger_id), "--config", str(settings))
+            for bookie in (one, other):
+                await asyncio.to_thread(kill_and_expire, module_cluster, bookie)
+            try:
+                refused = await bookmender(uri, *repair, state=tmp_path)
+                assert refused.exit_code == 1, refused
+                assert f"ledger {ledger_id} waits for help: no-coverage: " in refused.out
+                assert f"; away, and wanted back: {', '.join(sorted((one, other)))}" in refused.out
+                assert not (await on.seen.manager.read(ledger_id)).metadata.is_closed
+                status = await bookmender(uri, "status", "-o", "json")
+                assert status.record["waiting"]["ledgers"][0]["reason"] == "no-coverage"
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, one)
+            try:
+                closed = await bookmender(uri, *repair, "-o", "json", state=tmp_path)
+                (waiting,) = json.loads(closed.out)["waiting"]
+                assert waiting["reason"] == "no-target", "two bookies are too few for three copies"
+                metadata = (await on.seen.manager.read(ledger_id)).metadata
+                assert (metadata.is_closed, metadata.last_entry_id) == (True, 29)
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, other)
+            whole = await bookmender(uri, *repair, state=tmp_path)
+            assert whole.exit_code == 0, whole
+
+    asyncio.run(run())
 
 
 def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(

@@ -26,6 +26,7 @@ from replication.queue import payloads
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNotes
 from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client, sha256_of
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, wait_for
 from tests.fsck.running import options, run, told
@@ -172,13 +173,25 @@ def test_two_wiped_bookies_have_the_entries_of_a_recovery_that_never_ended_again
             assert (await ledger.metadata()).state is LedgerState.IN_RECOVERY
             assert "0 to 29 are left" in failures(node)[-1]
             assert not errors(node)
+            await assert_operators_learn_of(ledger, uri)
 
     asyncio.run(scenario())
 
 
+async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
+    """Whole, and unmarked: where it ends is for them to say."""
+    status = (await bookmender(uri, "status", "-o", "json")).record
+    assert status["verdict"] == "ends-unproven"
+    assert status["unproven_ends"] == {"count": 1, "ledgers": [ledger.ledger_id]}
+    shown = await bookmender(uri, "ledger", "show", str(ledger.ledger_id))
+    assert f"bookmender ledger close {ledger.ledger_id} --accept-loss" in shown.out
+    for bookie in ledger.two:
+        assert f"{bookie} (set up later)" in shown.out
+
+
 def failures(node: Child) -> list[str]:
     put_aside = events(node, "ledger.put_aside")
-    return [e["detail"] for e in put_aside if e["reason"] == Reason.RECOVERY_FAILED.value]
+    return [e["detail"] for e in put_aside if e["reason"] == Reason.END_UNPROVEN.value]
 
 
 def test_a_bookie_that_is_wiped_as_the_one_before_comes_back_costs_no_entry(
@@ -292,7 +305,7 @@ def test_an_open_ledger_keeps_its_mark_with_one_bookie_wiped_and_its_entries_wit
             await ledger.wait_unmarked()
 
             assert await ledger.lacking() == {}
-            assert put_aside(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.RECOVERY_FAILED]
+            assert put_aside(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.END_UNPROVEN]
             assert not errors(keeping) + errors(saving)
 
     asyncio.run(scenario())

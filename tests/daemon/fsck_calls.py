@@ -16,7 +16,7 @@ from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon import fsck_command
 from daemon.cli import main
 from daemon.fsck_command import fsck
-from daemon.fsck_running import Places, Wanted, write_racks
+from daemon.fsck_running import Marked, Places, Wanted, write_racks
 from daemon.settings import Settings
 from ledgers.metadata import BookieId
 from tests.fsck.results import damaged, leave_results, seen
@@ -56,9 +56,10 @@ class FakeRuns:
 
     async def publish(
         self, settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
-    ) -> Published:
+    ) -> Marked:
         self.published += faults
-        return Published(new=len(faults), known=2, changed=3)
+        published = Published(new=len(faults), known=2, changed=3, own=1)
+        return Marked(published=published, has_worker=False)
 
 
 def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:

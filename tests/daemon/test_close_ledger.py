@@ -8,7 +8,7 @@ import pytest
 
 from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
 from daemon.operating.close_ledger import CloseRefusedError, Closing, LedgerCloser, doubts_about
-from daemon.operating.idle_command import exit_code
+from daemon.operating.idle_command import closing_text, exit_code
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from ledgers.errors import NoSuchLedgerError, UnavailableError
 from ledgers.metadata import LedgerState
@@ -235,6 +235,35 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
 
     assert done.closed is not None
     assert done.closed.metadata.last_entry_id == 8
+
+
+@pytest.mark.parametrize(
+    ("has_doubts", "is_forced", "next_step"),
+    [
+        pytest.param(False, False, "--yes closes it", id="nothing speaks against it"),
+        pytest.param(
+            True, False, "--force and --yes together close it all the same", id="something does"
+        ),
+        pytest.param(
+            True,
+            True,
+            "with --yes beside --force it is closed all the same",
+            id="it is forced, and not done",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_after_a_look_it_is_said_what_closes_it(
+    has_doubts: bool, is_forced: bool, next_step: str
+) -> None:
+    cluster = await idle_ledger()
+    if has_doubts:
+        cluster.put(LEDGER, 10, B1, B2)
+
+    found = await (await closer(cluster)).look(LEDGER)
+
+    last_line = closing_text(found, is_forced=is_forced).splitlines()[-1]
+    assert last_line == f"nothing was changed: {next_step}"
 
 
 @in_virtual_time

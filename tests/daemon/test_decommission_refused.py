@@ -21,7 +21,8 @@ from tests.daemon.decommissioning import decommissioned, has_cookie
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import open_ledger
 
 
 async def turn_read_only(cluster: Cluster, bookie: BookieId) -> None:
@@ -291,15 +292,71 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
 
 
 @in_virtual_time
+async def test_it_gives_up_on_a_ledger_whose_end_cannot_be_proven() -> None:
+    cluster, heard = await open_ledger(), Heard()
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1)
+        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    assert heard.told[-1].startswith(f"ledger {LEDGER} waits for help: end-unproven: ")
+    assert f"bookmender ledger close {LEDGER} --accept-loss" in heard.told[-1]
+
+
+@in_virtual_time
+async def test_it_gives_up_on_an_open_ledger_that_has_lost_too_many_bookies() -> None:
+    cluster, heard = await open_ledger(), Heard()
+    await cluster.kill(B2)
+    async with auditing(cluster), cluster.node() as node, working(node):
+        await cluster.kill(B1)
+        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    assert heard.told[-1].startswith(f"ledger {LEDGER} waits for help: no-coverage: ")
+    assert heard.told[-1].endswith(f"; away, and wanted back: {B1}, {B2}")
+
+
+@in_virtual_time
+async def test_where_only_java_repairs_it_is_said_that_nobody_says_why_nothing_moves() -> None:
+    cluster, heard = await with_ledgers((B1, B2), (B1, B3)), Heard()
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0", with_parents=True)
+    await cluster.kill(B1)
+    for ledger_id in (0, 1):
+        await cluster.mark(B1, ledger_id=ledger_id)
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(decommissioned(cluster, heard=heard), 2 * decommission.AUDIT_AGAIN_S)
+
+    [said] = [text for text in heard.told if "bookmender plan" in text]
+    assert said.startswith("none of the 2 ledgers left has moved for 2 min, and no worker of")
+
+
+@in_virtual_time
+async def test_a_worker_of_ours_will_say_why() -> None:
+    cluster, heard = await with_ledgers((B1, B2)), Heard()
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"0", with_parents=True)
+    await cluster.kill(B1)
+
+    async with cluster.node():
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    assert not [text for text in heard.told if "bookmender plan" in text]
+
+
+@in_virtual_time
 async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
-    cluster = await with_ledgers(*[(B1, B2)] * (decommission.STUCK_SHOWN_MAX + 3))
+    cluster = await with_ledgers(*[(B1, B2)] * (stuck.SHOWN_MAX + 3))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)
         with pytest.raises(RejectedError):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
-    assert len(heard.told) == decommission.STUCK_SHOWN_MAX + 1
+    assert len(heard.told) == stuck.SHOWN_MAX + 1
     assert heard.told[-1] == "and 3 more; bookmender queue list shows them all"
 
 

@@ -247,7 +247,7 @@ async def test_no_drain_at_all_is_said_too() -> None:
     drains = await read_drains(visiting(cluster))
 
     assert drains.to_text() == "no bookie is being drained"
-    assert drains.to_json() == {"bookies": {}, "unreadable_orders": []}
+    assert drains.to_json() == {"bookies": {}, "unreadable_orders": [], "waiting_for_help": []}
 
 
 @in_virtual_time

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from auditor.fsck.levels import FsckOptions
-from auditor.fsck.publishing import Fault, Published, Show
+from auditor.fsck.publishing import Fault, Show
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary
 from daemon import fsck_command
-from daemon.fsck_running import holding_output
+from daemon.fsck_running import Marked, holding_output
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
 from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call, call_run, failing, fake_runs
@@ -181,7 +181,7 @@ def test_marks_that_cannot_be_made_leave_what_was_found_told(
 ) -> None:
     async def refuse(
         settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
-    ) -> Published:
+    ) -> Marked:
         raise RejectedError("auto-recovery is switched off")
 
     monkeypatch.setattr(fsck_command, "publish", refuse)

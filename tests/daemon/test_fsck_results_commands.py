@@ -43,6 +43,7 @@ def test_marks_are_made_only_when_they_are_asked_for(runs: FakeRuns, tmp_path: P
     said = call("mark", tmp_path, "--metadata-service-uri", URI, "--mark")
     assert [fault.ledger_id for fault in runs.published] == [1]
     assert "1 ledger marked for the daemon, 2 were marked already, 3 not" in said.stdout
+    assert "only a bookmender daemon mends them; none is running" in said.stdout
 
 
 def test_a_run_marks_what_it_found(runs: FakeRuns, tmp_path: Path) -> None:
@@ -51,7 +52,13 @@ def test_a_run_marks_what_it_found(runs: FakeRuns, tmp_path: Path) -> None:
     record = json.loads(call_run(tmp_path, "--mark", "--json").stdout)
 
     assert [fault.ledger_id for fault in runs.published] == [1]
-    assert record["marks"] == {"marked": 1, "known": 2, "changed": 3}
+    assert record["marks"] == {
+        "marked": 1,
+        "known": 2,
+        "changed": 3,
+        "own": 1,
+        "has_worker": False,
+    }
 
 
 def test_where_nothing_is_wrong_nothing_is_marked(runs: FakeRuns, tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ from auditor.fsck.results.cluster import keep_cluster
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.running import FsckProgress
 from auditor.fsck.verdicts import Grade
+from auditor.java_sight import Damage
 from daemon.fsck_running import (
+    Marked,
     Places,
     Wanted,
     check_spark,
@@ -32,32 +34,35 @@ from daemon.fsck_running import (
     run,
     write_racks,
 )
-from daemon.fsck_texts import Meter
+from daemon.fsck_texts import Meter, faults_lines, faults_record
 from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.metadata import BookieId
 from ledgers.placement import RackRule
-from replication.cluster.membership import live_nodes
+from replication.cluster.membership import Half, Membership, live_nodes
+from replication.cluster.own_state import own_path
+from replication.planning.entry_runs import EntryRuns
 from replication.queue import payloads
 from replication.settings import PlacementSettings
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info
 
 OPTIONS = FsckOptions(metadata_service_uri="zk+hierarchical://zk:2181/ledgers")
 NOW_S = 1_763_753_700.0
 
 
-async def fault_of(cluster: Cluster) -> Fault:
-    """Of a ledger that is written for it."""
+async def fault_of(cluster: Cluster, *bad: int) -> Fault:
+    """Of a ledger that is written for it. ``bad``: entries that B1 lacks; the first, if none is given."""
+    bad = bad or (0,)
     await cluster.write_ledger([B1, B2, B3])
     versioned = await cluster.manager.read(LEDGER)
     return Fault(
         ledger_id=LEDGER,
         grade=Grade.AT_RISK,
-        bookies=(B1,),
+        damage={B1: Damage(bad=EntryRuns(bad), refused=EntryRuns(bad))},
         detail="missing",
         metadata_version=versioned.stat.version,
         mtime_ms=versioned.stat.mtime_ms,
@@ -241,13 +246,42 @@ async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
     fault = await fault_of(cluster)
     visit = visiting(cluster)
 
-    assert await publish_here(visit, [fault], lambda left: None) == Published(new=1)
+    marked = await publish_here(visit, [fault], lambda left: None)
 
+    assert marked == Marked(published=Published(new=1), has_worker=False)
+    assert "daemon mends them" not in str(faults_lines([fault], marked))
     assert await cluster.marked() == [LEDGER]
     assert (await read_findings(cluster.store, UR, [LEDGER]))[LEDGER].check == "fsck"
     assert len(await live_nodes(cluster.store, UR)) == 1
     await visit.store.close()
     assert await live_nodes(cluster.store, UR) == []
+
+
+@pytest.mark.parametrize("has_worker", [False, True])
+@in_virtual_time
+async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_java_does_not_see(
+    has_worker: bool,
+) -> None:
+    cluster = await Cluster.start()
+    fault = await fault_of(cluster, 3)
+    if has_worker:
+        await Membership.join(cluster.store, UR, node_info("node-1", Half.WORKER))
+
+    marked = await publish_here(visiting(cluster), [fault], lambda left: None)
+
+    assert marked == Marked(published=Published(new=1, own=1), has_worker=has_worker)
+    assert (await cluster.marked(), await cluster.marked(own_path(UR))) == ([], [LEDGER])
+    first, own = faults_lines([fault], marked)
+    assert first == "1 ledger marked for the daemon"
+    assert own.startswith("1 ledger of these in bookmender's own queue")
+    assert ("none is running: start a node" in own) is not has_worker
+    assert faults_record([fault], marked) == {
+        "marked": 1,
+        "known": 0,
+        "changed": 0,
+        "own": 1,
+        "has_worker": has_worker,
+    }
 
 
 @in_virtual_time

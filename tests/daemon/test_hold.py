@@ -10,14 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.operating import hold_command
-from daemon.operating.hold import HoldState, begin_hold, concerns, end_hold, hold_text, read_hold
+from daemon.operating.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
 from daemon.visit import Visit
 from ledgers.errors import ConflictError
 from replication.cluster.cluster_view import HOLD
 from replication.cluster.order_book import OrderBook, drain_place, hold_place, maintenance_place
 from replication.cluster.orders import DrainOrder, HoldOrder, MaintenanceWindow
-from replication.queue import payloads
-from tests.auditor.auditing import leading
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
@@ -124,24 +122,6 @@ async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> 
 
     with pytest.raises(ConflictError):
         await end_hold(visit, [B1], clock=cluster.clock)
-
-
-@in_virtual_time
-async def test_a_leader_that_knows_no_holds_is_named() -> None:
-    cluster = await Cluster.start()
-    assert await concerns(visiting(cluster)) == []
-    async with leading(cluster):
-        assert await concerns(visiting(cluster)) == []
-    await cluster.store.create(
-        f"{payloads.election_path(UR)}/V_",
-        payloads.vote_to_bytes("java-1:3181"),
-        is_ephemeral=True,
-        is_sequential=True,
-    )
-
-    [said] = await concerns(visiting(cluster))
-
-    assert "Java's AutoRecovery (java-1:3181)" in said
 
 
 @pytest.mark.parametrize(

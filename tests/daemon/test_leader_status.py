@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from auditor.absence import NAMING_MAX_MS, StoredAbsences
 from auditor.checks.kinds import KINDS
@@ -15,6 +16,7 @@ from daemon.leader_status import (
     PendingLoss,
     gather_leader,
     index_text,
+    losses_due_ms,
 )
 from daemon.operating.check_rows import CheckRow
 from daemon.status import Status
@@ -77,6 +79,30 @@ async def test_without_a_leader_of_ours_nobody_counts_a_delay_that_there_is() ->
 
     assert (await gathered(cluster, None, B1)).uncounted == {B1}
     assert (await gathered(cluster, None, B1)).loss_due_ms == {B1: None}
+
+
+@in_virtual_time
+async def test_a_recovery_delay_that_is_none_is_told_in_one_place_and_not_logged() -> None:
+    """Java's shell writes whatever it is given."""
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(DELAY, b"-5", with_parents=True)
+
+    with capture_logs() as logs:
+        state = await gathered(cluster, None)
+        behind_java = await losses_due_ms(visiting(cluster), [B1], clock=cluster.clock)
+
+    assert logs == []
+    assert behind_java == {}
+    why = "lostBookieRecoveryDelay is no number of seconds (data=b'-5')"
+    assert state.to_json()["recovery_delay_error"] == why
+    [line] = [
+        line
+        for line in render(replace(WHOLE, auditing=state), now_ms=0).splitlines()
+        if "lostBookieRecoveryDelay" in line
+    ]
+    assert line == (
+        f"delay     {why}: until one is written there, a leader of ours counts 0 s, by its settings"
+    )
 
 
 @in_virtual_time

@@ -1,7 +1,9 @@
 """What ``bookmender ledger show`` says of a ledger."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -9,9 +11,13 @@ from click.testing import CliRunner
 from daemon import ledger_command
 from daemon.visit import Visit
 from ledgers.errors import CorruptionError
+from ledgers.metadata import LedgerState
 from tests.auditor.scenes import with_ledgers
+from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.visits import visiting
-from tests.replication.ledger_values import B1, B2
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER
 
 
 def test_metadata_that_cannot_be_read_is_one_line_with_what_to_do_next(
@@ -34,3 +40,87 @@ def test_metadata_that_cannot_be_read_is_one_line_with_what_to_do_next(
         "(data=b'nonsense') (ledger_id=0); bookmender ledger restore 0 lists what it was before, "
         "if written on this host"
     )
+
+
+# --- Its end, and who of its bookies is younger -----------------------------------------------------
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, prepare: Prepare, *arguments: str
+) -> list[str] | dict[str, Any]:
+    """The lines that it prints of the ledger, or with ``-o json`` the object."""
+    result, _ = run_in_memory(
+        monkeypatch,
+        ledger_command,
+        ledger_command.ledger,
+        "show",
+        str(LEDGER),
+        *arguments,
+        prepare=prepare,
+    )
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output) if arguments else result.output.splitlines()
+
+
+async def two_wiped(cluster: Cluster) -> None:
+    await cluster.write_ledger(
+        (B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.IN_RECOVERY
+    )
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+
+
+async def two_wiped_and_tried(cluster: Cluster) -> None:
+    await two_wiped(cluster)
+    async with cluster.node() as node:
+        await node.ends.note(LEDGER, "its end cannot be proven; do this")
+
+
+async def tried_and_closed(cluster: Cluster) -> None:
+    await cluster.write_ledger((B1, B2, B3))
+    async with cluster.node() as node:
+        await node.ends.note(LEDGER, "its end cannot be proven; do this")
+
+
+async def one_replaced(cluster: Cluster) -> None:
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
+    await cluster.kill(B3)
+
+
+def test_a_bookie_that_was_set_up_after_the_ledger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, two_wiped)
+
+    assert f"  from entry 0: {B1} (set up later), {B2} (set up later), {B3}" in lines
+    assert (
+        "  set up later: after the ledger was made; what they had of it before is lost, unless it was copied since"
+    ) in lines
+    record = shown(monkeypatch, two_wiped, "-o", "json")
+    assert isinstance(record, dict)
+    assert record["segments"][0]["set_up_later"] == [B1, B2]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "end"),
+    [
+        pytest.param(two_wiped_and_tried, "its end cannot be proven; do this", id="it was tried"),
+        pytest.param(
+            two_wiped,
+            f"its end may not be provable: set up after the ledger was made, so that their 'no' is not "
+            f"believed: {B1}, {B2}",
+            id="nobody has tried yet",
+        ),
+        pytest.param(tried_and_closed, None, id="it was closed since"),
+        pytest.param(one_replaced, None, id="those that are there suffice"),
+    ],
+)
+def test_that_an_end_cannot_be_proven_is_told_with_the_next_step(
+    prepare: Prepare, end: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = shown(monkeypatch, prepare)
+    record = shown(monkeypatch, prepare, "-o", "json")
+
+    assert [line for line in lines if "its end " in line][1:] == ([f"  {end}"] if end else [])
+    assert isinstance(record, dict)
+    assert record["end_doubt"] == end

@@ -10,13 +10,13 @@ from click.testing import CliRunner
 from daemon.limits import SHARES_INTERVAL_S, keep_to_our_share, keep_to_pace
 from daemon.operating import limits_command
 from daemon.operating.limits_command import (
-    Limit,
     change_limits,
     concerns,
     effective_limits,
     limits,
     merged,
 )
+from daemon.option_types import Limit
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers

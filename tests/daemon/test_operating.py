@@ -13,14 +13,13 @@ from daemon.operating.bookies import (
     BookieState,
     maintenance_text,
 )
+from daemon.operating.maintenance_command import concerns as window_concerns
 from daemon.operating.maintenance_command import (
-    Duration,
-    WindowReason,
     end_window,
     open_window,
     read_windows,
 )
-from daemon.operating.maintenance_command import concerns as window_concerns
+from daemon.option_types import Duration, ReasonText
 from ledgers.bookies import Room
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
@@ -90,7 +89,7 @@ def test_what_is_no_duration_or_too_long_for_one_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "new disks", "für Größeres ٣", "x" * 200])
 def test_a_reason_is_a_line_of_text(text: str) -> None:
-    assert WindowReason().convert(text, None, None) == text
+    assert ReasonText().convert(text, None, None) == text
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def test_a_reason_that_would_play_tricks_on_a_terminal_is_refused_and_shown_esca
     text: str, shown: str
 ) -> None:
     with pytest.raises(click.BadParameter) as refused:
-        WindowReason().convert(text, None, None)
+        ReasonText().convert(text, None, None)
 
     assert shown in refused.value.message
     assert refused.value.message.isprintable()

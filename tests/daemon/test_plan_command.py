@@ -1,15 +1,19 @@
 """What ``bookmender plan`` prints, for people and for programs."""
 
+from collections.abc import Collection
+from contextlib import nullcontext
 from dataclasses import replace
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from daemon import plan_command
+from auditor.findings import Finding
+from daemon import plan_command, planning
 from daemon.plan_command import to_json, to_text
 from daemon.planning import Chosen, Previews, ledgers_of, plan_for
 from ledgers.metadata import BookieId
+from replication.cluster.own_state import findings_path
 from replication.planning.plan import Plan, Repair
 from replication.planning.preview import Preview
 from replication.queue import payloads
@@ -168,6 +172,28 @@ async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -
     shut_out(visit.store, cluster.manager.path(1))
 
     assert await ledgers_of(visit, B1, limit=9) == Chosen(ledger_ids=[0, 2], more=0, unreadable=[1])
+
+
+@in_virtual_time
+async def test_bookies_that_a_check_found_bad_are_distrusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    finding = Finding(check="fsck", bookies=(B2,), detail="entry 4 is missing", found_ms=1)
+    path = findings_path(UR, 1)
+    await cluster.store.create(path, finding.to_json(), with_parents=True)
+    seen: dict[int, tuple[BookieId, ...]] = {}
+
+    class Noting:
+        async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId]) -> Preview:
+            seen[ledger_id] = tuple(distrusted)
+            return Preview(ledger_id=ledger_id, plan=Plan())
+
+    monkeypatch.setattr(planning, "open_previewer", lambda *_, **__: nullcontext(Noting()))
+
+    await planning.preview_all(visiting(cluster), [0, 1])
+
+    assert seen == {0: (), 1: (B2,)}
 
 
 @in_virtual_time

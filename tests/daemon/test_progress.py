@@ -38,6 +38,33 @@ def test_the_time_that_is_left_follows_from_what_was_seen(
 
 
 @pytest.mark.parametrize(
+    ("seen", "remaining_s"),
+    [
+        pytest.param([(0, 100, 0), (10, 50, 50)], None, id="all that is left waits"),
+        pytest.param([(0, 100, 0), (10, 50, 20)], 10.0, id="some of it moves"),
+        pytest.param([(0, 100, 0), (10, 50, 52)], None, id="more wait than were counted"),
+        pytest.param([(0, 100, 0), (10, 0, 0)], 0.0, id="nothing is left, and nothing waits"),
+        pytest.param(
+            [(0, 100, 0), (10, 50, 50), (90, 50, 50), (100, 50, 0), (110, 40, 0)],
+            40.0,
+            id="the time of waiting says nothing of the speed afterwards",
+        ),
+        pytest.param(
+            [(0, 50, 0), (90, 50, 50), (91, 49, 0)], None, id="nor does one look after it"
+        ),
+    ],
+)
+def test_the_time_of_waiting_is_no_measure(
+    seen: list[tuple[float, int, int]], remaining_s: float | None
+) -> None:
+    eta = Eta()
+
+    told = [eta.remaining_s(left, now_s=now_s, waiting=waiting) for now_s, left, waiting in seen]
+
+    assert told[-1] == (None if remaining_s is None else pytest.approx(remaining_s))
+
+
+@pytest.mark.parametrize(
     ("duration_s", "text"),
     [
         (-5, "0 s"),

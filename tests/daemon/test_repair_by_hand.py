@@ -52,6 +52,7 @@ async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
     "reason",
     [
         pytest.param(Reason.NO_TARGET, id="a bookie must come"),
+        pytest.param(Reason.NO_COVERAGE, id="some of its own must come back"),
         pytest.param(Reason.HOLD, id="somebody must end the hold"),
     ],
 )
@@ -66,6 +67,21 @@ async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Rea
     assert note.reason is reason
     assert help_text(note).startswith("ledger 0 waits for ")
     assert help_text(note).endswith(f"{reason.value}: so it is")
+
+
+@in_virtual_time
+async def test_what_is_left_of_an_end_that_cannot_be_proven_is_looked_at_once_more() -> None:
+    """The first try gave what is left its copies again: they may be all that the ledger missed."""
+    cluster = await with_ledgers((B1, B2))
+    await mark_and_note(cluster, Reason.END_UNPROVEN)
+
+    waiting = asyncio.create_task(waited_for(cluster, Heard()))
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    await note_again(cluster, Reason.END_UNPROVEN, tries=2)
+    [note] = await asyncio.wait_for(waiting, 60)
+
+    assert note.reason is Reason.END_UNPROVEN
 
 
 @in_virtual_time
@@ -92,7 +108,7 @@ async def test_what_time_will_help_is_waited_for() -> None:
         async with asyncio.timeout(600):
             await waited_for(cluster, heard)
 
-    assert heard.beside[-1] == "1 of them waits"
+    assert (heard.waiting[-1], heard.beside[-1]) == (1, "1 of them waits")
 
 
 async def mark_and_note(cluster: Cluster, reason: Reason) -> None:
@@ -101,6 +117,13 @@ async def mark_and_note(cluster: Cluster, reason: Reason) -> None:
     mark = payloads.mark_path(own_path(UR), 0)
     await cluster.store.create(mark, payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
     await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
+
+
+async def note_again(cluster: Cluster, reason: Reason, *, tries: int) -> None:
+    note = WaitingNote(
+        ledger_id=0, reason=reason, detail="so it is", node="host-a", since_ms=0, tries=tries
+    )
+    await cluster.store.set(waiting_path(UR, 0), note.to_json(), version=-1)
 
 
 async def waited_for(cluster: Cluster, heard: Heard) -> tuple[WaitingNote, ...]:
@@ -121,7 +144,7 @@ def test_it_is_said_for_people_and_for_programs(
     record = CliRunner().invoke(repair_command.repair, ["20", "99", "-o", "json"])
 
     assert (text.exit_code, record.exit_code) == (1, 1)
-    whole = "1 ledger whole" if ledger_count else "0 ledgers whole"
+    whole = f"{('0 ledgers', '1 ledger')[ledger_count]} whole, as far as repair looks"
     assert text.stdout.splitlines() == ["ledger 99: no such ledger", whole]
     assert json.loads(record.stdout)["failed"] == [{"ledger_id": 99, "error": "no such ledger"}]
     assert json.loads(record.stdout)["error"] == "nothing could be done for 1 ledger"

@@ -125,6 +125,8 @@ THERE = replace(AWAY, state=BookieState.WRITABLE)
             "whole",
             id="some can be moved",
         ),
+        pytest.param({"unproven": (7,)}, "ends-unproven", id="whole, but where does it end?"),
+        pytest.param({"unproven": (7,), "lost": (B1,)}, "bookies-lost", id="a bookie is lost, too"),
         pytest.param(
             {"unreadable_orders": ("/x",)}, "orders-unreadable", id="an order nobody reads"
         ),
@@ -146,6 +148,7 @@ def test_the_verdict_is_one_word(changes: dict[str, object], verdict: str) -> No
         pytest.param({"lost": (B1,)}, 1, id="lost"),
         pytest.param({"marked_count": 1}, 1, id="marked"),
         pytest.param({"away": (B1,)}, 1, id="away, and no operator said why"),
+        pytest.param({"unproven": (7,)}, 1, id="an operator is needed"),
         pytest.param({"writable": (), "read_only": (B1,)}, 1, id="none is writable"),
         pytest.param({"writable": ()}, 3, id="rule S8: nobody can tell"),
         pytest.param(ALONE, 3, id="nobody looks"),
@@ -169,6 +172,9 @@ def test_the_exit_code_parts_well_from_ill_from_unknown(
         (Reason.MISPLACED, True),
         (Reason.NO_ANSWER, False),
         (Reason.RECOVERY_FAILED, False),
+        (Reason.NO_COVERAGE, True),
+        (Reason.END_UNPROVEN, True),
+        (Reason.RECOVERY_UNENDED, True),
         (Reason.CORRUPT_METADATA, True),
         (Reason.SHUT_AWAY, True),
         (Reason.DIGEST_SUSPECT, True),

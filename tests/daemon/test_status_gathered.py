@@ -229,6 +229,22 @@ async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
     assert line_of(row, now_ms=due_ms) == line
 
 
+@in_virtual_time
+async def test_the_queue_tells_when_a_grace_is_over() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    now_ms = cluster.clock.wall_ms()
+
+    async with cluster.node("host-b") as worker:
+        waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
+        await worker.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
+        (row,) = await rows_of(cluster, 1)
+
+    line = f"ledger 1: misses {B1} — open-ledger-grace: left to its writer"
+    assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
+    assert line_of(row, now_ms=now_ms) == f"{line}; grace over in 9 s"
+
+
 async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
     marked = await read_marks(cluster.store, UR, ledger_ids)
     return await queue_rows(visiting(cluster), marked, own=())
@@ -269,11 +285,13 @@ async def test_the_json_has_what_the_text_has() -> None:
         "by_lost_bookie": {BookieId(B1): 1},
         "by_cause": {"unknown": 1},
         "own_marked": 0,
+        "own_damaged": 0,
         "foreign_locks": [],
     }
     assert record["auditing"] == {
         "index": None,
         "recovery_delay_s": 0,
+        "recovery_delay_error": None,
         "pending_losses": [],
         "running_checks": [],
         "away_named_by": {"ledgers": {}, "is_complete": False},
@@ -287,6 +305,7 @@ async def test_the_json_has_what_the_text_has() -> None:
             "since_ms": 1_000,
             "tries": 1,
             "next_try_ms": 0,
+            "grace_until_ms": 0,
         }
     ]
 

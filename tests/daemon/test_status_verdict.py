@@ -126,3 +126,23 @@ def test_a_reason_may_be_outdated_so_the_next_try_is_told(next_try_ms: int, text
     lines = render(status, now_ms=0).splitlines()
 
     assert f"  1 no-copy, for up to 0 s, {text}: ledger 7" in lines
+
+
+@pytest.mark.parametrize(
+    ("until_ms", "text"),
+    [
+        pytest.param((20_000, 40_000), "grace over in 20 s", id="the first of them"),
+        pytest.param((20_000, 0), "next try due", id="one waits for no grace"),
+        pytest.param((-1_000, -1_000), "grace over", id="its node is about to go on"),
+    ],
+)
+def test_of_a_grace_its_end_is_told(until_ms: tuple[int, int], text: str) -> None:
+    waiting = tuple(
+        replace(note(ledger_id, Reason.OPEN_LEDGER_GRACE), grace_until_ms=each)
+        for ledger_id, each in enumerate(until_ms)
+    )
+    status = replace(WHOLE, marked_count=2, waiting=waiting, waiting_count=2)
+
+    lines = render(status, now_ms=0).splitlines()
+
+    assert f"  2 open-ledger-grace, for up to 0 s, {text}: ledger 0, 1" in lines

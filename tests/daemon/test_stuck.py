@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from daemon.operating.stuck import SOON_S, waits_for_help
+from daemon.operating.stuck import SOON_S, unexplained_text, waits_for_help
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 
@@ -41,6 +41,13 @@ OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
             True,
             id="its next try changes nothing: a bookie must come",
         ),
+        pytest.param(
+            replace(NOTE, reason=Reason.NO_COVERAGE),
+            replace(NOTE, reason=Reason.NO_COVERAGE),
+            False,
+            True,
+            id="likewise",
+        ),
         pytest.param(OVERDUE, OVERDUE, True, False, id="somebody is trying it"),
         pytest.param(
             replace(NOTE, next_try_ms=0),
@@ -48,6 +55,20 @@ OVERDUE = replace(NOTE, next_try_ms=NOW_MS - 1)
             False,
             True,
             id="at any time",
+        ),
+        pytest.param(
+            replace(OVERDUE, next_try_ms=0, grace_until_ms=NOW_MS + 9_000),
+            OVERDUE,
+            True,
+            False,
+            id="it waits for the grace of the next try",
+        ),
+        pytest.param(
+            replace(NOTE, tries=2, next_try_ms=0, grace_until_ms=NOW_MS + 9_000),
+            NOTE,
+            True,
+            True,
+            id="it waits for the next grace, and one failed since",
         ),
         pytest.param(
             replace(NOTE, reason=Reason.NO_ANSWER, tries=2),
@@ -64,3 +85,14 @@ def test_a_note_counts_once_its_next_try_was_made_or_will_not_be_soon(
     found = waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=NOW_MS)
 
     assert found is is_stuck
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [
+        (1, "the ledger that is left has not moved for 2 min, and no worker of bookmender"),
+        (1_200, "none of the 1,200 ledgers left has moved for 2 min, and no worker of bookmender"),
+    ],
+)
+def test_that_nobody_says_why_nothing_moves_is_said(count: int, said: str) -> None:
+    assert unexplained_text(count, still_s=120.0).startswith(said)

@@ -31,13 +31,15 @@ class Heard:
 
     told: list[str] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
     beside: list[str] = field(default_factory=list)
 
     def tell(self, text: str) -> None:
         self.told.append(text)
 
-    def show(self, left: int, *, beside: str = "") -> None:
+    def show(self, left: int, *, waiting: int = 0, beside: str = "") -> None:
         self.left.append(left)
+        self.waiting.append(waiting)
         self.beside.append(beside)
 
 

@@ -22,8 +22,8 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.reading import Results
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.local.cluster import LocalCluster
+from daemon.operating.marks import listed
 from ledgers.errors import BookmenderError
-from replication.queue.listing import marked_ledger_ids
 from tests.cluster.steps import Bench, bench, nodes, wait_for
 from tests.fsck.browser import counts_shown, find_chromium
 from tests.fsck.kinds import Told
@@ -157,7 +157,7 @@ class Demo:
             start("daemon")
 
             async def is_mended() -> bool:
-                return await _marked(on) <= lost and not await self._named_gone(on)
+                return await listed(on.seen) <= lost and not await self._named_gone(on)
 
             await wait_for(is_mended, "end of mending", within_s=MENDING_TIMEOUT_S)
 
@@ -214,10 +214,6 @@ class Demo:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began_s:4.0f} s] {text}", flush=True)
-
-
-async def _marked(on: Bench) -> set[int]:
-    return set(await marked_ledger_ids(on.seen.store, on.seen.ur))
 
 
 if __name__ == "__main__":

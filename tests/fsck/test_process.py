@@ -6,7 +6,7 @@ import sys
 import pytest
 
 SET_UP = """
-import sys
+import gc, sys
 import pyarrow as pa
 from auditor.fsck.spark.process import set_up
 set_up()
@@ -27,6 +27,15 @@ assert "pandas" not in sys.modules
     ],
 )
 def test_pandas_is_imported_only_by_who_needs_it(then: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SET_UP + then], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_was_imported_is_no_longer_gone_through_after_each_task() -> None:
+    then = "assert len(gc.get_objects()) < gc.get_freeze_count() / 10, len(gc.get_objects())"
     done = subprocess.run(
         [sys.executable, "-c", SET_UP + then], capture_output=True, text=True, check=False
     )

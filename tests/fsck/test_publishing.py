@@ -10,14 +10,17 @@ import pytest
 from auditor.findings import Findings, read_findings
 from auditor.fsck.publishing import Fault, Published, Publisher, fault_of, faults_of
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from auditor.marking import Marker
+from auditor.marking import BothQueues
 from ledgers.metadata import BookieId
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from tests.auditor.auditing import leading
 from tests.fsck.looking import look_twice, told
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.nodes import LEDGER, ROOT, UR, working
 
 
 def verdict(
@@ -45,7 +48,8 @@ def seen(finding: Finding, bookie: BookieId | None = B1, first: int = 3, last: i
 async def missing_fault(cluster: Cluster) -> Fault:
     """Of the ledger as it stands there."""
     versioned = await cluster.manager.read(LEDGER)
-    found = fault_of(replace(verdict(seen(Finding.MISSING)), mtime_ms=versioned.stat.mtime_ms))
+    seen_first = seen(Finding.MISSING, first=0, last=0)
+    found = fault_of(replace(verdict(seen_first), mtime_ms=versioned.stat.mtime_ms))
     assert found is not None
     return found
 
@@ -53,10 +57,13 @@ async def missing_fault(cluster: Cluster) -> Fault:
 @asynccontextmanager
 async def publishing(cluster: Cluster) -> AsyncIterator[Publisher]:
     async with leading(cluster) as leader:  # any joined session will do
+        views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+        await views.refresh()
         yield Publisher(
-            Marker(leader.store, leader.batcher, UR, cluster.clock),
+            BothQueues(leader.store, leader.batcher, UR, cluster.clock),
             Findings(leader.store, leader.batcher, UR, cluster.clock),
             cluster.manager,
+            views,
         )
 
 
@@ -79,6 +86,7 @@ def test_the_bookies_at_fault_are_named_and_no_others() -> None:
 
     assert fault is not None
     assert fault.bookies == (B1, B2)
+    assert (list(fault.damage[B2].bad), list(fault.damage[B2].refused)) == ([3, 4, 9], [3])
     assert fault.detail == (
         f"{B2}: bad digest, entries 4 to 9 (6); {B1}: missing, entry 3 (1); {B2}: missing, entry 3 (1)"
     )
@@ -169,9 +177,10 @@ async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> N
     assert found is not None
 
     async with publishing(cluster) as publisher:
-        assert await publisher.publish(faults_of([found])) == Published(new=1)
+        assert await publisher.publish(faults_of([found])) == Published(new=1, own=1)
+    assert await cluster.marked() == [], "Java's workers would find it whole"
     async with cluster.node() as node, working(node):
         await asyncio.sleep(60)
 
-    assert await cluster.marked() == []
+    assert await cluster.marked(own_path(UR)) == []
     assert told(await look_twice(cluster)) == (Grade.WHOLE, ())

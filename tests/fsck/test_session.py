@@ -10,6 +10,7 @@ def test_on_one_machine_spark_listens_to_nobody_else(master: str) -> None:
     settings = on_this_machine(master)
 
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
+    assert settings["spark.python.unix.domain.socket.enabled"] == "true"
 
 
 @pytest.mark.parametrize("master", ["spark://localhost:7077", "local-cluster[2,1,1024]", "yarn"])

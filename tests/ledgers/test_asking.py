@@ -13,7 +13,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
-from ledgers.operations.asking import Replies, Reply, ask, said
+from ledgers.operations.asking import Result, Results, ask, given, said
 from tests.virtual_time import LoopClock, run
 
 A, B, C = (BookieId(name) for name in "abc")
@@ -35,10 +35,6 @@ class Bookies:
         return bookie
 
 
-def first_value(replies: Replies[str]) -> str | None:
-    return next((reply.value for reply in replies.values() if reply.value is not None), None)
-
-
 @pytest.mark.parametrize(
     ("error", "answer"),
     [
@@ -51,19 +47,19 @@ def first_value(replies: Replies[str]) -> str | None:
     ],
 )
 def test_an_error_is_an_answer(error: BookmenderError, answer: Answer) -> None:
-    assert Reply(error=error).answer is answer
+    assert Result(error=error).answer is answer
 
 
 def test_the_next_bookie_is_asked_only_after_a_failure() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: -0.25, B: 0.25, C: 0.25})
 
-        verdict, replies = await ask(
-            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+        verdict, results = await ask(
+            [A, B, C], bookies.request, given, clock=bookies.clock, hedge_s=2.0
         )
 
         assert verdict == B
-        assert list(replies) == [A, B]
+        assert list(results) == [A, B]
         assert bookies.asked == [(A, 0.0), (B, 0.25)]
 
     run(scenario())
@@ -73,9 +69,7 @@ def test_a_slow_bookie_is_not_waited_for_beyond_the_hedge() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: 60.0, B: 0.25, C: 0.0})
 
-        verdict, _ = await ask(
-            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
-        )
+        verdict, _ = await ask([A, B, C], bookies.request, given, clock=bookies.clock, hedge_s=2.0)
 
         assert verdict == B
         assert bookies.asked == [(A, 0.0), (B, 2.0)]
@@ -88,9 +82,7 @@ def test_the_hedge_counts_anew_from_each_bookie_asked() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: -1.75, B: 1.0, C: 0.0})
 
-        verdict, _ = await ask(
-            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
-        )
+        verdict, _ = await ask([A, B, C], bookies.request, given, clock=bookies.clock, hedge_s=2.0)
 
         assert verdict == B
         assert bookies.asked == [(A, 0.0), (B, 1.75)]
@@ -102,7 +94,7 @@ def test_without_a_hedge_all_are_asked_at_once_even_if_the_first_reply_decides()
     async def scenario() -> None:
         bookies = Bookies({A: 0.0, B: 60.0, C: 60.0})
 
-        verdict, _ = await ask([A, B, C], bookies.request, first_value, clock=bookies.clock)
+        verdict, _ = await ask([A, B, C], bookies.request, given, clock=bookies.clock)
 
         assert verdict == A
         assert bookies.asked == [(A, 0.0), (B, 0.0), (C, 0.0)]
@@ -115,17 +107,17 @@ def test_when_all_have_replied_and_nothing_is_decided_the_replies_are_all_there_
     async def scenario() -> None:
         bookies = Bookies({A: -1.0, B: -0.5})
 
-        verdict, replies = await ask([A, B], bookies.request, first_value, clock=bookies.clock)
+        verdict, results = await ask([A, B], bookies.request, given, clock=bookies.clock)
 
         assert verdict is None
-        assert list(replies) == [B, A]
-        assert said(replies) == "b: time-out (bookie=b); a: time-out (bookie=a)"
+        assert list(results) == [B, A]
+        assert said(results) == "b: time-out (bookie=b); a: time-out (bookie=a)"
 
     run(scenario())
 
 
 def test_what_the_decision_raises_ends_the_asking_and_comes_out_unwrapped() -> None:
-    def refuse(replies: Replies[str]) -> str | None:
+    def refuse(results: Results[str]) -> str | None:
         raise UnauthorizedError("wrong key")
 
     async def scenario() -> None:
@@ -144,7 +136,7 @@ def test_a_mistake_of_ours_is_no_reply() -> None:
 
     async def scenario() -> None:
         with pytest.raises(ZeroDivisionError):
-            await ask([A, B], request, first_value, clock=LoopClock())
+            await ask([A, B], request, given, clock=LoopClock())
 
     run(scenario())
 
@@ -153,7 +145,7 @@ def test_replies_that_come_a_little_later_are_heard_and_it_is_decided_anew() -> 
     async def scenario() -> None:
         bookies = Bookies({A: 0.25, B: 0.5, C: 2.0})
 
-        verdict, replies = await ask(
+        verdict, results = await ask(
             [A, B, C],
             bookies.request,
             ",".join,
@@ -161,7 +153,7 @@ def test_replies_that_come_a_little_later_are_heard_and_it_is_decided_anew() -> 
             linger_s=0.75,
         )
 
-        assert (verdict, list(replies)) == ("a,b", [A, B])
+        assert (verdict, list(results)) == ("a,b", [A, B])
         assert bookies.clock.now_s() == 1.0
 
     run(scenario())
@@ -171,7 +163,7 @@ def test_nothing_is_waited_for_once_all_have_replied() -> None:
     async def scenario() -> None:
         bookies = Bookies({A: 0.25, B: 0.5})
 
-        await ask([A, B], bookies.request, first_value, clock=bookies.clock, linger_s=10.0)
+        await ask([A, B], bookies.request, given, clock=bookies.clock, linger_s=10.0)
 
         assert bookies.clock.now_s() == 0.5
 

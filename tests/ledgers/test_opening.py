@@ -10,18 +10,18 @@ from ledgers.errors import (
 )
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.operations.asking import Reply
+from ledgers.operations.asking import Result
 from ledgers.operations.opening import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, World
 from tests.virtual_time import run
 
-NO = Reply[Tail](error=NoSuchEntryError("ENOENTRY"))
-ERROR = Reply[Tail](error=UnavailableError("EIO"))
-BAD = Reply[Tail](error=DigestMismatchError("digest"))
+NO = Result[Tail](error=NoSuchEntryError("ENOENTRY"))
+ERROR = Result[Tail](error=UnavailableError("EIO"))
+BAD = Result[Tail](error=DigestMismatchError("digest"))
 
 
-def told(lac: int) -> Reply[Tail]:
-    return Reply(value=Tail(lac=lac, length=10 * lac))
+def told(lac: int) -> Result[Tail]:
+    return Result(value=Tail(lac=lac, length=10 * lac))
 
 
 def ledger(
@@ -41,7 +41,7 @@ def ledger(
 
 @pytest.mark.compat("ParallelLedgerRecoveryTest.testRecoveryWithUnavailableBookie", verdict="same")
 @pytest.mark.parametrize(
-    ("replies", "metadata", "lac"),
+    ("results", "metadata", "lac"),
     [
         pytest.param({"a": told(4)}, ledger(), None, id="one of three could be out of date"),
         pytest.param({"a": told(4), "b": told(6)}, ledger(), 6, id="the greatest LAC told"),
@@ -77,9 +77,9 @@ def ledger(
     ],
 )
 def test_the_last_confirmed_entry_is_told_by_a_covering_set(
-    replies: dict[BookieId, Reply[Tail]], metadata: LedgerMetadata, lac: int | None
+    results: dict[BookieId, Result[Tail]], metadata: LedgerMetadata, lac: int | None
 ) -> None:
-    tail = tail_verdict(replies, metadata)
+    tail = tail_verdict(results, metadata)
 
     assert (None if tail is None else tail.lac) == lac
 
@@ -87,32 +87,32 @@ def test_the_last_confirmed_entry_is_told_by_a_covering_set(
 def test_a_bookie_that_may_have_lost_its_data_covers_nothing_but_is_believed_what_it_shows() -> (
     None
 ):
-    replies = {A: told(9), B: NO, C: told(4)}
+    results = {A: told(9), B: NO, C: told(4)}
     metadata = ledger()
     metadata = metadata.with_segment(Segment(first_entry_id=0, ensemble=(A, B, C)))
 
     assert tail_verdict({A: told(9), B: NO}, metadata, distrusted={A}) is None
-    assert tail_verdict(replies, metadata, distrusted={A}) == Tail(lac=9, length=90)
+    assert tail_verdict(results, metadata, distrusted={A}) == Tail(lac=9, length=90)
 
 
 def test_of_equal_lacs_the_first_reply_gives_the_length() -> None:
-    replies = {
-        BookieId("a"): Reply(value=Tail(lac=3, length=40)),
-        BookieId("b"): Reply(value=Tail(lac=3, length=50)),
+    results = {
+        BookieId("a"): Result(value=Tail(lac=3, length=40)),
+        BookieId("b"): Result(value=Tail(lac=3, length=50)),
     }
 
-    assert tail_verdict(replies, ledger()) == Tail(lac=3, length=40)
+    assert tail_verdict(results, ledger()) == Tail(lac=3, length=40)
 
 
 def test_one_bookie_that_refuses_the_key_ends_it() -> None:
-    replies = {
+    results = {
         BookieId("a"): told(4),
         BookieId("b"): told(4),
-        BookieId("c"): Reply[Tail](error=UnauthorizedError("EUA")),
+        BookieId("c"): Result[Tail](error=UnauthorizedError("EUA")),
     }
 
     with pytest.raises(UnauthorizedError):
-        tail_verdict(replies, ledger())
+        tail_verdict(results, ledger())
 
 
 @pytest.mark.compat("BookieRecoveryTest.recoverWithoutPasswordInConf", verdict="same")
@@ -210,9 +210,9 @@ def test_too_few_answers_are_an_error_that_says_who_said_what() -> None:
 
         with pytest.raises(UnavailableError) as raised:
             await world.open()
-        replies = str(raised.value.context["replies"])
-        assert f"{A}: neither LAC nor entry" in replies
-        assert f"{B}: as told to" in replies
+        said = str(raised.value.context["replies"])
+        assert f"{A}: neither LAC nor entry" in said
+        assert f"{B}: as told to" in said
 
     run(scenario())
 

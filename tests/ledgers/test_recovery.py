@@ -12,22 +12,22 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId, LedgerState
-from ledgers.operations.asking import Reply
+from ledgers.operations.asking import Result
 from ledgers.operations.fencing import recovery_verdict
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, E, World
 from tests.virtual_time import run
 
-ENTRY: Reply[bytes] = Reply(value=b"entry")
-NO: Reply[bytes] = Reply(error=NoSuchEntryError("ENOENTRY"))
-BAD: Reply[bytes] = Reply(error=DigestMismatchError("digest"))
-ERROR: Reply[bytes] = Reply(error=UnavailableError("EIO"))
-NO_KEY: Reply[bytes] = Reply(error=UnauthorizedError("EUA"))
+ENTRY: Result[bytes] = Result(value=b"entry")
+NO: Result[bytes] = Result(error=NoSuchEntryError("ENOENTRY"))
+BAD: Result[bytes] = Result(error=DigestMismatchError("digest"))
+ERROR: Result[bytes] = Result(error=UnavailableError("EIO"))
+NO_KEY: Result[bytes] = Result(error=UnauthorizedError("EUA"))
 
 
 @pytest.mark.compat("ParallelLedgerRecoveryTest.testRecoveryWithUnavailableBookie", verdict="same")
 @pytest.mark.parametrize(
-    ("replies", "quorums", "verdict"),
+    ("results", "quorums", "verdict"),
     [
         pytest.param([ENTRY], (3, 2), b"entry", id="one copy may have been acknowledged"),
         pytest.param([NO, ERROR, ENTRY], (3, 2), b"entry", id="one copy, whatever others say"),
@@ -42,9 +42,9 @@ NO_KEY: Reply[bytes] = Reply(error=UnauthorizedError("EUA"))
     ],
 )
 def test_only_a_copy_or_enough_explicit_noes_prove_anything(
-    replies: list[Reply[bytes]], quorums: tuple[int, int], verdict: bytes | Answer | None
+    results: list[Result[bytes]], quorums: tuple[int, int], verdict: bytes | Answer | None
 ) -> None:
-    by_bookie = {BookieId(str(index)): reply for index, reply in enumerate(replies)}
+    by_bookie = {BookieId(str(index)): result for index, result in enumerate(results)}
     write_quorum, ack_quorum = quorums
 
     assert recovery_verdict(by_bookie, write_quorum=write_quorum, ack_quorum=ack_quorum) == verdict

@@ -4,7 +4,7 @@ import math
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.operations.tasks import task_scope, wait_woken
+from ledgers.operations.tasks import gather_in_parts, task_scope, wait_woken
 from tests.virtual_time import run
 
 
@@ -89,3 +89,18 @@ def test_who_waits_goes_on_when_the_time_is_over(timeout_s: float, waited_s: flo
         assert asyncio.get_running_loop().time() == waited_s
 
     run(scenario())
+
+
+def test_values_are_worked_at_in_parts_and_what_comes_of_them_keeps_their_order() -> None:
+    under_way, most = 0, 0
+
+    async def work(value: int) -> int:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(10 - value)
+        under_way -= 1
+        return 2 * value
+
+    assert run(gather_in_parts(work, range(5), at_once=2)) == [0, 2, 4, 6, 8]
+    assert most == 2

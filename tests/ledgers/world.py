@@ -12,7 +12,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, Segment
 from ledgers.operations.creation import LedgerOptions
-from ledgers.operations.ensembles import Targets
+from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.opening import OpenedLedger, find_end
 from ledgers.operations.reader import LedgerReader
 from ledgers.operations.recovery import recover_ledger
@@ -47,7 +47,7 @@ class World:
         self.bookies.before = self._answer_unless_down
         self.down: set[BookieId] = set()
         self.unwritable: set[BookieId] = set()
-        self.targets = Targets(writable=self._writable, placement=RandomPlacement(self.random))
+        self.pool = BookiePool(writable=self._writable, placement=RandomPlacement(self.random))
 
     def new_manager(self, store: MemoryStore | None = None) -> LedgerManager:
         """Another session's, if none is given."""
@@ -66,7 +66,7 @@ class World:
             replace(LedgerOptions(password=PASSWORD), **options),  # type: ignore[arg-type]
             manager=manager or self.manager,
             bookies=self.bookies,
-            targets=self.targets,
+            pool=self.pool,
             clock=self.clock,
             random=self.random,
             ledger_id=ledger_id,
@@ -86,7 +86,7 @@ class World:
             ledger_id,
             manager=manager or self.manager,
             bookies=self.bookies,
-            targets=self.targets,
+            pool=self.pool,
             clock=self.clock,
             fallback=fallback,
             young=young,

@@ -212,9 +212,10 @@ class Cluster:
         else:
             await self.store.set(path, data, version=-1)
 
-    async def marked(self) -> list[int]:
-        found = await marked_ledger_ids(self.store, UR)
-        return [i for i in found if await self.store.exists(payloads.mark_path(UR, i))]
+    async def marked(self, ur: str = UR) -> list[int]:
+        """``ur``: below which the marks stand, the shared ones or our own."""
+        found = await marked_ledger_ids(self.store, ur)
+        return [i for i in found if await self.store.exists(payloads.mark_path(ur, i))]
 
     async def locked(self) -> list[str]:
         return await self.store.children(payloads.locks_path(UR))

@@ -41,7 +41,7 @@ def fragment(
     ensemble: tuple[BookieId, ...] = (B1, B2, B3),
     *,
     first: int = 0,
-    last: int = 9,
+    last: int | None = 9,
     write_quorum: int = 2,
     is_closed: bool = True,
 ) -> Fragment:

@@ -31,6 +31,7 @@ from replication.queue.queue import Queue, QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotesWriter
+from replication.waiting.unproven_ends import UnprovenEnds
 from replication.worker import ReplicationWorker
 
 ROOT = "/ledgers"
@@ -50,6 +51,7 @@ class Node:
     queue: Queue
     repairer: Repairer
     notes: WaitingNotesWriter
+    ends: UnprovenEnds
     worker: ReplicationWorker
 
     async def take(self, ledger_id: int = LEDGER) -> Take:
@@ -169,11 +171,13 @@ async def _node(
         moves_misplaced=moves_misplaced,
     )
     notes = WaitingNotesWriter(store, batcher, UR)
+    ends = UnprovenEnds(store, batcher, UR, manager=manager, clock=clock)
     worker = ReplicationWorker(
         queue=queue,
         repairer=repairer,
         views=views,
         notes=notes,
+        ends=ends,
         settings=settings,
         node=name,
         clock=clock,
@@ -188,6 +192,7 @@ async def _node(
         queue=queue,
         repairer=repairer,
         notes=notes,
+        ends=ends,
         worker=worker,
     )
 

@@ -8,7 +8,7 @@ import pytest
 from ledgers.metadata import BookieId
 from replication.queue.choice import (
     HELP_MAX,
-    Candidate,
+    DueLedger,
     most_endangered_first,
     others_to_read,
     own_to_read,
@@ -112,55 +112,51 @@ def test_what_lost_copies_is_read_before_what_did_not() -> None:
 # --- The order ------------------------------------------------------------------------------------
 
 
-def candidate(
+def due(
     ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5, is_loss: bool = True
-) -> Candidate:
+) -> DueLedger:
     mark = SeenMark(path="", mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
     queued = QueuedLedger(ledger_id=ledger_id, marks=(mark,), is_loss=is_loss)
-    return Candidate(queued=queued, note=None)
+    return DueLedger(queued=queued, note=None)
 
 
 @pytest.mark.parametrize(
     ("found", "urgent", "order"),
     [
+        pytest.param([due(1, B1), due(2, B1, B2), due(3)], [], [2, 1, 3], id="most missing"),
         pytest.param(
-            [candidate(1, B1), candidate(2, B1, B2), candidate(3)], [], [2, 1, 3], id="most missing"
-        ),
-        pytest.param(
-            [candidate(1, B1, B1, B1), candidate(2, B1, B2)],
+            [due(1, B1, B1, B1), due(2, B1, B2)],
             [],
             [2, 1],
             id="each bookie counts once",
         ),
         pytest.param(
-            [candidate(1, B1, ctime_ms=5), candidate(2, B1, ctime_ms=4)],
+            [due(1, B1, ctime_ms=5), due(2, B1, ctime_ms=4)],
             [],
             [2, 1],
             id="the oldest",
         ),
         pytest.param(
-            [candidate(1, B1, ctime_ms=5), candidate(2, B1, ctime_ms=None)],
+            [due(1, B1, ctime_ms=5), due(2, B1, ctime_ms=None)],
             [],
             [2, 1],
             id="without a time it counts as old",
         ),
         pytest.param(
-            [candidate(1, B1, B2, B3), candidate(2, B1), candidate(3, B1)],
+            [due(1, B1, B2, B3), due(2, B1), due(3, B1)],
             [3, 9, 2],
             [3, 2, 1],
             id="what the leader calls urgent, in its order",
         ),
         pytest.param(
-            [candidate(100, B1, ctime_ms=1), candidate(1, B1, ctime_ms=2)],
+            [due(100, B1, ctime_ms=1), due(1, B1, ctime_ms=2)],
             [],
             [1, 100],
             id="among equals our own",
         ),
+        pytest.param([due(1, B1), due(100, B1, B2)], [], [100, 1], id="danger before ownership"),
         pytest.param(
-            [candidate(1, B1), candidate(100, B1, B2)], [], [100, 1], id="danger before ownership"
-        ),
-        pytest.param(
-            [candidate(1, B1, B2, ctime_ms=1, is_loss=False), candidate(2, B1)],
+            [due(1, B1, B2, ctime_ms=1, is_loss=False), due(2, B1)],
             [1],
             [2, 1],
             id="losses before all else",
@@ -168,7 +164,7 @@ def candidate(
     ],
 )
 def test_the_most_endangered_come_first(
-    found: list[Candidate], urgent: list[int], order: list[int]
+    found: list[DueLedger], urgent: list[int], order: list[int]
 ) -> None:
     ordered = most_endangered_first(found, urgent, is_own=lambda ledger_id: ledger_id < 100)
 

@@ -34,6 +34,7 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
         repairer=node.repairer,
         views=node.views,
         notes=node.notes,
+        ends=node.ends,
         settings=ReplicationSettings(),
         node="hand",
         clock=cluster.clock,

@@ -9,7 +9,12 @@ from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.open_fragment import leaving_members
-from replication.planning.open_ledger import GRACES_MAX, WriterSighting, next_sighting
+from replication.planning.open_ledger import (
+    GRACES_MAX,
+    WriterSighting,
+    next_sighting,
+    wanted_for_coverage,
+)
 from replication.reasons import Reason
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 
@@ -119,3 +124,32 @@ def test_rule_s4_fragments_are_closed_once_all_before_the_last_is_confirmed(
     lac: int, closed: list[bool]
 ) -> None:
     assert [f.is_closed for f in fragments(7, metadata(), lac=lac)] == closed
+
+
+# --- Whether its end can be found at all -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("available", "quorums", "wanted"),
+    [
+        pytest.param({B1, B2, B3}, (3, 2), set(), id="all are there"),
+        pytest.param({B1, B3, B4}, (3, 2), set(), id="two of three cover an ack quorum of two"),
+        pytest.param({B1, B4}, (3, 2), {B2, B3}, id="the lost two may have acknowledged alone"),
+        pytest.param({B1}, (3, 3), set(), id="an ack quorum of three holds the one that is left"),
+        pytest.param({B2, B3}, (2, 1), {B1}, id="an ack quorum of one may be any of them"),
+        pytest.param({B4}, (3, 3), {B1, B2, B3}, id="none is there"),
+    ],
+)
+def test_rule_s5_which_bookies_are_wanted_for_the_end_to_be_found(
+    available: set[BookieId], quorums: tuple[int, int], wanted: set[BookieId]
+) -> None:
+    write_quorum, ack_quorum = quorums
+    metadata = LedgerMetadata(
+        ensemble_size=3,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        state=LedgerState.IN_RECOVERY,
+        segments=(Segment(first_entry_id=0, ensemble=(B1, B2, B3)),),
+    )
+
+    assert wanted_for_coverage(metadata, available) == wanted

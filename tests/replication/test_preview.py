@@ -1,8 +1,10 @@
 """Plans that are shown and not carried out."""
 
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
+
+import pytest
 
 from ledgers.memory.bookies import NO_FAULT, Fault, Op, no_faults
 from ledgers.memory.store import MemoryStore
@@ -56,6 +58,7 @@ async def preview(
     local: BookieId | None = None,
     racks: Mapping[BookieId, str] | None = None,
     moves_misplaced: bool = False,
+    distrusted: Collection[BookieId] = (),
 ) -> Preview:
     rng = random.Random(cluster.seed)
     views = ViewSource(
@@ -80,7 +83,7 @@ async def preview(
     view = await views.refresh()
     previewer = Previewer(surveyor, receivers, view, moves_misplaced=moves_misplaced)
     async with touching_nothing(cluster):
-        return await previewer.preview(LEDGER)
+        return await previewer.preview(LEDGER, distrusted=distrusted)
 
 
 @in_virtual_time
@@ -112,6 +115,17 @@ async def test_a_whole_ledger_needs_nothing_and_one_that_is_gone_neither() -> No
 
 
 @in_virtual_time
+async def test_a_bookie_that_a_check_found_bad_is_asked_for_what_lies_between_the_ends() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    cluster.bookie(B2).lose(LEDGER, 4)
+
+    assert (await preview(cluster)).plan.is_whole
+    [step] = (await preview(cluster, distrusted=(B2,))).repairs
+    assert (step.target, tuple(step.entry_ids)) == (B2, (4,))
+
+
+@in_virtual_time
 async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN)
@@ -122,6 +136,45 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() 
     [blocked] = found.plan.blocked
     assert blocked.reason is Reason.OPEN_LEDGER_GRACE
     assert B2 in blocked.detail
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@pytest.mark.parametrize(
+    ("wiped", "away", "doubt"),
+    [
+        pytest.param((B1,), (), "", id="those that are left suffice"),
+        pytest.param(
+            (B1, B3),
+            (),
+            f"set up after the ledger was made, so that their 'no' is not believed: {B1}, {B3}",
+            id="too many were wiped",
+        ),
+        pytest.param(
+            (B1,),
+            (B2,),
+            f"away: {B2}; set up after the ledger was made, so that their 'no' is not believed: {B1}",
+            id="one was wiped, and one is away",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_it_says_where_an_end_may_not_be_provable(
+    wiped: Sequence[BookieId], away: Sequence[BookieId], doubt: str, state: LedgerState
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=-1, write_quorum=3, ack_quorum=2, state=state)
+    for entry_id in range(3):
+        cluster.put(LEDGER, entry_id, B1, B2, B3, lac=-1)
+    for bookie in wiped:
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+    await cluster.kill(*away)
+
+    details = [blocked.detail for blocked in (await preview(cluster)).plan.blocked]
+
+    told = [detail.partition("; its end may not be provable: ")[2] for detail in details]
+    assert told == [doubt]
 
 
 @in_virtual_time

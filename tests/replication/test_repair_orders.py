@@ -158,7 +158,11 @@ async def test_rule_s16_without_that_order_not_even_an_abandoned_recovery_is_tak
 
     outcome = await repair(cluster)
 
-    assert outcome.reason is Reason.OPEN_FRAGMENT
+    assert outcome.reason is Reason.RECOVERY_UNENDED
+    assert outcome.detail == (
+        f"{B2} drains, and holds a fragment that is not closed yet, of a ledger whose recovery was begun and never "
+        f"ended: bookmender bookie drain {B2} --fence-open, or bookmender ledger close {LEDGER}, ends it"
+    )
     assert fenced == []
 
 

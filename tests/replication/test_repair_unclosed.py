@@ -36,7 +36,8 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
         first = await node.repairer.repair(take)
         failed = await node.repairer.repair(take, first.sighting)
 
-        assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.RECOVERY_FAILED)
+        assert (failed.kind, failed.reason) == (OutcomeKind.WAITING, Reason.NO_COVERAGE)
+        assert failed.detail.endswith(f"; away, and wanted back: {B2}, {B3}")
         assert "is not believed" not in failed.detail
         assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
@@ -48,6 +49,20 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).last_entry_id == 9
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_bookies_that_are_registered_and_do_not_answer_just_now_may_do_so_soon() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    cluster.bookie(B3).is_down = True
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        failed = await node.repairer.repair(take, first.sighting)
+
+    assert failed.reason is Reason.RECOVERY_FAILED
 
 
 @in_virtual_time
@@ -66,7 +81,7 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
         for _ in range(3):
             first = await node.repairer.repair(take)
             failed = await node.repairer.repair(take, first.sighting)
-            assert failed.reason is Reason.RECOVERY_FAILED
+            assert failed.reason is Reason.END_UNPROVEN
             assert (
                 f"set up after the ledger was made, so its 'no' is not believed: {B2}"
                 in failed.detail
@@ -99,7 +114,7 @@ async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
         first = await node.repairer.repair(take)
         failed = await node.repairer.repair(take, first.sighting)
 
-    assert failed.reason is Reason.RECOVERY_FAILED
+    assert failed.reason is Reason.END_UNPROVEN
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
@@ -262,7 +277,7 @@ async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
     async with cluster.node() as node:
         take = await node.take()
         failed = await node.repairer.repair(take)
-        assert failed.reason is Reason.RECOVERY_FAILED
+        assert failed.reason is Reason.END_UNPROVEN
         assert "0 to 3 are left, and have their copies again" in failed.detail
 
         assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
@@ -319,7 +334,7 @@ async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writ
         assert f"{B1}, {B2}, which lack entry 0" in alive.detail
 
         failed = await node.repairer.repair(take, alive.sighting)
-        assert failed.reason is Reason.RECOVERY_FAILED
+        assert failed.reason is Reason.END_UNPROVEN
         assert (await node.repairer.repair(take)).kind is OutcomeKind.DONE
 
     assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(5))

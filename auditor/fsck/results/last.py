@@ -13,7 +13,6 @@ from prometheus_client import Gauge
 
 from auditor.fsck.results.summary import Summary
 from ledgers.errors import (
-    CorruptionError,
     NodeExistsError,
     NoNodeError,
     SessionLostError,
@@ -21,7 +20,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.store import ANY_VERSION, MetadataStore
-from replication.cluster.own_state import own_path, read_json
+from replication.cluster.own_state import own_path, read_record
 
 log = structlog.get_logger()
 LEDGERS = Gauge(
@@ -88,10 +87,7 @@ async def read_closer(store: MetadataStore, ur: str) -> Summary | None:
 
 
 async def _read(store: MetadataStore, path: str) -> Summary | None:
-    record = await read_json(store, path)
-    with suppress(CorruptionError):
-        return None if record is None else Summary.from_record(record)
-    return None
+    return await read_record(store, path, Summary.from_record)
 
 
 async def meter_last(store: MetadataStore, ur: str) -> None:

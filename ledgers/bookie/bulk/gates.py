@@ -25,8 +25,8 @@ GENTLE_BURST_S = 0.02
 """A writer waits behind a whole burst of entries. Transfers may begin in longer ones: to begin a few at a time,
 more often, costs everybody more CPU than it spares the writer."""
 TRANSFER_ENTRIES = 30
-"""A gentle pace takes a transfer for so many entries more than it has. With the check, the metadata and the
-queue, most that a small ledger costs the machine has nothing to do with how many it has."""
+"""A gentle pace counts each transfer as so many entries more than it has: most of what a small ledger costs the
+machine is its check, its metadata and its place in the queue, however few its entries."""
 
 
 class Gate(ABC):

@@ -47,6 +47,7 @@ class AnyReading(ABC):
         "lane",
         "last_id",
         "ledger_id",
+        "outstanding",
         "passed",
         "progress_s",
         "way",
@@ -74,14 +75,11 @@ class AnyReading(ABC):
         self.passed: Gate | None = None
         """The gate where it was parked longest, so that it goes before those that still are."""
         self.is_over = False
+        self.outstanding: dict[int, Any] = {}
+        """What is outstanding, by the key of its reply, oldest first."""
         self.first_id, self.last_id = entry_ids[0], entry_ids[-1]
         self._entry_ids = entry_ids
         self._next = 0
-
-    @property
-    @abstractmethod
-    def outstanding(self) -> dict[int, Any]:
-        """What is outstanding, by the key of its reply, oldest first."""
 
     @property
     @abstractmethod
@@ -89,9 +87,9 @@ class AnyReading(ABC):
         """Whether an entry is still to be asked for."""
 
     @property
-    @abstractmethod
     def request_count(self) -> int:
         """Requests outstanding: what counts against the source's budget."""
+        return len(self.outstanding)
 
     @property
     @abstractmethod
@@ -132,9 +130,9 @@ class AnyReading(ABC):
         self.lane.forget_if_idle(self)
         return entry_ids
 
-    @abstractmethod
     def forget_outstanding(self) -> None:
         """Expect no reply any more."""
+        self.outstanding.clear()
 
     @abstractmethod
     def _drop_all(self) -> list[int]:
@@ -144,25 +142,13 @@ class AnyReading(ABC):
 class Reading(AnyReading):
     """Entries asked for one by one. ``outstanding``: entry id to the bytes it was taken for."""
 
-    __slots__ = ("outstanding",)
+    __slots__ = ()
 
-    def __init__(
-        self,
-        job: Job,
-        lane: "SourceLane[Any]",
-        entry_ids: Sequence[int],
-        writing: Writing | None,
-    ) -> None:
-        super().__init__(job, lane, entry_ids, writing)
-        self.outstanding: dict[int, int] = {}
+    outstanding: dict[int, int]
 
     @property
     def has_pending(self) -> bool:
         return self._next < len(self._entry_ids)
-
-    @property
-    def request_count(self) -> int:
-        return len(self.outstanding)
 
     @property
     def outstanding_count(self) -> int:
@@ -190,9 +176,6 @@ class Reading(AnyReading):
         self.outstanding.update(dict.fromkeys(entry_ids, self.job.expected_bytes))
         return read_requests(self.ledger_id, entry_ids)
 
-    def forget_outstanding(self) -> None:
-        self.outstanding.clear()
-
     def _drop_all(self) -> list[int]:
         entry_ids = [*self.outstanding, *self._entry_ids[self._next :]]
         self._next = len(self._entry_ids)
@@ -219,23 +202,20 @@ class BatchReading(AnyReading):
     What a reply leaves out, because it was full or an entry is missing, is asked for again first.
     """
 
-    __slots__ = ("_again", "_lane", "outstanding")
+    __slots__ = ("_again",)
+
+    lane: "BatchReads"
+    outstanding: dict[int, Batch]
 
     def __init__(
         self, job: Job, lane: "BatchReads", entry_ids: Sequence[int], writing: Writing | None
     ) -> None:
         super().__init__(job, lane, entry_ids, writing)
-        self.outstanding: dict[int, Batch] = {}
-        self._lane = lane
         self._again: deque[range] = deque()
 
     @property
     def has_pending(self) -> bool:
         return bool(self._again) or self._next < len(self._entry_ids)
-
-    @property
-    def request_count(self) -> int:
-        return len(self.outstanding)
 
     @property
     def outstanding_count(self) -> int:
@@ -263,7 +243,7 @@ class BatchReading(AnyReading):
         first_entry_id = self._take(count)
         if not self.outstanding:
             self.progress_s = now_s
-        request_id = self._lane.next_request_id(self)
+        request_id = self.lane.next_request_id(self)
         self.outstanding[request_id] = Batch(self, first_entry_id, count, self.job.expected_bytes)
         return batch_request(
             self.ledger_id,
@@ -276,9 +256,6 @@ class BatchReading(AnyReading):
     def ask_again(self, entry_ids: range) -> None:
         if entry_ids and not self.is_over:
             self._again.append(entry_ids)
-
-    def forget_outstanding(self) -> None:
-        self.outstanding.clear()
 
     def _take(self, count: int) -> int:
         """The first of the next ``count`` entries, which stand in a row and are pending no more."""

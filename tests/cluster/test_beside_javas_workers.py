@@ -1,0 +1,100 @@
+"""Beside Java's AutoRecovery, whose workers take every mark that they see: what they would find whole is mended."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from auditor.findings import read_findings
+from daemon.local.cluster import LocalCluster
+from daemon.operating.marks import listed
+from ledgers.bookies import Answer, Transfer
+from ledgers.entry import EntryDigest
+from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from tests.cluster.beside_java import javas
+from tests.cluster.commands import bookmender
+from tests.cluster.our_client import our_client
+from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+LAST, LOST = 29, 13
+PASSWORD = b"secret"
+DIGEST = EntryDigest(DigestType.CRC32C, PASSWORD)
+PAYLOAD = bytes(100)
+EVERY_ENTRY = AUDITOR_ONLY | {"CHECKS_ALL_LEDGERS_SHARE": "1", "CHECKS_READS_PER_S": "0"}
+JAVA_HAD_TIME_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"bookies": 3}
+
+
+def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
+    module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    uri, ensemble = module_cluster.metadata_service_uri, tuple(module_cluster.bookies)
+    victim = ensemble[1]
+
+    async def run() -> None:
+        async with (
+            our_client(uri) as client,
+            bench(uri) as on,
+            nodes(uri, tmp_path) as start,
+            javas(module_cluster) as start_java,
+        ):
+            ledger_id = await client.manager.new_ledger_id()
+            for entry_id in range(LAST + 1):
+                entry = DIGEST.pack(
+                    ledger_id=ledger_id,
+                    entry_id=entry_id,
+                    lac=entry_id - 1,
+                    length=len(PAYLOAD) * (entry_id + 1),
+                    payload=PAYLOAD,
+                )
+                for bookie in ensemble:
+                    if (bookie, entry_id) != (victim, LOST):
+                        key = DIGEST.master_key
+                        await client.bookies.add(bookie, entry, master_key=key, is_recovery=True)
+            metadata = LedgerMetadata(
+                ensemble_size=3,
+                write_quorum=3,
+                ack_quorum=2,
+                state=LedgerState.CLOSED,
+                last_entry_id=LAST,
+                length=len(PAYLOAD) * (LAST + 1),
+                password=PASSWORD,
+                segments=(Segment(first_entry_id=0, ensemble=ensemble),),
+            )
+            await client.manager.create(ledger_id, metadata)
+
+            async def refused() -> dict[int, Answer]:
+                reads = {victim: [0, LOST, LAST]}
+                asked = Transfer(
+                    ledger_id=ledger_id, digest=DIGEST, reads=reads, entry_bytes_hint=200
+                )
+                return dict((await client.bookies.transfer(asked)).failures.get(victim, {}))
+
+            async def is_mended() -> bool:
+                return not await refused() and not await listed(on.seen)
+
+            assert await refused() == {LOST: Answer.ABSENT}
+            start("auditor", settings=EVERY_ENTRY)
+            await bookmender(uri, "check", "run", "all-ledgers", "--wait")  # ours leads
+            start_java()
+            await asyncio.sleep(JAVA_HAD_TIME_S)
+            found = await bookmender(uri, "check", "run", "all-ledgers", "--wait", "-o", "json")
+            await asyncio.sleep(JAVA_HAD_TIME_S)
+
+            assert found.exit_code == 1, found
+            assert await listed(on.seen) == {ledger_id}
+            store, ur = on.seen.store, on.seen.ur
+            assert (await read_findings(store, ur, [ledger_id]))[ledger_id].bookies == (victim,)
+            assert (await bookmender(uri, "status", "-o", "json")).record["verdict"] == "unattended"
+
+            start("worker", settings=WORKER_ONLY)
+            await wait_for(is_mended, "entry on its bookie")
+
+    asyncio.run(run())

@@ -1,0 +1,102 @@
+"""Waiting for a drain of which nothing that is left can move."""
+
+import asyncio
+
+import pytest
+
+from daemon.operating.drains import Drains, wait_drained
+from daemon.operating.stuck import SHOWN_MAX
+from ledgers.metadata import BookieId
+from replication.cluster.own_state import waiting_path
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
+from tests.auditor.auditing import draining
+from tests.auditor.scenes import with_ledgers
+from tests.daemon.visits import Heard, order_drain, visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import open_ledger
+
+
+async def drained(cluster: Cluster, *bookies: BookieId, heard: Heard | None = None) -> Drains:
+    show = (heard or Heard()).show
+    return await asyncio.wait_for(
+        wait_drained(visiting(cluster), bookies, show=show, clock=cluster.clock), 600
+    )
+
+
+async def note(cluster: Cluster, ledger_id: int, reason: Reason) -> None:
+    told = WaitingNote(ledger_id=ledger_id, reason=reason, detail="d", node="node-1", since_ms=1)
+    await cluster.store.create(waiting_path(UR, ledger_id), told.to_json(), with_parents=True)
+
+
+@in_virtual_time
+async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> None:
+    """Of its bookies B2 came back empty, B3 is silent, and B1 drains."""
+    cluster, heard = await open_ledger(), Heard()
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+    cluster.bookie(B3).is_down = True
+    await order_drain(cluster, B1, may_fence=True)
+
+    async with draining(cluster), cluster.node() as node, working(node):
+        drains = await drained(cluster, B1, heard=heard)
+
+    (told,) = drains.stuck
+    assert told.startswith(f"ledger {LEDGER} waits for help: end-unproven: ")
+    assert not drains.are_drained_or_in_doubt([B1])
+    _, what_it_means, why = drains.to_text().splitlines()
+    assert what_it_means == "none of those that are left can move before that is helped:"
+    assert why == f"  {told}"
+    assert drains.to_json()["waiting_for_help"] == [told]
+    assert heard.waiting[-1] == 1
+    assert heard.beside[-1] == "1 of them waits, bookmender queue list says why"
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param(Reason.OPEN_FRAGMENT, id="its writer may close it"),
+        pytest.param(None, id="it is to be moved yet"),
+    ],
+)
+@in_virtual_time
+async def test_while_anything_that_is_left_may_move_it_is_waited_for(others: Reason | None) -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await order_drain(cluster, B1, B4)
+    await note(cluster, 0, Reason.NO_TARGET)
+    if others is not None:
+        await note(cluster, 1, others)
+
+    async with draining(cluster):
+        with pytest.raises(TimeoutError):
+            await drained(cluster, B1)
+
+
+@in_virtual_time
+async def test_what_is_left_of_several_bookies_is_told_ledger_by_ledger() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B3, B4))
+    await order_drain(cluster, B1, B2)
+    for ledger_id in (0, 1):
+        await note(cluster, ledger_id, Reason.NO_TARGET)
+
+    async with draining(cluster):
+        drains = await drained(cluster, B1, B2)
+
+    assert [text.partition(" waits")[0] for text in drains.stuck] == ["ledger 0", "ledger 1"]
+
+
+@in_virtual_time
+async def test_of_very_many_that_cannot_move_some_are_shown_and_the_rest_counted() -> None:
+    cluster = await with_ledgers(*[(B1, B2)] * (SHOWN_MAX + 3))
+    await order_drain(cluster, B1)
+    for ledger_id in range(SHOWN_MAX + 3):
+        await note(cluster, ledger_id, Reason.NO_TARGET)
+
+    async with draining(cluster):
+        drains = await drained(cluster, B1)
+
+    assert len(drains.to_json()["waiting_for_help"]) == SHOWN_MAX + 3
+    assert drains.to_text().endswith("\n  and 3 more; bookmender queue list shows them all")

@@ -1,0 +1,49 @@
+"""As much of Java's ReplicationWorker as decides what becomes of a mark: what it looks at, and that it unmarks."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ledgers.fragments import Fragment, known_fragments
+from replication.queue import payloads
+from tests.replication.cluster import Cluster
+from tests.replication.nodes import UR
+
+LOOK_S = 0.1
+
+
+@asynccontextmanager
+async def javas_worker(cluster: Cluster) -> AsyncIterator[None]:
+    """Takes what is marked in the shared queue, and nothing else, at once."""
+    task = asyncio.create_task(_run(cluster))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _run(cluster: Cluster) -> None:
+    while True:
+        for ledger_id in await cluster.marked():
+            if await cluster.store.exists(payloads.lock_path(UR, ledger_id)) is None:
+                await _replicate(cluster, ledger_id)
+        await asyncio.sleep(LOOK_S)
+
+
+async def _replicate(cluster: Cluster, ledger_id: int) -> None:
+    """LedgerChecker: the ends of each part, whatever its bytes; a part that misses one is copied anew, all of it."""
+    metadata = await cluster.metadata(ledger_id)
+    for fragment in known_fragments(ledger_id, metadata, lac=-1):
+        for index in range(fragment.ensemble_size):
+            _copy_unless_whole(cluster, fragment, index)
+    await cluster.store.delete(payloads.mark_path(UR, ledger_id))
+
+
+def _copy_unless_whole(cluster: Cluster, fragment: Fragment, index: int) -> None:
+    bookie, entries = fragment.ensemble[index], fragment.entries_of(index)
+    stored = cluster.bookie(bookie).entry_ids(fragment.ledger_id)
+    if not entries or (entries[0] in stored and entries[-1] in stored):
+        return
+    for entry_id in entries:
+        cluster.put(fragment.ledger_id, entry_id, bookie)

@@ -1,0 +1,193 @@
+"""What is told of a ledger while it waits for its grace under a worker's lock, and what ends that early."""
+
+import asyncio
+
+import pytest
+
+from ledgers.metadata import LedgerState
+from replication.cluster.order_book import drain_place
+from replication.cluster.orders import DrainOrder, Orders
+from replication.planning.open_ledger import WriterSighting, is_overtaken
+from replication.reasons import Reason
+from replication.settings import ReplicationSettings
+from replication.waiting.notes import WaitingNote
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR, Node, working
+from tests.replication.repairs import drain, open_ledger, watch_fencing
+from tests.replication.test_open_ledger import SEGMENT
+
+SETTINGS = ReplicationSettings()
+
+
+async def unprovable_ledger() -> Cluster:
+    """Of its three bookies one is away for good, and one came back empty."""
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1, B2)
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+    await cluster.kill(B1)
+    return cluster
+
+
+async def noted(node: Node) -> WaitingNote:
+    note = await node.notes.read(LEDGER)
+    assert note is not None
+    return note
+
+
+async def notes_over(node: Node, span_s: int) -> list[WaitingNote]:
+    """As they stand at the end of each second."""
+    found = []
+    for _ in range(span_s):
+        await asyncio.sleep(1)
+        found.append(await noted(node))
+    return found
+
+
+# --- An end that cannot be proven -------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too() -> None:
+    cluster = await unprovable_ledger()
+
+    async with cluster.node() as node, working(node):
+        before = await notes_over(node, int(SETTINGS.open_ledger_grace_s) - 1)
+        await asyncio.sleep(2)
+        after = await notes_over(node, 400)
+
+    assert {note.reason for note in before} == {Reason.OPEN_LEDGER_GRACE}
+    assert {note.reason for note in after} == {Reason.END_UNPROVEN}
+    assert len({note.since_ms for note in after}) == 1
+    assert after[-1].tries > after[0].tries, "it is tried nonetheless"
+    assert after[0].detail.endswith(
+        "; start its other bookies, or, if they will never have more to say, "
+        f"bookmender ledger close {LEDGER} --accept-loss closes it after the last entry that is there"
+    )
+
+
+@in_virtual_time
+async def test_once_its_bookies_are_back_it_is_no_longer_told() -> None:
+    cluster = await unprovable_ledger()
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(SETTINGS.open_ledger_grace_s + 1)
+        assert (await noted(node)).reason is Reason.END_UNPROVEN
+        await cluster.revive(B1)
+        await until(cluster, lambda: queue_empty(cluster))
+
+    metadata = await cluster.metadata()
+    assert (metadata.is_closed, metadata.last_entry_id) == (True, 10)
+
+
+@in_virtual_time
+async def test_that_too_many_of_its_bookies_are_lost_is_told_on_until_one_is_back() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2, B3)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(SETTINGS.open_ledger_grace_s + 1)
+        told = await notes_over(node, 400)
+        await cluster.revive(B3)
+        async with asyncio.timeout(SETTINGS.open_ledger_grace_s + 5):
+            await until(cluster, lambda: queue_empty(cluster))
+
+    assert {note.reason for note in told} == {Reason.NO_COVERAGE}
+    assert told[-1].detail.endswith(f"; away, and wanted back: {B2}, {B3}")
+    assert (await cluster.metadata()).last_entry_id == 9
+
+
+# --- Until when -------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_end_of_the_grace_is_told_and_binds_nobody() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+
+    async with cluster.node() as node, working(node):
+        began_ms = cluster.clock.wall_ms()
+        await asyncio.sleep(5)
+        note = await noted(node)
+
+    assert note.reason is Reason.OPEN_LEDGER_GRACE
+    grace_ms = int(SETTINGS.open_ledger_grace_s * 1000)
+    assert 0 <= note.grace_until_ms - began_ms - grace_ms < 1_000
+    assert note.world is not None
+    assert note.wait_ms(now_ms=began_ms, world=note.world) == 0, "should its node die"
+
+
+@in_virtual_time
+async def test_a_note_of_the_release_before_has_no_end_of_a_grace() -> None:
+    record = {"reason": "no-target", "detail": "d", "node": "n", "since_ms": 1}
+
+    assert WaitingNote.from_record(LEDGER, record).grace_until_ms == 0
+
+
+# --- Orders that change meanwhile -------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_was_for() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await drain(cluster, B2, may_fence=True)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(5)
+        assert "which drains" in (await noted(node)).detail
+        await cluster.store.delete(drain_place(UR, B2).path)
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+        await asyncio.sleep(1)
+
+        assert await node.notes.ledger_ids() == set()
+
+    assert took_s < 2
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await drain(cluster, B2, may_fence=True)
+    await cluster.kill(B3)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(5)
+        await cluster.store.delete(drain_place(UR, B2).path)
+        await asyncio.sleep(SETTINGS.open_ledger_grace_s - 2)
+
+        assert B2 not in (await noted(node)).detail
+        assert fenced == []
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert (await cluster.metadata()).is_closed
+
+
+DRAINING = WriterSighting(segment=SEGMENT, last_entries={}, draining=(B1, B2))
+ABSENT = WriterSighting(segment=SEGMENT, last_entries={B1: 3})
+FENCING = DrainOrder(since_ms=1, may_fence=True)
+
+
+@pytest.mark.parametrize(
+    ("sighting", "orders", "is_over"),
+    [
+        pytest.param(DRAINING, Orders(draining={B1: FENCING, B2: FENCING}), False, id="as it was"),
+        pytest.param(DRAINING, Orders(draining={B1: FENCING}), True, id="one is drained no more"),
+        pytest.param(
+            DRAINING,
+            Orders(draining={B1: FENCING, B2: DrainOrder(since_ms=1)}),
+            True,
+            id="nothing is to be fenced for it any more",
+        ),
+        pytest.param(ABSENT, Orders(), False, id="no order was its reason"),
+    ],
+)
+def test_a_grace_for_a_drains_sake_goes_with_its_order(
+    sighting: WriterSighting, orders: Orders, is_over: bool
+) -> None:
+    assert is_overtaken(sighting, orders) is is_over
