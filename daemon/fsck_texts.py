@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from auditor.fsck.publishing import Fault
-from auditor.fsck.results.advice import advice_for, counts_text, headline
+from auditor.fsck.results.advice import advice_for, counts_text, entries_text, headline
 from auditor.fsck.results.changes import Change, Changes, Said
 from auditor.fsck.results.past import PastVerdict
 from auditor.fsck.results.rows import to_record
@@ -225,12 +225,8 @@ def _verdict_text(verdict: LedgerVerdict) -> str:
 
 
 def _evidence_text(each: Evidence) -> str:
-    words = [each.finding.value.replace("_", " "), each.bookie or ""]
-    if each.first_entry_id >= 0:
-        words.append(
-            f"entries {each.first_entry_id} to {each.last_entry_id} ({each.entry_count:,})"
-        )
-    words += [each.code, each.detail]
+    finding = each.finding.value.replace("_", " ")
+    words = [finding, each.bookie or "", entries_text(each), each.code, each.detail]
     return ", ".join(word for word in words if word)
 
 
@@ -255,14 +251,15 @@ def past_record(ledger_id: int, past: Sequence[PastVerdict]) -> dict[str, Any]:
 
 
 def changes_lines(changes: Changes) -> list[str]:
+    new = "new" if changes.is_newness_told else "new, or not looked at before"
     absent = "gone" if changes.is_absence_told else "not looked at, or gone"
     lines = [
         *_change_lines("changed", changes.changed),
-        *_change_lines("new", changes.new),
+        *_change_lines(new, changes.new),
         *_change_lines(absent, changes.absent),
     ]
     for count, what in (
-        (changes.new_fine_count, "new, and whole"),
+        (changes.new_fine_count, f"{new}, and whole"),
         (changes.absent_fine_count, f"{absent}; they were whole"),
     ):
         if count:
@@ -272,15 +269,16 @@ def changes_lines(changes: Changes) -> list[str]:
 
 def _change_lines(what: str, changes: Sequence[Change]) -> list[str]:
     lines = [
-        f"{what}: ledger {change.ledger_id}: {_said(change.before)} -> {_said(change.after)}"
+        f"{what}: ledger {change.ledger_id}: {_said(change)}"
         for change in sorted(changes, key=lambda change: not change.is_worse)[:SHOWN_MAX]
     ]
     more = len(changes) - SHOWN_MAX
     return [*lines, f"{what}: {more:,} more"] if more > 0 else lines
 
 
-def _said(said: Said | None) -> str:
-    return "none" if said is None else _graded(said)
+def _said(change: Change) -> str:
+    grades = [_graded(said) for said in (change.before, change.after) if said is not None]
+    return f"was {grades[0]}" if change.after is None else " -> ".join(grades)
 
 
 def _graded(said: Said | LedgerVerdict) -> str:
@@ -292,6 +290,7 @@ def _graded(said: Said | LedgerVerdict) -> str:
 def changes_record(changes: Changes) -> dict[str, Any]:
     return {
         "has_worsened": changes.has_worsened,
+        "is_newness_told": changes.is_newness_told,
         "is_absence_told": changes.is_absence_told,
         "changed": [_change_record(change) for change in changes.changed],
         "new": [_change_record(change) for change in changes.new],

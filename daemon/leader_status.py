@@ -115,7 +115,7 @@ def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmark
         least = "" if state.are_all_named else "at least "
         marked = f"{marked_count:,} of them marked" if marked_count else "none of them marked"
         if marked_count > named_count:  # the index is of one moment, the queue of another
-            marked = f"{marked_count:,} marked a moment before or after"
+            marked = f"{marked_count:,} marked for it (counted some seconds apart)"
         return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked}{why}"
     if state.index is not None and state.index.unreadable_count:
         return f"{bookie}, named by no ledger that can be read"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from auditor.findings import Findings
+from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from auditor.java_sight import Damage, Sight, java_sight
 from auditor.marking import BothQueues
@@ -126,10 +127,7 @@ def _sentence(seen: Sequence[Evidence]) -> str:
 
 
 def _clause(each: Evidence) -> str:
-    where = f"entries {each.first_entry_id} to {each.last_entry_id}"
-    if each.first_entry_id == each.last_entry_id:
-        where = f"entry {each.first_entry_id}"
-    return f"{each.bookie}: {each.finding.value.replace('_', ' ')}, {where} ({each.entry_count})"
+    return f"{each.bookie}: {each.finding.value.replace('_', ' ')}, {entries_text(each)}"
 
 
 class Publisher:

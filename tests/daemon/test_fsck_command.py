@@ -43,7 +43,7 @@ def test_people_are_told_what_was_found_and_what_to_do(runs: FakeRuns, tmp_path:
 
     assert "Data is lost" in said.stdout
     assert "2 ledgers: 1 whole, 1 lost" in said.stdout
-    assert f"would mark ledger 1 (lost): {A}: missing, entry 3 (1)" in said.stdout
+    assert f"would mark ledger 1 (lost): {A}: missing, entry 3" in said.stdout
     assert "--mark does it" in said.stdout
     assert f"report: {tmp_path}/report.html" in said.stdout
     assert "/rack-1" in (tmp_path / "report.html").read_text()

@@ -24,6 +24,7 @@ from tests.daemon.fsck_calls import (
 )
 from tests.fsck.results import LATER_RUN, RUN, damaged, leave_results, seen, whole
 
+LOST_TOO = damaged(7, Grade.LOST, seen(Finding.MISSING, A))
 OTHER = Cluster(instance_id="id-2", metadata_service_uri=URI)
 
 
@@ -89,10 +90,28 @@ def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
     assert said.exit_code == 1
     assert said.stdout.splitlines() == [
         "changed: ledger 1: whole -> lost",
-        "gone: ledger 2: unknown -> none",
+        "gone: ledger 2: was unknown",
         "1 ledger new, and whole",
     ]
     assert f"run {RUN}, then run {LATER_RUN}" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("skipped", "told"),
+    [
+        pytest.param(0, "new", id="all was looked at"),
+        pytest.param(1, "new, or not looked at before", id="some was left out"),
+    ],
+)
+def test_a_ledger_that_the_earlier_run_does_not_tell_of_is_said_to_be_new(
+    tmp_path: Path, skipped: int, told: str
+) -> None:
+    leave_results(tmp_path, [whole(1)], skipped=skipped)
+    leave_results(tmp_path, [whole(1), LOST_TOO], run=LATER_RUN)
+
+    assert call("diff", tmp_path).stdout.splitlines() == [f"{told}: ledger 7: lost"]
+    record = json.loads(call("diff", tmp_path, "--json").stdout)
+    assert record["is_newness_told"] is (skipped == 0)
 
 
 @pytest.mark.parametrize(
@@ -178,7 +197,7 @@ def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: 
         "  whole, closed, last entry 9, 1 kB",
         "run 1, level full, at 2023-11-14 22:13:20 UTC; it looked more closely:",
         "  lost, closed, last entry 9, 1 kB",
-        f"    missing, {A}, entries 3 to 3 (1)",
+        f"    missing, {A}, entry 3",
     ]
     skipped = json.loads(call("show", tmp_path, "7", "--json").stdout)
     assert [each["verdict"] for each in skipped["verdicts"]] == ["whole"]
@@ -219,7 +238,7 @@ def test_a_ledger_whose_copies_differ_is_not_headed_as_whole_alone(tmp_path: Pat
     assert said.exit_code == 1
     assert said.stdout.splitlines()[1:] == [
         "  whole, copies differ, closed, last entry 9, 1 kB",
-        f"    suspect, {A}, entries 3 to 3 (1)",
+        f"    suspect, {A}, entry 3",
     ]
 
 

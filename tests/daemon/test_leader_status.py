@@ -214,7 +214,7 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
             {"b": 46},
             True,
             1_136,
-            "b, named by 46 ledgers, 1,136 marked a moment before or after",
+            "b, named by 46 ledgers, 1,136 marked for it (counted some seconds apart)",
             id="counted at two moments",
         ),
         pytest.param(

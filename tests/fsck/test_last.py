@@ -74,7 +74,7 @@ async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found()
 
     assert status.to_json()["last_fsck"]["verdicts"]["lost"] == 1
     assert (
-        "fsck      1 min ago, level full: 3 ledgers: 2 whole, 1 lost, 1 suspect"
+        "fsck      1 min ago, level full: 3 ledgers: 2 whole, 1 lost; of these also 1 suspect"
         in render(status, now_ms=62_000).splitlines()
     )
 
@@ -197,6 +197,7 @@ def test_a_summary_that_cannot_be_had_costs_no_more_than_the_metrics(
         ([whole(0)], "1 ledger: 1 whole"),
         ([LOST, whole(0)], "2 ledgers: 1 whole, 1 lost"),
         ([damaged(3, Grade.AT_RISK), damaged(4, Grade.UNKNOWN)], "2 ledgers: 1 unknown, 1 at risk"),
+        ([whole(0), SUSPECT], "2 ledgers: 2 whole; of these also 1 suspect"),
     ],
 )
 def test_the_counts_fit_into_a_line(verdicts: Sequence[LedgerVerdict], text: str) -> None:

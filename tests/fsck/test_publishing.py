@@ -9,6 +9,7 @@ import pytest
 
 from auditor.findings import Findings, read_findings
 from auditor.fsck.publishing import Fault, Published, Publisher, fault_of, faults_of
+from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from auditor.marking import BothQueues
 from ledgers.metadata import BookieId
@@ -88,8 +89,25 @@ def test_the_bookies_at_fault_are_named_and_no_others() -> None:
     assert fault.bookies == (B1, B2)
     assert (list(fault.damage[B2].bad), list(fault.damage[B2].refused)) == ([3, 4, 9], [3])
     assert fault.detail == (
-        f"{B2}: bad digest, entries 4 to 9 (6); {B1}: missing, entry 3 (1); {B2}: missing, entry 3 (1)"
+        f"{B2}: bad digest, entries 4 to 9; {B1}: missing, entry 3; {B2}: missing, entry 3"
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "count", "text"),
+    [
+        pytest.param(150, 150, 1, "entry 150", id="one"),
+        pytest.param(150, 250, 101, "entries 150 to 250", id="all between"),
+        pytest.param(150, 250, 3, "3 entries between 150 and 250", id="some between"),
+        pytest.param(-1, -1, 0, "", id="none"),
+    ],
+)
+def test_entries_are_told_as_one_as_all_or_as_some_between(
+    first: int, last: int, count: int, text: str
+) -> None:
+    evidence = replace(seen(Finding.MISSING, first=first, last=last), entry_count=count)
+
+    assert entries_text(evidence) == text
 
 
 def test_what_is_at_risk_is_marked_first() -> None:

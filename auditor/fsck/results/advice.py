@@ -1,11 +1,11 @@
 """What a run found, and what to do next about it: words for operators, the most urgent first. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
-from auditor.fsck.verdicts import Finding, Grade
+from auditor.fsck.verdicts import Evidence, Finding, Grade
 
 AWAY_SHOWN_MAX = 5
 """Bookies in the sentence on all of it, those first that most ledgers need."""
@@ -115,16 +115,32 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
 
 
 def counts_text(counts: Counts) -> str:
-    """``1,200 ledgers: 1,199 whole, 1 lost``, with what is found beside the grades."""
-    told = [_told(counts.verdicts, each.value) for each in reversed(Grade)]
-    told += [_told(counts.findings, each.value) for each in (Finding.SUSPECT, Finding.IDLE_OPEN)]
-    shown = ", ".join(text for text in told if text)
+    """``1,200 ledgers: 1,199 whole, 1 lost; of these also 2 suspect``: the grades, which add up, and what is found
+    beside them."""
+    grades = _told(counts.verdicts, [each.value for each in reversed(Grade)])
+    beside = _told(counts.findings, [Finding.SUSPECT.value, Finding.IDLE_OPEN.value])
     unit = "ledger" if counts.ledgers == 1 else "ledgers"
-    return f"{counts.ledgers:,} {unit}" + (f": {shown}" if shown else "")
+    told = f"{counts.ledgers:,} {unit}" + (f": {grades}" if grades else "")
+    return f"{told}; of these also {beside}" if beside else told
 
 
-def _told(counts: Mapping[str, int], name: str) -> str:
-    return f"{counts[name]:,} {name.replace('_', ' ')}" if counts.get(name) else ""
+def _told(counts: Mapping[str, int], names: Iterable[str]) -> str:
+    return ", ".join(
+        f"{counts[name]:,} {name.replace('_', ' ')}" for name in names if counts.get(name)
+    )
+
+
+def entries_text(each: Evidence) -> str:
+    """``entry 3``, ``entries 3 to 5``, ``2 entries between 3 and 5``; empty where it is of no entries."""
+    first, last = each.first_entry_id, each.last_entry_id
+    if first < 0:
+        return ""
+    if first == last:
+        return f"entry {first}"
+    if each.entry_count == last - first + 1:
+        return f"entries {first} to {last}"
+    unit = "entry" if each.entry_count == 1 else "entries"
+    return f"{each.entry_count:,} {unit} between {first} and {last}"
 
 
 def _out_of_reach(counts: Counts) -> str:

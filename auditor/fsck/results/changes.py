@@ -47,8 +47,9 @@ class Changes:
     """By id. Of new ones, and of those without a verdict any more, the ones that are, or were, fine are only
     counted.
 
-    ``is_absence_told``: whether the later run looked at all that there was, so that a ledger without a verdict is
-    gone; else it may have been left out.
+    ``is_newness_told``: whether the earlier run looked at all that there was, so that a ledger of which it has no
+    verdict is new; else it may have been left out. ``is_absence_told``: likewise the later one, so that such a ledger
+    is gone.
     """
 
     changed: Sequence[Change]
@@ -56,6 +57,7 @@ class Changes:
     new_fine_count: int
     absent: Sequence[Change]
     absent_fine_count: int
+    is_newness_told: bool
     is_absence_told: bool
 
     @property
@@ -86,8 +88,13 @@ def compare(before: Results, after: Results) -> Changes:
         new_fine_count=_count(pc.and_(is_new, is_fine)),
         absent=_changes(rows.filter(pc.and_(is_absent, pc.invert(was_fine)))),
         absent_fine_count=_count(pc.and_(is_absent, was_fine)),
-        is_absence_told=after.summary.skipped == 0 and after.summary.left == 0,
+        is_newness_told=_is_of_all(before),
+        is_absence_told=_is_of_all(after),
     )
+
+
+def _is_of_all(results: Results) -> bool:
+    return results.summary.skipped == 0 and results.summary.left == 0
 
 
 def _less_close(before: Results, after: Results) -> str:
