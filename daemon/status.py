@@ -92,9 +92,9 @@ class Status:
     audit: AuditRecord | None = None
     """The last one that was completed."""
     own_marked_count: int = 0
-    """Ledgers in our own queue alone: of draining bookies, and of repairs by hand, that may well be whole; and ``own_damaged_count``:"""
+    """Ledgers in our own queue alone: of draining bookies, of repairs by hand, that may well be whole; and damaged."""
     own_damaged_count: int = 0
-    """Those of them of which a check or fsck found copies missing or bad where Java's workers do not look."""
+    """Those in our own queue alone of which a check or fsck found copies missing or bad where Java's workers do not look."""
     ordered: tuple[BookieRow, ...] = ()
     """The bookies that drain, or are under maintenance."""
     hold: HoldOrder | None = None
@@ -156,6 +156,11 @@ class Status:
         return 0 if self.verdict in ("whole", "maintenance") and not self.unreadable_orders else 1
 
     @property
+    def queued_count(self) -> int:
+        """Ledgers in either queue."""
+        return self.marked_count + self.own_marked_count
+
+    @property
     def has_bookies(self) -> bool:
         """An empty list is unknown, which is not the same as lost (rule S8)."""
         return bool(self.writable or self.read_only)
@@ -194,7 +199,7 @@ class Status:
     def _is_stuck(self) -> bool:
         """Whether each ledger that is marked, in either queue, waits for help."""
         stuck_count = sum(note.reason.needs_help for note in self.waiting)
-        return stuck_count >= self.marked_count + self.own_marked_count
+        return stuck_count >= self.queued_count
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -220,6 +225,7 @@ class Status:
             "closer_fsck": self.fsck_closer.to_record() if self.fsck_closer else None,
             "auditing": self.auditing.to_json(),
             "queue": {
+                "total": self.queued_count,
                 "marked": self.marked_count,
                 "under_repair": self.under_repair,
                 "by_missing_bookies": {str(missing): count for missing, count in self.by_missing},

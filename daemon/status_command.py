@@ -64,8 +64,10 @@ status.help = "\n".join(
         "",
         "As JSON, besides: leader, leader_node (null while Java leads), nodes; bookies (away: those that have",
         "time left before they are lost, or of which nobody tells; on_purpose: those away under maintenance,",
-        "and until_ms, when the last of their windows is over); queue: marked ledgers by_missing_bookies,",
-        "by_lost_bookie, by_cause (lost, reborn: set up anew, the name of a check, unknown: another auditor's);",
+        "and until_ms, when the last of their windows is over); queue: total of the ledgers that are marked, in the",
+        "queue shared with Java (marked) or in our own alone (own_marked; own_damaged: of these, with damage that Java",
+        "does not see), those marked by_missing_bookies, by_lost_bookie, by_cause (lost, reborn: set up anew, the name",
+        "of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s (recovery_delay_error: why it is",
         "that of the settings, though lostBookieRecoveryDelay stands),",
@@ -94,7 +96,7 @@ def render(found: Status, *, now_ms: int) -> str:
         *([f"index     {index_text(auditing.index)}"] if auditing.index else []),
         f"nodes     {_nodes(found)}",
         _bookies(found, now_ms=now_ms),
-        f"queue     {counted(found.marked_count, 'ledger')} marked, {found.under_repair} locked for repair, "
+        f"queue     {counted(found.queued_count, 'ledger')} marked, {found.under_repair} locked for repair, "
         f"{found.waiting_count} waiting",
     ]
     lines += [
@@ -145,18 +147,20 @@ def _hold(found: Status, hold: HoldOrder, *, now_ms: int) -> list[str]:
 
 
 def _own_queue(found: Status) -> list[str]:
-    """What is in our own queue alone."""
+    """Which part of it all stands in our own queue alone."""
     damaged_count = found.own_damaged_count
     others_count = found.own_marked_count - damaged_count
     lines = []
     if damaged_count:
-        text = f"{damaged_count} more with damage that Java's workers do not see"
+        text = (
+            f"{damaged_count} of them in our own queue, with damage that Java's workers do not see"
+        )
         alone = (
             "" if found.has_worker else "; only a bookmender daemon mends it, and none is running"
         )
         lines.append(text + alone)
     if others_count:
-        lines.append(f"{others_count} more to be drained or repaired by hand")
+        lines.append(f"{others_count} of them in our own queue, to be drained or repaired by hand")
     return lines
 
 

@@ -279,6 +279,7 @@ async def test_the_json_has_what_the_text_has() -> None:
     assert [n["half"] for n in record["nodes"]] == ["auditor", "worker"]
     assert record["bookies"]["writable"] == sorted(BOOKIES)
     assert record["queue"] == {
+        "total": 1,
         "marked": 1,
         "under_repair": 0,
         "by_missing_bookies": {"1": 1},
@@ -330,7 +331,7 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     assert [row["bookie_id"] for row in status.to_json()["ordered_bookies"]] == [B1, B2]
     assert status.to_json()["queue"]["own_marked"] == 1
     lines = render(status, now_ms=SystemClock().wall_ms()).splitlines()
-    assert lines[-3] == "          1 more to be drained or repaired by hand"
+    assert lines[-3] == ("          1 of them in our own queue, to be drained or repaired by hand")
     assert lines[-2].startswith(f"orders    {B1}: away, under maintenance for another ")
     assert lines[-1] == f"          {B2}: writable, draining (not looked for yet)"
 

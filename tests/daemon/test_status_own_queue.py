@@ -42,7 +42,10 @@ async def test_it_is_worked_on_by_a_worker_of_ours() -> None:
     assert status.verdict == "repairing"
     assert status.to_json()["queue"]["own_damaged"] == 1
     lines = render(status, now_ms=0).splitlines()
-    assert "          1 more with damage that Java's workers do not see" in lines
+    assert lines[-2:] == [
+        "queue     1 ledger marked, 0 locked for repair, 0 waiting",
+        "          1 of them in our own queue, with damage that Java's workers do not see",
+    ]
 
 
 @in_virtual_time
@@ -63,7 +66,22 @@ async def test_what_is_but_to_be_moved_is_no_damage() -> None:
 
     assert status.verdict not in ("repairing", "unattended")
     assert status.to_json()["queue"]["own_damaged"] == 0
-    assert "1 more to be drained or repaired by hand" in render(status, now_ms=0)
+    text = render(status, now_ms=0)
+    assert "1 of them in our own queue, to be drained or repaired by hand" in text
+
+
+@in_virtual_time
+async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -> None:
+    cluster = await own_mark(B1)
+    await cluster.mark(B2, ledger_id=4)
+    await cluster.mark(B1, ledger_id=5)
+    await cluster.store.create(payloads.mark_path(OWN, 6), with_parents=True)
+
+    status = await gather_status(visiting(cluster), clock=cluster.clock)
+
+    queue = status.to_json()["queue"]
+    assert (queue["total"], queue["marked"], queue["own_marked"]) == (3, 2, 1)
+    assert "queue     3 ledgers marked" in render(status, now_ms=0)
 
 
 @pytest.mark.parametrize(
