@@ -49,17 +49,17 @@ class Layout(enum.Enum):
         self, root: str, directory: str, names: Iterable[str]
     ) -> tuple[list[int], list[str]]:
         """Of a znode's children the ledgers in this layout, in the same order, and the names of all others."""
+        names = list(names)
         if not self._holds_ledgers(root, directory):
-            return [], list(names)
+            return [], names
         allowed = self.ids_below(root, directory)
         digits, leaf = _digits(root, directory), _LEAF if directory != root else _FLAT_LEAF
-        ledger_ids, others = [], []
-        for name in names:
-            if leaf.fullmatch(name) and (ledger_id := int(digits + name[1:])) in allowed:
-                ledger_ids.append(ledger_id)
-            else:
-                others.append(name)
-        return ledger_ids, others
+        numbers = leaf.findall("/".join(names))  # one look at all: there are tens of thousands
+        ledger_ids = [id_ for number in numbers if (id_ := int(digits + number)) in allowed]
+        if len(ledger_ids) == len(names):
+            return ledger_ids, []
+        leaves = {self.path(root, ledger_id).rpartition("/")[2] for ledger_id in ledger_ids}
+        return ledger_ids, [name for name in names if name not in leaves]
 
     def _holds_ledgers(self, root: str, directory: str) -> bool:
         """Whether ledgers' znodes are right below it."""
@@ -107,7 +107,8 @@ def _digits(root: str, directory: str) -> str:
     return directory[len(root) + 1 :].replace("/", "")
 
 
-_FLAT_LEAF, _LEAF = re.compile(r"L[0-9]{10}"), re.compile(r"L[0-9]{4}")
+_FLAT_LEAF, _LEAF = (re.compile(rf"(?:^|/)L([0-9]{{{count}}})(?![^/])") for count in (10, 4))
+"""Their digits, among names that slashes part."""
 _SHORT_PARENT = re.compile(r"[0-9]{2}(/[0-9]{4})?")
 _LONG_PARENT = re.compile(r"[0-9]{3}(/[0-9]{4}){0,3}")
 _PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {
