@@ -3,10 +3,11 @@
 import enum
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from auditor.endangered import Endangered
 from auditor.index.ledger_index import IndexedLedger
+from auditor.own_queue import OwnQueue
 from ledgers.metadata import BookieId
 from replication.cluster.orders import HoldOrder
 
@@ -66,6 +67,8 @@ class Observation:
     marked_count: int
     """In the shared queue, whoever leads."""
     difference: Difference
+    own: OwnQueue = field(default_factory=OwnQueue)
+    """What none of these counts has: marks that Java's workers do not see."""
     is_disabled: bool
     hold: HoldOrder | None
     """The one that stands, or that we would begin; None while nothing would be held."""
@@ -76,6 +79,11 @@ class Observation:
     def is_kept_from_marking(self) -> bool:
         """Nothing would be marked now, whatever is endangered."""
         return self.is_disabled or self.hold is not None
+
+    @property
+    def queued_count(self) -> int:
+        """Ledgers that are marked, in either queue."""
+        return self.marked_count + len(self.own)
 
     @property
     def would_mark(self) -> Sequence[Endangered]:

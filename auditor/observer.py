@@ -16,6 +16,7 @@ from auditor.holds import HoldJudge
 from auditor.index.keeper import IndexKeeper
 from auditor.noting import Absences, CauseNotes
 from auditor.observation import Observation, compare, lost_bytes, missing_bookies
+from auditor.own_queue import OwnQueue, read_own_queue
 from auditor.records import read_identities
 from auditor.settings import AuditorSettings
 from ledgers.clock import Clock
@@ -69,6 +70,8 @@ class Observer:
         self._danger: _Danger | None = None
         self._marks: dict[int, Collection[BookieId]] = {}
         """The shared queue as it was last read: by ledger, the replicas named."""
+        self._own = OwnQueue()
+        """Ours, likewise."""
 
     async def prepare(self) -> None:
         """Go on with the absences where a leader of ours is, if there is one."""
@@ -104,6 +107,7 @@ class Observer:
             lost_bytes=danger.lost_bytes,
             marked_count=len(self._marks),
             difference=compare(danger.endangered, self._marks),
+            own=await self._read_own_queue(),
             is_disabled=await self._store.exists(payloads.disable_path(self._ur)) is not None,
             hold=hold,
             is_hold_ordered=hold is not None and view.orders.is_held,
@@ -202,3 +206,10 @@ class Observer:
         for marked in await read_marks(self._store, self._ur, rest):
             marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
         self._marks = marks
+
+    async def _read_own_queue(self) -> OwnQueue:
+        """After the shared one."""
+        self._own = await read_own_queue(
+            self._store, self._ur, shared=self._marks, known_damaged=self._own.damaged
+        )
+        return self._own

@@ -51,12 +51,13 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
 
     As JSON (with --watch one object a line): index; bookies, with those missing (state: lost, waiting for
     left_s, reborn: set up anew); hold, is_disabled: what keeps from marking; endangered: the ledgers that
-    miss copies, most endangered first; would_mark: how many of them would be marked now; marks: those that
-    stand, agreed, unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies
-    than are lost), surplus (we would not make them); would_repair: as bookmender plan --json.
+    miss copies, most endangered first; would_mark: how many of them would be marked now; marks: total,
+    those standing in the queue shared with Java, agreed, unmarked (we would make them, and nobody has), partly_marked (they stand, for fewer bookies
+    than are lost), surplus (we would not make them), own_marked (in our own queue, where Java does not look),
+    own_damaged (of these, with damage that Java does not see); would_repair: as bookmender plan --json.
 
-    Exits 0 when nothing would be done, 1 when something would or a bookie is away that ledgers name, 3 when
-    it could not tell: also when no ledger misses anything, but the metadata of some cannot be read, or
+    Exits 0 when nothing would be done but what operators ordered (drains, repairs by hand), 1 when something
+    would or a bookie is away that ledgers name, 3 when it could not tell: also when no ledger misses anything, but the metadata of some cannot be read, or
     when ZooKeeper's ACLs keep from listing some of them.
     """
     settings = load_settings(config, os.environ)
@@ -120,6 +121,6 @@ def _print(sight: Sight, output: str, *, is_one: bool) -> None:
 def exit_code(sight: Sight) -> int:
     seen = sight.observation
     is_something_away = any(row.ledger_count for row in seen.missing)
-    if seen.endangered or seen.marked_count or is_something_away:
+    if seen.endangered or seen.marked_count or seen.own.damaged or is_something_away:
         return EXIT_FAILED
     return EXIT_UNKNOWN if seen.unreadable or not seen.is_index_complete else 0

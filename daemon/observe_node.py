@@ -33,6 +33,10 @@ PARTLY_MARKED = Gauge(
 SURPLUS = Gauge(
     "bookmender_observe_surplus_marks", "Marks that stand and that a leader of ours would not make."
 )
+OWN_DAMAGED = Gauge(
+    "bookmender_observe_own_damaged_ledgers",
+    "Ledgers marked in our own queue with damage that Java's workers do not see.",
+)
 LOST_BOOKIES = Gauge(
     "bookmender_observe_lost_bookies", "Bookies that are lost, as a leader of ours sees it."
 )
@@ -107,6 +111,7 @@ def _set_metrics(seen: Observation) -> None:
     UNMARKED.set(len(seen.difference.unmarked))
     PARTLY_MARKED.set(len(seen.difference.partly_marked))
     SURPLUS.set(len(seen.difference.surplus))
+    OWN_DAMAGED.set(len(seen.own.damaged))
     LOST_BOOKIES.set(sum(row.absence is Absence.LOST for row in seen.missing))
     LOST_BYTES.set(seen.lost_bytes)
     HELD.set(seen.hold is not None)
@@ -121,6 +126,7 @@ def _mark_fields(seen: Observation) -> dict[str, object]:
         "unmarked_count": len(seen.difference.unmarked),
         "partly_marked_count": len(seen.difference.partly_marked),
         "surplus_count": len(seen.difference.surplus),
+        "own_damaged_count": len(seen.own.damaged),
         "first_ledger_ids": [each.ledger_id for each in seen.endangered[:SHOWN_MAX]],
         "lost_bytes": seen.lost_bytes,
         "is_held": seen.hold is not None,

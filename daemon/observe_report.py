@@ -44,6 +44,7 @@ def to_record(sight: Sight) -> dict[str, Any]:
         },
         "would_mark": len(seen.would_mark),
         "marks": {
+            "total": seen.queued_count,
             "standing": seen.marked_count,
             "agreed": seen.difference.agreed_count,
             "unmarked": len(seen.difference.unmarked),
@@ -52,6 +53,10 @@ def to_record(sight: Sight) -> dict[str, Any]:
             "partly_marked_ledgers": list(seen.difference.partly_marked[:SHOWN_MAX]),
             "surplus": len(seen.difference.surplus),
             "surplus_ledgers": list(seen.difference.surplus[:SHOWN_MAX]),
+            "own_marked": len(seen.own),
+            "own_marked_ledgers": seen.own.ledger_ids[:SHOWN_MAX],
+            "own_damaged": len(seen.own.damaged),
+            "own_damaged_ledgers": list(seen.own.damaged[:SHOWN_MAX]),
         },
         "would_repair": plan_record(sight.plan),
     }
@@ -153,7 +158,7 @@ def _copies(count: int) -> str:
 def _marks(seen: Observation) -> list[str]:
     difference = seen.difference
     lines = [
-        f"{counted(seen.marked_count, 'ledger')} marked, {difference.agreed_count} as we would"
+        f"{counted(seen.queued_count, 'ledger')} marked, {difference.agreed_count} as we would"
     ]
     if difference.unmarked:
         count = len(difference.unmarked)
@@ -167,6 +172,13 @@ def _marks(seen: Observation) -> list[str]:
     if difference.surplus:
         count = len(difference.surplus)
         lines.append(f"  {count:,} we would not mark are: ledger {_ids(difference.surplus)}")
+    for ledger_ids, what in (
+        (seen.own.damaged, "with damage that Java's workers do not see"),
+        (seen.own.others, "to be drained or repaired by hand"),
+    ):
+        if ledger_ids:
+            count = len(ledger_ids)
+            lines.append(f"  {count:,} in our own queue, {what}: ledger {_ids(ledger_ids)}")
     return lines
 
 

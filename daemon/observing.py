@@ -102,8 +102,11 @@ class Observing:
 
 
 def ledgers_to_repair(seen: Observation) -> list[int]:
-    """In the order in which workers would take them: what would be marked, then what else is marked."""
-    return [*(each.ledger_id for each in seen.would_mark), *seen.difference.surplus]
+    """In the order in which workers would take them: what would be marked, then what else is marked, in our own
+    queue the damaged ones first. What Java would not repair, a node of ours would."""
+    would_mark = (each.ledger_id for each in seen.would_mark)
+    own = (*seen.own.damaged, *seen.own.others)
+    return list(dict.fromkeys([*would_mark, *seen.difference.surplus, *own]))
 
 
 @asynccontextmanager

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.election import current_leader
-from auditor.findings import read_findings
 from auditor.fsck.results.last import read_closer, read_last
 from auditor.fsck.results.summary import Summary
+from auditor.own_queue import read_own_queue
 from auditor.records import AuditRecord, last_audit
 from daemon.leader_status import LeaderState, gather_leader
 from daemon.operating.bookies import BookieRow, BookieState, bookie_rows, missed, with_losses
@@ -22,7 +22,6 @@ from ledgers.metadata import BookieId
 from replication.cluster.membership import Half, NodeInfo, live_nodes
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import HoldOrder
-from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.listing import (
     LockedLedger,
@@ -301,11 +300,11 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
     leader = await current_leader(store, ur)
     marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
     marked_ids = {ledger.ledger_id for ledger in marked}
-    own_ids = set(await marked_ledger_ids(store, own_path(ur))) - marked_ids
-    findings = await read_findings(store, ur, sorted(own_ids))
+    own = await read_own_queue(store, ur, shared=marked_ids)
+    queued_ids = marked_ids.union(own.ledger_ids)
     locked_ids = await locked_ledger_ids(store, ur)
     notes = WaitingNotes(store, ur)
-    noted = sorted(await notes.ledger_ids() & (marked_ids | own_ids))
+    noted = sorted(await notes.ledger_ids() & queued_ids)
     orders = await OrderBook(store, ur).read()
     bookies = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(
@@ -334,12 +333,12 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
         by_bookie=tuple(sorted(_bookie_counts(marked).items())),
-        under_repair=len(locked_ids & (marked_ids | own_ids)),
+        under_repair=len(locked_ids & queued_ids),
         waiting=tuple(await notes.read_all(noted[:WAITING_SHOWN_MAX])),
         waiting_count=len(noted),
         audit=await _audit_as_it_is_now(cluster),
-        own_marked_count=len(own_ids),
-        own_damaged_count=sum(bool(found.bookies) for found in findings.values()),
+        own_marked_count=len(own),
+        own_damaged_count=len(own.damaged),
         ordered=tuple(
             row
             for row in with_losses(bookies, auditing.loss_due_ms)

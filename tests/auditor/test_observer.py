@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.causes import Cause, Why, causes_path, causes_to_bytes
+from auditor.findings import Finding
 from auditor.holds import CALM_S, HoldJudge
 from auditor.index.keeper import IndexKeeper
 from auditor.observation import Absence, Observation
@@ -22,6 +23,7 @@ from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.order_book import OrderBook, hold_place
 from replication.cluster.orders import HoldOrder
+from replication.cluster.own_state import findings_path, own_path
 from replication.queue import payloads
 from replication.queue.listing import read_marks
 from tests.auditor.auditing import auditing
@@ -294,6 +296,32 @@ async def test_marks_of_somebody_else_are_followed_as_they_come_grow_and_go() ->
     assert await replicas(cluster, 1) == (B2, B3)
     assert (seen.difference.unmarked, seen.difference.partly_marked) == ((0, 2), ())
     assert (seen.difference.surplus, seen.marked_count) == ((), 1)
+
+
+@in_virtual_time
+async def test_our_own_queue_is_seen_what_is_damaged_there_apart_and_what_java_sees_once() -> None:
+    cluster = await ring()
+    own, found = own_path(UR), Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
+    async with observing(cluster) as observer:
+        for ledger_id in (4, 5, 6):
+            path = payloads.mark_path(own, ledger_id)
+            await cluster.store.create(path, with_parents=True)
+        for ledger_id in (4, 6):
+            path = findings_path(UR, ledger_id)
+            await cluster.store.create(path, found.to_json(), with_parents=True)
+        await cluster.mark(B1, ledger_id=6)
+        seen = await look(cluster, observer)
+        assert (seen.own.damaged, seen.own.others) == ((4,), (5,))
+        assert (seen.marked_count, seen.queued_count) == (1, 3)
+
+        await cluster.store.delete(payloads.mark_path(UR, 6))
+        assert (await look(cluster, observer)).own.damaged == (4, 6)
+
+        await cluster.store.delete(payloads.mark_path(own, 4))
+        await cluster.store.delete(payloads.mark_path(own, 4).rpartition("/")[0])
+        seen = await look(cluster, observer)
+
+    assert (seen.own.damaged, seen.own.others) == ((6,), (5,))
 
 
 @in_virtual_time

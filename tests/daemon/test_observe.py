@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from auditor.endangered import Endangered
 from auditor.observation import Absence, Difference, MissingBookie, Observation
+from auditor.own_queue import OwnQueue
 from daemon.observe_command import built, exit_code
 from daemon.observe_node import ReportFile, Teller
 from daemon.observe_report import to_record, to_text
@@ -33,10 +34,12 @@ from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import HoldOrder
+from replication.cluster.own_state import own_path
 from replication.planning.plan import Plan, Repair
 from replication.planning.preview import Preview, Previewer
 from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
+from replication.queue import payloads
 from replication.reasons import Blocked, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
@@ -95,6 +98,7 @@ LOSS = seeing(
     endangered=(*endangered(5), *endangered(2, 3, copies_left=2)),
     lost_bytes=5_000,
     marked_count=3,
+    own=OwnQueue(damaged=(4,)),
     difference=Difference(agreed_count=1, unmarked=(2,), partly_marked=(3,), surplus=(9,)),
 )
 
@@ -176,6 +180,20 @@ async def test_the_plan_is_bounded_and_marks_of_others_come_after_what_is_endang
 
 
 @in_virtual_time
+async def test_what_is_marked_in_our_own_queue_is_planned_for_after_the_rest() -> None:
+    cluster = await with_ledgers((B1, B2), (B3, B2), (B3, B4))
+    await cluster.store.create(payloads.mark_path(own_path(UR), 2), with_parents=True)
+    await cluster.store.create(payloads.mark_path(own_path(UR), 0), with_parents=True)
+    await cluster.mark(B2, ledger_id=1)
+    await cluster.kill(B1)
+    async with observing(cluster) as looking, aclosing(looking.looks(planned_max=5)) as looks:
+        await anext(looks)
+        sight = await anext(looks)
+
+    assert [each.ledger_id for each in sight.plan.ledgers] == [0, 1, 2]
+
+
+@in_virtual_time
 async def test_it_looks_again_soon_while_the_index_is_built_at_a_change_and_now_and_then() -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
@@ -250,15 +268,30 @@ def test_people_read_what_is_missing_first_then_what_would_be_done() -> None:
         "              1 with 1 copy left",
         "              2 with 2 copies left",
         "              ledger 5, 2, 3",
-        "marks       3 ledgers marked, 1 as we would",
+        "marks       4 ledgers marked, 1 as we would",
         "              1 we would mark are not: ledger 2",
         "              1 are marked for fewer bookies than we would: ledger 3",
         "              1 we would not mark are: ledger 9",
+        "              1 in our own queue, with damage that Java's workers do not see: ledger 4",
         "would copy  7 entries of 2 ledgers, about 7 kB; 1 ledger more not planned for",
         "              in the way, 1 time: no-target",
         "bookies     3 writable, 1 read-only; lost after 1 min 30 s away",
         "ledgers     1,200 known",
     ]
+
+
+def test_of_the_marks_that_stand_those_in_our_own_queue_are_told_after_the_total() -> None:
+    seen = seeing(marked_count=1, own=OwnQueue(damaged=(4, 7), others=(9,)))
+
+    lines = [line.strip() for line in to_text(seen).splitlines()]
+
+    assert "marks       4 ledgers marked, 0 as we would" in lines
+    assert "2 in our own queue, with damage that Java's workers do not see: ledger 4, 7" in lines
+    assert "1 in our own queue, to be drained or repaired by hand: ledger 9" in lines
+    marks = to_record(seen)["marks"]
+    assert (marks["total"], marks["standing"]) == (4, 1)
+    assert (marks["own_marked"], marks["own_marked_ledgers"]) == (3, [4, 7, 9])
+    assert (marks["own_damaged"], marks["own_damaged_ledgers"]) == (2, [4, 7])
 
 
 def test_what_keeps_from_marking_is_said_before_all_else() -> None:
@@ -297,6 +330,12 @@ WAITING = replace(LOST, absence=Absence.WAITING, left_s=30.0)
             seeing(missing=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
         ),
         pytest.param(seeing(marked_count=1), 1, id="somebody else found something to do"),
+        pytest.param(
+            seeing(own=OwnQueue(damaged=(4,))),
+            1,
+            id="a check of ours found damage that Java does not see",
+        ),
+        pytest.param(seeing(own=OwnQueue(others=(4,))), 0, id="as an operator ordered it"),
         pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
         pytest.param(seeing(is_index_complete=False), 3, id="not all of them are known"),
         pytest.param(
@@ -327,6 +366,7 @@ def test_a_node_leaves_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) ->
     assert REGISTRY.get_sample_value("bookmender_observe_partly_marked_ledgers") == 1
     assert REGISTRY.get_sample_value("bookmender_observe_surplus_marks") == 1
     assert REGISTRY.get_sample_value("bookmender_observe_lost_bookies") == 1
+    assert REGISTRY.get_sample_value("bookmender_observe_own_damaged_ledgers") == 1
 
 
 def test_the_log_is_told_what_is_new_and_nothing_twice(tmp_path: Path) -> None:
