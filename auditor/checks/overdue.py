@@ -1,5 +1,7 @@
 """Ledgers that have been marked for too long: somebody should look why they are not repaired.
 
+Those in our own queue count where a check or fsck found damage; what operators ordered takes its time.
+
 Java's auditor looks in its placement check, at the time in the mark, which it sets anew whenever it adds a
 bookie. Ours goes by the older of that and the znode's own.
 """
@@ -12,6 +14,7 @@ from prometheus_client import Gauge
 from auditor.checks import meters
 from auditor.checks.kinds import OVERDUE
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
+from auditor.own_queue import read_own_queue
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
@@ -22,6 +25,7 @@ from ledgers.errors import (
 )
 from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import MetadataStore
+from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.listing import READS_AT_ONCE, marked_ledger_ids
 
@@ -79,8 +83,15 @@ class OverdueMarks:
         """The overdue ledgers, ascending. Of a mark that ACLs shut away nobody knows: it is told of, and not among
         them."""
         started_ms = self._clock.wall_ms()
-        ledger_ids = await marked_ledger_ids(self._store, self._ur)
-        since = await gather_in_parts(self._marked_since_ms, ledger_ids, at_once=READS_AT_ONCE)
+        shared = await marked_ledger_ids(self._store, self._ur)
+        own = await read_own_queue(self._store, self._ur, shared=shared)
+        queues = dict.fromkeys(shared, self._ur) | dict.fromkeys(own.damaged, own_path(self._ur))
+        ledger_ids = sorted(queues)
+        since = await gather_in_parts(
+            lambda ledger_id: self._marked_since_ms(queues[ledger_id], ledger_id),
+            ledger_ids,
+            at_once=READS_AT_ONCE,
+        )
         limit_ms = started_ms - int(self._after_s * 1000)
         overdue: list[int] = []
         unopened: list[int] = []
@@ -92,10 +103,10 @@ class OverdueMarks:
         await self._tell(overdue, unopened, looked_at=ledger_ids, started_ms=started_ms)
         return overdue
 
-    async def _marked_since_ms(self, ledger_id: int) -> int | UnauthorizedError | None:
-        """None for a ledger that is not marked any more; the error where ACLs shut us out."""
+    async def _marked_since_ms(self, queue: str, ledger_id: int) -> int | UnauthorizedError | None:
+        """``queue``: its root. None for a ledger that is not marked any more; the error where ACLs shut us out."""
         try:
-            data, stat = await self._store.get(payloads.mark_path(self._ur, ledger_id))
+            data, stat = await self._store.get(payloads.mark_path(queue, ledger_id))
             mark = payloads.parse_mark(data)
         except NoNodeError:
             return None

@@ -9,7 +9,9 @@ from structlog.testing import capture_logs
 
 from auditor.checks.overdue import OverdueMarks, look_interval_s
 from auditor.checks.records import CheckRecords, read_check
+from auditor.findings import Finding
 from ledgers.metadata import LedgerState
+from replication.cluster.own_state import findings_path, own_path
 from replication.queue import payloads
 from replication.queue.batching import Batcher
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -104,6 +106,27 @@ async def test_a_mark_made_anew_is_as_old_as_the_first_loss_that_it_tells_of() -
 
     async with watching(cluster) as marks:
         assert 0 in await marks.run_once()
+
+
+@in_virtual_time
+async def test_damage_that_java_does_not_see_is_overdue_too_and_what_is_but_to_be_moved_is_not() -> (
+    None
+):
+    cluster = await two_marked()
+    found = Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
+    for ledger_id in (1, 2, 3):
+        await cluster.store.create(payloads.mark_path(own_path(UR), ledger_id), with_parents=True)
+    for ledger_id in (1, 2):
+        path = findings_path(UR, ledger_id)
+        await cluster.store.create(path, found.to_json(), with_parents=True)
+    await asyncio.sleep(DAY_S + 1)
+
+    async with watching(cluster) as marks:
+        assert await marks.run_once() == [0, 1, 2]
+
+    last = (await read_check(cluster.store, UR, "overdue")).last
+    assert last is not None
+    assert (last.ledger_count, last.counts["overdue"]) == (3, 3)
 
 
 @in_virtual_time
