@@ -200,6 +200,8 @@ class ReplicationWorker:
                 self._waiting.put_off_lost(ledger.ledger_id)
             else:
                 _TAKEN.inc()
+                if ledger.has_old_note:
+                    await self._waiting.drop_note(ledger.ledger_id)
                 await self._hold(Holding(take=take, world=world, note=ledger.note), slots)
         finally:
             self._busy.discard(ledger.ledger_id)

@@ -22,6 +22,15 @@ async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLe
     ]
 
 
+async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int, int]:
+    """When the older mark of each was made (czxid), of those that are marked."""
+    czxids: dict[int, int] = {}
+    for marked in await marks_of(cluster, ledger_ids):
+        before = czxids.get(marked.ledger_id, marked.czxid)
+        czxids[marked.ledger_id] = min(before, marked.czxid)
+    return czxids
+
+
 def shut_text(marked: MarkedLedger) -> str:
     """Of one that ACLs shut away: what that means, and who may open it, as ZooKeeper says."""
     return f"its mark cannot be read, so that no node takes it: {marked.refusal}"

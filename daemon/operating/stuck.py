@@ -1,14 +1,15 @@
 """Ledgers that a command waits for and that will not move before somebody helps: which, and why.
 
 A note says what was in the way at the last try, and may be older than the help that came. So it counts only
-once a try that is due soon has been made, too; and all of them have to be in that case, for a while. Java's
+once a try that is due soon has been made, too; and all of them have to be in that case, for a while. One of an
+earlier mark does not count. Java's
 workers leave no notes: where only they are at work, it is said that nobody says why.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from daemon.operating.marks import listed, marks_of, shut_text
+from daemon.operating.marks import listed, marked_since, marks_of, shut_text
 from daemon.operating.progress import duration_text, printable
 from daemon.status import help_text
 from daemon.visit import Visit
@@ -37,6 +38,7 @@ class StuckLedgers:
         self._clock = clock
         self._notes = WaitingNotes(cluster.store, cluster.ur)
         self._seen_first: dict[int, WaitingNote] = {}
+        self._seen_last: list[WaitingNote] = []
         self._since: tuple[float, frozenset[int]] | None = None
         """Since when all that is left is stuck, and which ledgers these are."""
         self._still: tuple[float, frozenset[int]] | None = None
@@ -53,7 +55,9 @@ class StuckLedgers:
         elif self._since is None or self._since[1] != left:  # something moved: more may
             self._since = now_s, left
         elif now_s - self._since[0] >= STUCK_S:
-            return [told[ledger_id] for ledger_id in sorted(told)]
+            if not await self._are_any_old():
+                return [told[ledger_id] for ledger_id in sorted(told)]
+            self._since = None
         return []
 
     async def unexplained(self, ledger_ids: Collection[int]) -> str:
@@ -82,7 +86,8 @@ class StuckLedgers:
         if len(told) + len(noted) < len(ledger_ids):
             return {}
         now_ms = self._clock.wall_ms()
-        for note in await self._notes.read_all(sorted(noted)):
+        self._seen_last = await self._notes.read_all(sorted(noted))
+        for note in self._seen_last:
             first = self._seen_first.setdefault(note.ledger_id, note)
             is_at_hand = note.ledger_id in locked
             if waits_for_help(note, first=first, is_at_hand=is_at_hand, now_ms=now_ms):
@@ -91,6 +96,11 @@ class StuckLedgers:
         told |= await self._shut(sorted(noted.difference(told)), locked)
         # A note without a mark means nothing, and the first audit may be still to come.
         return told if (await listed(self._cluster)).issuperset(ledger_ids) else {}
+
+    async def _are_any_old(self) -> bool:
+        """Whether a note is of a mark that is gone: of the one that stands now nobody has said anything."""
+        czxids = await marked_since(self._cluster, [note.ledger_id for note in self._seen_last])
+        return any(note.is_older_than(czxids.get(note.ledger_id, 0)) for note in self._seen_last)
 
     async def _shut(self, ledger_ids: Sequence[int], locked: Collection[int]) -> dict[int, str]:
         """Of those whose marks ACLs shut away, up to the first of which that is not so.

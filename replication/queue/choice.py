@@ -19,10 +19,14 @@ HELP_MAX = 25
 
 
 class DueLedger(Struct, frozen=True, kw_only=True):
-    """A marked ledger that is to be taken now, and why it waited so far, if it did."""
+    """A marked ledger that is to be taken now, and why it waited so far, if it did.
+
+    ``has_old_note``: there is one, of a mark that is gone.
+    """
 
     queued: QueuedLedger
     note: WaitingNote | None
+    has_old_note: bool = False
 
     @property
     def ledger_id(self) -> int:

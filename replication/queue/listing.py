@@ -1,7 +1,7 @@
 """Reading the whole queue, for people and for proofs: every mark, every lock, complete or an error."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ READS_AT_ONCE = 500
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedLedger:
     """``mark`` is None where the znode cannot be read as one, or ACLs shut it away: it may name any bookie.
+    ``czxid``: when it was made, 0 where that is shut away, too.
 
     ``refusal``: what ZooKeeper says in the latter case, else empty. No worker that ACLs shut out likewise takes it.
     """
@@ -26,6 +27,7 @@ class MarkedLedger:
     ledger_id: int
     mark: Mark | None
     refusal: str = ""
+    czxid: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,11 +110,13 @@ async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLed
 
 async def _read_mark(store: MetadataStore, ur: str, ledger_id: int) -> MarkedLedger | None:
     try:
-        data, _ = await store.get(payloads.mark_path(ur, ledger_id))
-        return MarkedLedger(ledger_id=ledger_id, mark=payloads.parse_mark(data))
+        data, stat = await store.get(payloads.mark_path(ur, ledger_id))
     except NoNodeError:
         return None
-    except CorruptionError:
-        return MarkedLedger(ledger_id=ledger_id, mark=None)
     except UnauthorizedError as error:
         return MarkedLedger(ledger_id=ledger_id, mark=None, refusal=str(error))
+    try:
+        mark = payloads.parse_mark(data)
+    except CorruptionError:
+        mark = None
+    return MarkedLedger(ledger_id=ledger_id, mark=mark, czxid=stat.czxid)

@@ -13,8 +13,9 @@ from collections.abc import Collection, Sequence
 from ledgers.clock import Clock
 from replication.queue.choice import DueLedger, most_endangered_first, others_to_read, own_to_read
 from replication.queue.idle_waits import longest_wait_s
-from replication.queue.queue import Look, Queue
+from replication.queue.queue import Look, Queue, QueuedLedger
 from replication.queue.shares import Shares
+from replication.waiting.notes import WaitingNote
 from replication.waiting.waiting_list import WaitingList
 
 WINDOW_LEDGERS_MAX = 1_000
@@ -75,6 +76,8 @@ class Lookout:
         self.is_queue_empty = False
         look = await self._queue.look(self._rng)
         self.is_queue_empty = look.is_queue_empty
+        if look.marked is not None:
+            self._waiting.forget_others(look.marked.union(busy))
         own, others = await self._due(look, busy)
         if losses_only:
             losses = look.losses.union(look.urgent)
@@ -138,7 +141,13 @@ class Lookout:
         found, notes = await asyncio.gather(
             self._queue.read(ledger_ids), self._waiting.notes_of(ledger_ids)
         )
-        read = [DueLedger(queued=q, note=notes.get(q.ledger_id)) for q in found]
+        read = [_with_note(queued, notes.get(queued.ledger_id)) for queued in found]
         return [
             each for each in read if each.note is None or not self._waiting.must_wait(each.note)
         ]
+
+
+def _with_note(queued: QueuedLedger, note: WaitingNote | None) -> DueLedger:
+    """What was noted of a mark before the ledger's own counts for nothing."""
+    is_old = note is not None and note.is_older_than(queued.czxid)
+    return DueLedger(queued=queued, note=None if is_old else note, has_old_note=is_old)

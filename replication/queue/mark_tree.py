@@ -27,11 +27,13 @@ LEDGERS_ENOUGH = 20_000
 
 
 class SeenMark(Struct, frozen=True, kw_only=True):
-    """A mark as it was read. ``version`` is that of its znode."""
+    """A mark as it was read. ``version`` and ``czxid`` are those of its znode: who adds a bookie to it leaves the
+    latter as it is."""
 
     path: str
     mark: Mark
     version: int
+    czxid: int = 0
 
     @property
     def check(self) -> Check:
@@ -82,6 +84,11 @@ class MarkTree:
         return self._listed
 
     @property
+    def is_listed_whole(self) -> bool:
+        """Whether what the last look found was all."""
+        return self._is_listed_whole
+
+    @property
     def is_empty(self) -> bool:
         """Whether the last look found no ledger, and that was all."""
         return self._is_listed_whole and not self._listed
@@ -109,7 +116,7 @@ class MarkTree:
             mark = payloads.parse_mark(data)
         except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
             mark = Mark()
-        return SeenMark(path=path, mark=mark, version=stat.version)
+        return SeenMark(path=path, mark=mark, version=stat.version, czxid=stat.czxid)
 
     async def holds(self, ledger_id: int) -> bool:
         try:

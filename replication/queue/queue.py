@@ -85,6 +85,11 @@ class QueuedLedger(
         """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
         return min(seen.mark.ctime_ms or 0 for seen in self.marks)
 
+    @property
+    def czxid(self) -> int:
+        """Of its oldest mark: it has been marked without a break since."""
+        return min(seen.czxid for seen in self.marks)
+
 
 class Take(Struct, frozen=True, kw_only=True):
     """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
@@ -112,6 +117,8 @@ class Look:
     """Those of them that seem marked in the shared tree."""
     urgent: tuple[int, ...]
     """The leader's note, without what is locked; may hold ledgers that are marked no more."""
+    marked: frozenset[int] | None = None
+    """All that seem marked, locked or not; None of a long queue, of which nobody lists all."""
     is_queue_empty: bool = False
     """No ledger at all is marked: the next one that is will be told (``Queue.first_marks``)."""
 
@@ -138,14 +145,20 @@ class Queue:
         """List a bounded part of both trees and, unless they are empty, the locks."""
         shared, own = await asyncio.gather(self._shared.look(rng), self._own.look(rng))
         if self._shared.is_empty and self._own.is_empty:
-            return Look(free=frozenset(), losses=frozenset(), urgent=(), is_queue_empty=True)
+            nothing: frozenset[int] = frozenset()
+            return Look(
+                free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
+            )
         locked, urgent = await asyncio.gather(
             locked_ledger_ids(self._store, self._ur), read_urgent(self._store, self._ur)
         )
+        marked = shared | own
+        are_all = self._shared.is_listed_whole and self._own.is_listed_whole
         return Look(
-            free=(shared | own) - locked,
+            free=marked - locked,
             losses=shared - locked,
             urgent=tuple(i for i in urgent if i not in locked),
+            marked=marked if are_all else None,
         )
 
     def may_hold(self, ledger_id: int) -> bool:

@@ -6,7 +6,7 @@ success, another reason or a better world begins anew.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from replication.reasons import Reason
@@ -95,6 +95,11 @@ class Deferrals:
             for ledger_id, deferral in self._deferrals.items()
             if deferral.reason is not reason
         }
+
+    def forget_others(self, ledger_ids: Set[int]) -> None:
+        """All but those of these ledgers."""
+        for ledger_id in self._deferrals.keys() - ledger_ids:
+            del self._deferrals[ledger_id]
 
     def forget(self, ledger_id: int) -> None:
         self._deferrals.pop(ledger_id, None)

@@ -2,14 +2,14 @@
 
 One znode a ledger, ``<ur>/bookmender/waiting/<ledger id>``, written by the worker that put the ledger
 aside and deleted when it is done. All nodes keep to what it says of the next try, so that N nodes do
-not try N times. A note without a mark means nothing: readers skip it, and an idle worker deletes it.
+not try N times. A note without a mark means nothing, nor does one that is older than the mark beside it (Java's
+workers unmark a ledger and know of no notes): readers skip it, and an idle worker, or who takes the ledger, deletes it.
 """
 
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
@@ -17,8 +17,8 @@ from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, c
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
     ledger_id_of_name,
+    parse_record,
     part,
-    read_record,
     text,
     time_ms,
     waiting_path,
@@ -52,6 +52,16 @@ class WaitingNote:
     """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds nobody."""
     world: World | None = None
     """As it was when that try began."""
+    mzxid: int | None = field(default=None, compare=False)
+    """Of the znode that it was read from: its last write."""
+
+    def is_older_than(self, mark_czxid: int) -> bool:
+        """Whether it was written before that mark was made, and so of another.
+
+        By its last write: a note that stands is written anew for the next mark. Of a mark it is the first: the
+        leader adds bookies to one that stands.
+        """
+        return self.mzxid is not None and self.mzxid < mark_czxid
 
     def wait_ms(self, *, now_ms: int, world: World) -> int:
         """How long the ledger is still to be left alone in such a world; 0: not at all."""
@@ -128,8 +138,12 @@ class WaitingNotes:
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
         """None when there is none, or a later release wrote it in a way that we cannot read."""
-        path = waiting_path(self._ur, ledger_id)
-        return await read_record(self._store, path, partial(WaitingNote.from_record, ledger_id))
+        try:
+            data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
+            note = WaitingNote.from_record(ledger_id, parse_record(data))
+        except (NoNodeError, CorruptionError):
+            return None
+        return replace(note, mzxid=stat.mzxid)
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
         """Those of the ledgers' notes that can be read, in order."""

@@ -3,7 +3,7 @@
 import asyncio
 import math
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, replace
 
 import structlog
@@ -107,6 +107,14 @@ class WaitingList:
             return []
         self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         return [self._rng.choice(waiting)]
+
+    def forget_others(self, marked: Set[int]) -> None:
+        """What was in the way of ledgers that are marked no more: should one be again, that is another matter."""
+        self._deferrals.forget_others(marked)
+
+    async def drop_note(self, ledger_id: int) -> None:
+        """One that stands there of a mark that is gone. We hold the ledger, so nobody writes another."""
+        await self._notes.delete(ledger_id)
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""

@@ -66,9 +66,21 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
 async def test_while_anything_that_is_left_may_move_it_is_waited_for(others: Reason | None) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     await order_drain(cluster, B1, B4)
-    await note(cluster, 0, Reason.NO_TARGET)
-    if others is not None:
-        await note(cluster, 1, others)
+
+    async with draining(cluster):
+        await asyncio.sleep(1)
+        await note(cluster, 0, Reason.NO_TARGET)
+        if others is not None:
+            await note(cluster, 1, others)
+        with pytest.raises(TimeoutError):
+            await drained(cluster, B1)
+
+
+@in_virtual_time
+async def test_what_was_noted_of_a_mark_before_says_nothing_of_the_one_that_stands() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await order_drain(cluster, B1)
+    await note(cluster, 0, Reason.NO_COPY)
 
     async with draining(cluster):
         with pytest.raises(TimeoutError):
@@ -79,10 +91,11 @@ async def test_while_anything_that_is_left_may_move_it_is_waited_for(others: Rea
 async def test_what_is_left_of_several_bookies_is_told_ledger_by_ledger() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B3, B4))
     await order_drain(cluster, B1, B2)
-    for ledger_id in (0, 1):
-        await note(cluster, ledger_id, Reason.NO_TARGET)
 
     async with draining(cluster):
+        await asyncio.sleep(1)
+        for ledger_id in (0, 1):
+            await note(cluster, ledger_id, Reason.NO_TARGET)
         drains = await drained(cluster, B1, B2)
 
     assert [text.partition(" waits")[0] for text in drains.stuck] == ["ledger 0", "ledger 1"]
@@ -92,10 +105,11 @@ async def test_what_is_left_of_several_bookies_is_told_ledger_by_ledger() -> Non
 async def test_of_very_many_that_cannot_move_some_are_shown_and_the_rest_counted() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * (SHOWN_MAX + 3))
     await order_drain(cluster, B1)
-    for ledger_id in range(SHOWN_MAX + 3):
-        await note(cluster, ledger_id, Reason.NO_TARGET)
 
     async with draining(cluster):
+        await asyncio.sleep(1)
+        for ledger_id in range(SHOWN_MAX + 3):
+            await note(cluster, ledger_id, Reason.NO_TARGET)
         drains = await drained(cluster, B1)
 
     assert len(drains.to_json()["waiting_for_help"]) == SHOWN_MAX + 3

@@ -146,7 +146,10 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
     async with cluster.node() as node:
         [queued] = await node.queue.read(await look(node.queue))
 
-        assert queued.marks == (SeenMark(path=MARK, mark=Mark(), version=0),)
+        stat = await cluster.store.exists(MARK)
+        assert stat is not None
+        seen = SeenMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid)
+        assert queued.marks == (seen,)
         assert await node.queue.take(queued) is not None
 
 

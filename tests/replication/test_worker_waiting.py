@@ -6,8 +6,11 @@ from itertools import pairwise
 
 import pytest
 
-from replication.outcome import Outcome, waiting
+from replication.cluster.own_state import own_path
+from replication.outcome import DONE, Outcome, waiting
 from replication.planning.open_ledger import WriterSighting
+from replication.queue import payloads
+from replication.queue.payloads import Mark
 from replication.queue.queue import Take
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
@@ -21,7 +24,7 @@ from tests.replication.cluster import (
     with_lost_b2,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, working
+from tests.replication.nodes import LEDGER, UR, working
 from tests.replication.workers import lockers, start_nodes, without_target
 
 PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
@@ -138,6 +141,96 @@ async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
     assert len(times_s) == 2
     assert until_ms <= times_s[1] <= until_ms + 11_000
     await cluster.assert_whole(0)
+
+
+# --- A mark after the one that was waited with ------------------------------------------------------
+
+SLOW = ReplicationSettings(retry_min_s=600, retry_max_s=600, idle_wait_s=0.5)
+
+
+async def unmark(cluster: Cluster) -> None:
+    """As Java's worker does, which knows of no note."""
+    mark = payloads.mark_path(UR, LEDGER)
+    await cluster.store.delete(mark)
+    await cluster.store.delete(mark.rpartition("/")[0])
+
+
+@in_virtual_time
+async def test_what_kept_a_mark_that_is_gone_is_not_held_against_the_next_one() -> None:
+    cluster = await without_target(LEDGER)
+
+    async with cluster.node(settings=SLOW) as node, working(node):
+        await asyncio.sleep(5)
+        before = await node_note(cluster)
+        await unmark(cluster)
+        await asyncio.sleep(5)
+        times_s = times_taken(cluster)
+        await cluster.mark(B2)
+        await asyncio.sleep(5)
+        after = await node_note(cluster)
+
+    assert len(times_s) == 1
+    assert (after.reason, after.tries) == (before.reason, 1)
+    assert after.since_ms > before.since_ms
+
+
+@in_virtual_time
+async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_behind() -> None:
+    cluster = await without_target(LEDGER)
+    async with cluster.node(settings=SLOW) as node, working(node):
+        await asyncio.sleep(5)
+    await unmark(cluster)
+    await cluster.mark(B2)
+    noted = []
+
+    async with cluster.node("node-2", settings=SLOW) as node:
+
+        async def look(take: Take, *_: object, **__: object) -> Outcome:
+            noted.append(await node.notes.read(LEDGER))
+            await node.queue.finish(take)
+            return DONE
+
+        node.repairer.repair = look  # type: ignore[method-assign]
+        async with working(node):
+            assert await until(cluster, lambda: queue_empty(cluster)) < 5
+        assert noted == [None], "whoever asks while it is repaired is not told of the last mark"
+
+
+@pytest.mark.parametrize("is_same_node", [True, False])
+@in_virtual_time
+async def test_a_mark_that_the_leader_adds_a_bookie_to_is_the_same_and_waits_on(
+    is_same_node: bool,
+) -> None:
+    cluster = await without_target(LEDGER)
+    async with AsyncExitStack() as stack:
+        await start_nodes(stack, cluster, 1, SLOW)
+        await asyncio.sleep(5)
+        if not is_same_node:
+            await stack.aclose()
+            await start_nodes(stack, cluster, 1, SLOW)
+        times_s = times_taken(cluster)
+        await cluster.mark(B2, B3)
+        await asyncio.sleep(5)
+
+        assert times_s == []
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark_stands() -> None:
+    cluster = await without_target(LEDGER)
+    async with cluster.node(settings=SLOW) as node, working(node):
+        await asyncio.sleep(5)
+    own = payloads.mark_path(own_path(UR), LEDGER)
+    await cluster.store.create(own, payloads.mark_to_bytes(Mark()), with_parents=True)
+
+    async with cluster.node("node-2", settings=SLOW) as node, working(node):
+        times_s = times_taken(cluster)
+        await asyncio.sleep(5)
+
+    assert times_s == []
+
+
+# --- Whose copies are nowhere ------------------------------------------------------------------------
 
 
 @in_virtual_time
