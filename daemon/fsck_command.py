@@ -27,11 +27,13 @@ from daemon.fsck_options import (
     uri_option,
 )
 from daemon.fsck_running import (
+    Marked,
     Wanted,
     check_spark,
     holding_output,
     look_up_places,
     need_modules,
+    preview,
     publish,
     read_racks,
     run,
@@ -44,6 +46,7 @@ from daemon.visit import log_errors_only
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
+    from auditor.fsck.publishing import Fault, Foreseen
     from auditor.fsck.results.past import PastVerdict
     from auditor.fsck.results.reading import Results
 
@@ -229,36 +232,49 @@ def _left(
     """The report, the marks; and all of it told, for programs and for people."""
     from auditor.fsck.results.reading import Results
     from auditor.fsck.results.report import write_report
-    from daemon.fsck_texts import summary_lines
+    from daemon.fsck_texts import faults_lines, faults_record, summary_lines
 
     results = Results.open(output, summary.run)
     report = write_report(results, read_racks(output))
+    faults = _faults(results)
+    came_of_it: Marked | Foreseen | None = None
     try:
-        marks, mark_lines = _mark(settings, results, is_marking=is_marking)
+        came_of_it = _mark(settings, results, faults, is_marking=is_marking)
     except BookmenderError as error:  # what was found is to be told all the same
-        tell([f"not marked: {error}"])
-        marks, mark_lines = _mark(settings, results, is_marking=False)
-    record = {**summary.to_record(), "output": str(output), "report": str(report), "marks": marks}
-    return record, [*summary_lines(summary), "", *mark_lines, f"report: {report}"]
+        failed = "not marked" if is_marking else "what changed since it was looked at is not known"
+        tell([f"{failed}: {error}"])
+    record = {
+        **summary.to_record(),
+        "output": str(output),
+        "report": str(report),
+        "marks": faults_record(faults, came_of_it),
+    }
+    lines = [*summary_lines(summary), "", *faults_lines(faults, came_of_it), f"report: {report}"]
+    return record, lines
+
+
+def _faults(results: "Results") -> "list[Fault]":
+    from auditor.fsck.publishing import faults_of
+
+    with failing_as_unknown(lambda: NO_RESULTS):
+        return faults_of(results.wrong())
 
 
 def _mark(
-    settings: Settings, results: "Results", *, is_marking: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """What would be marked, or was; for programs and for people."""
-    from auditor.fsck.publishing import faults_of
-    from daemon.fsck_texts import faults_lines, faults_record
+    settings: Settings, results: "Results", faults: "Sequence[Fault]", *, is_marking: bool
+) -> "Marked | Foreseen":
+    """What was marked, or would be now. Where there is nothing to be nobody asks the cluster."""
+    from auditor.fsck.publishing import Foreseen
 
-    with failing_as_unknown(lambda: NO_RESULTS):
-        faults = faults_of(results.wrong())
-    marked = None
-    if is_marking and faults:
-        line = ProgressLine("ledger")
-        try:
-            marked = asyncio.run(publish(settings, results.folder, faults, line.show))
-        finally:
-            line.close()
-    return faults_record(faults, marked), faults_lines(faults, marked)
+    if not faults:
+        return Foreseen()
+    line = ProgressLine("ledger")
+    try:
+        if is_marking:
+            return asyncio.run(publish(settings, results.folder, faults, line.show))
+        return asyncio.run(preview(settings, results.folder, faults, line.show))
+    finally:
+        line.close()
 
 
 @fsck.command("mark")
@@ -273,12 +289,20 @@ def mark_command(
 ) -> None:
     """Mark what a run found missing or bad, so that the daemon mends it. Without --mark: say what would be.
 
-    A ledger whose metadata was written since is left out. What is marked already keeps what it says.
+    A ledger whose metadata was written since, or that is gone, is left out. What is marked already keeps what
+    it says.
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
-    record, lines = _mark(settings, _results(results), is_marking=mark)
-    click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
+    found = _results(results)
+    from daemon.fsck_texts import faults_lines, faults_record
+
+    faults = _faults(found)
+    came_of_it = _mark(settings, found, faults, is_marking=mark)
+    if output_format == "json":
+        click.echo(json.dumps(faults_record(faults, came_of_it), indent=2))
+    else:
+        click.echo("\n".join(faults_lines(faults, came_of_it)))
 
 
 @fsck.command("report")

@@ -20,7 +20,7 @@ import structlog
 
 from auditor.findings import Findings
 from auditor.fsck.levels import FsckOptions
-from auditor.fsck.publishing import Fault, Published, Publisher, Show
+from auditor.fsck.publishing import Fault, Foreseen, Published, Publisher, Show, foresee
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
 from auditor.fsck.results.last import write_last
 from auditor.fsck.results.replacing import replace_file
@@ -221,6 +221,20 @@ class Marked:
 
     published: Published
     has_worker: bool
+
+
+async def preview(
+    settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+) -> Foreseen:
+    """What ``publish`` would do, but for the switch. Raises SettingsError, UnavailableError."""
+    async with visit(settings) as cluster:
+        check_cluster(folder, await which_cluster(cluster))
+        return await preview_here(cluster, faults, show)
+
+
+async def preview_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Foreseen:
+    view = await ViewSource(cluster.registration, SystemClock()).refresh()
+    return await foresee(faults, cluster.manager, view, show)
 
 
 async def publish(settings: Settings, folder: Path, faults: Sequence[Fault], show: Show) -> Marked:

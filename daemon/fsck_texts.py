@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from auditor.fsck.publishing import Fault
+from auditor.fsck.publishing import Fault, Foreseen
 from auditor.fsck.results.advice import advice_for, counts_text, entries_text, headline
 from auditor.fsck.results.changes import Change, Changes, Said
 from auditor.fsck.results.past import PastVerdict
@@ -134,59 +134,83 @@ def summary_lines(summary: Summary) -> list[str]:
     return lines
 
 
-def faults_lines(faults: Sequence[Fault], marked: Marked | None) -> list[str]:
-    """``marked``: None where nothing was."""
+def faults_lines(faults: Sequence[Fault], came_of_it: Marked | Foreseen | None) -> list[str]:
+    """``came_of_it``: marks, or what would be marked now; None where that is not known."""
     if not faults:
         return ["nothing to be marked for the daemon"]
-    if marked is not None:
-        published = marked.published
-        told = f"{counted(published.new, 'ledger')} marked for the daemon"
-        if published.known:
-            told += f", {published.known:,} were marked already"
-        if published.changed:
-            told += (
-                f", {published.changed:,} not, as they changed or went since they were looked at"
-            )
-        return [told, *_own_lines(marked)]
+    if isinstance(came_of_it, Marked):
+        return _marked_lines(came_of_it)
+    if came_of_it is None:
+        return [*_fault_lines(faults), f"{_would(faults)} if nothing has changed; --mark does it"]
+    told = f"{_would(came_of_it.faults)}{_changed(came_of_it.changed)}"
+    return [
+        *_fault_lines(came_of_it.faults),
+        f"{told}; --mark does it" if came_of_it.faults else told,
+        *_own_lines(came_of_it.own),
+    ]
+
+
+def _marked_lines(marked: Marked) -> list[str]:
+    published = marked.published
+    told = f"{counted(published.new, 'ledger')} marked for the daemon"
+    if published.known:
+        told += f", {published.known:,} were marked already"
+    own = _own_lines(published.own, has_worker=marked.has_worker)
+    return [told + _changed(published.changed), *own]
+
+
+def _changed(count: int) -> str:
+    return f", {count:,} not, as they changed or went since they were looked at" if count else ""
+
+
+def _would(faults: Sequence[Fault]) -> str:
+    return f"{counted(len(faults), 'ledger')} would be marked"
+
+
+def _fault_lines(faults: Sequence[Fault]) -> list[str]:
     lines = [
         printable(f"would mark ledger {fault.ledger_id} ({fault.grade.value}): {fault.detail}")
         for fault in faults[:SHOWN_MAX]
     ]
     if len(faults) > SHOWN_MAX:
         lines.append(f"and {len(faults) - SHOWN_MAX:,} more")
-    return [*lines, f"{counted(len(faults), 'ledger')} would be marked; --mark does it"]
+    return lines
 
 
-def _own_lines(marked: Marked) -> list[str]:
-    if not marked.published.own:
+def _own_lines(count: int, *, has_worker: bool = True) -> list[str]:
+    if not count:
         return []
     told = (
-        f"{counted(marked.published.own, 'ledger')} of these in bookmender's own queue: Java's workers would find "
+        f"{counted(count, 'ledger')} of these in bookmender's own queue: Java's workers would find "
         "them whole, and only a bookmender daemon mends them"
     )
-    return [told if marked.has_worker else f"{told}; none is running: {HOW_TO_START}"]
+    return [told if has_worker else f"{told}; none is running: {HOW_TO_START}"]
 
 
-def faults_record(faults: Sequence[Fault], marked: Marked | None) -> dict[str, Any]:
-    if marked is None:
+def faults_record(faults: Sequence[Fault], came_of_it: Marked | Foreseen | None) -> dict[str, Any]:
+    """``changed``, ``own``: null where nobody could look."""
+    if isinstance(came_of_it, Marked):
         return {
-            "would_mark": len(faults),
-            "first_ledgers": [
-                {
-                    "ledger_id": fault.ledger_id,
-                    "verdict": fault.grade.value,
-                    "bookies": list(fault.bookies),
-                    "detail": fault.detail,
-                }
-                for fault in faults[:SHOWN_MAX]
-            ],
+            "marked": came_of_it.published.new,
+            "known": came_of_it.published.known,
+            "changed": came_of_it.published.changed,
+            "own": came_of_it.published.own,
+            "has_worker": came_of_it.has_worker,
         }
+    would_mark = faults if came_of_it is None else came_of_it.faults
     return {
-        "marked": marked.published.new,
-        "known": marked.published.known,
-        "changed": marked.published.changed,
-        "own": marked.published.own,
-        "has_worker": marked.has_worker,
+        "would_mark": len(would_mark),
+        "changed": None if came_of_it is None else came_of_it.changed,
+        "own": None if came_of_it is None else came_of_it.own,
+        "first_ledgers": [
+            {
+                "ledger_id": fault.ledger_id,
+                "verdict": fault.grade.value,
+                "bookies": list(fault.bookies),
+                "detail": fault.detail,
+            }
+            for fault in would_mark[:SHOWN_MAX]
+        ],
     }
 
 

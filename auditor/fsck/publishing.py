@@ -21,7 +21,7 @@ from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.fragments import known_fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId
-from replication.cluster.cluster_view import ViewSource
+from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.planning.entry_runs import EntryRuns
 
 CHECK_NAME = "fsck"
@@ -82,6 +82,15 @@ class Published:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foreseen:
+    """What would be published now. ``faults``: those that would be marked, or are; the others as in ``Published``."""
+
+    faults: tuple[Fault, ...] = ()
+    changed: int = 0
+    own: int = 0
+
+
 def faults_of(verdicts: Iterable[LedgerVerdict]) -> list[Fault]:
     """The most endangered first."""
     found = [fault for verdict in verdicts if (fault := fault_of(verdict)) is not None]
@@ -130,6 +139,36 @@ def _clause(each: Evidence) -> str:
     return f"{each.bookie}: {each.finding.value.replace('_', ' ')}, {entries_text(each)}"
 
 
+async def sight_now(fault: Fault, manager: LedgerManager, view: ClusterView) -> Sight | None:
+    """How the ledger is to be marked; None where it is not there any more as it was judged: then it is not."""
+    try:
+        found = await manager.find(fault.ledger_id)
+    except (CorruptionError, UnauthorizedError):
+        return None
+    judged_by = (fault.metadata_version, fault.mtime_ms)
+    if found is None or (found.stat.version, found.stat.mtime_ms) != judged_by:
+        return None
+    return fault.sight(found, view.available)
+
+
+async def foresee(
+    faults: Sequence[Fault],
+    manager: LedgerManager,
+    view: ClusterView,
+    show: Show = lambda left: None,
+) -> Foreseen:
+    """What a ``Publisher`` would do; writes nothing."""
+    standing: list[Fault] = []
+    own, left = 0, len(faults)
+    for part in _parts(faults, PUBLISHED_AT_ONCE):
+        sights = await asyncio.gather(*(sight_now(fault, manager, view) for fault in part))
+        standing += [fault for fault, sight in zip(part, sights, strict=True) if sight is not None]
+        own += sum(sight is not None and sight.needs_own_mark for sight in sights)
+        left -= len(part)
+        show(left)
+    return Foreseen(faults=tuple(standing), changed=len(faults) - len(standing), own=own)
+
+
 class Publisher:
     """In a session that has joined: ``queues`` and ``findings`` write through its guards. ``views`` were refreshed."""
 
@@ -151,24 +190,12 @@ class Publisher:
         return total
 
     async def _publish_one(self, fault: Fault) -> Published:
-        versioned = await self._judged_by(fault)
-        if versioned is None:
+        sight = await sight_now(fault, self._manager, self._views.current)
+        if sight is None:
             return Published(changed=1)
-        sight = fault.sight(versioned, self._views.current.available)
         await self._findings.write(fault.ledger_id, CHECK_NAME, fault.bookies, fault.detail)
         is_news = await self._queues.mark(fault.ledger_id, sight)
         return Published(new=int(is_news), known=int(not is_news), own=int(sight.needs_own_mark))
-
-    async def _judged_by(self, fault: Fault) -> VersionedMetadata | None:
-        """None where it is not there any more as it was."""
-        try:
-            found = await self._manager.find(fault.ledger_id)
-        except (CorruptionError, UnauthorizedError):
-            return None
-        if found is None:
-            return None
-        judged_by = (fault.metadata_version, fault.mtime_ms)
-        return found if (found.stat.version, found.stat.mtime_ms) == judged_by else None
 
 
 def _parts(faults: Sequence[Fault], size: int) -> Iterator[list[Fault]]:

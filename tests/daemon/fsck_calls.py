@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from auditor.fsck.publishing import Fault, Published, Show
+from auditor.fsck.publishing import Fault, Foreseen, Published, Show
 from auditor.fsck.results.cluster import Cluster
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
@@ -37,6 +37,8 @@ class FakeRuns:
     raises: BaseException | None = None
     wanted: Wanted | None = None
     told: list[Summary] = field(default_factory=list)
+    changed: Sequence[int] = ()
+    """Ledgers whose metadata is not what they were judged by any more."""
     published: list[Fault] = field(default_factory=list)
 
     async def look_up_places(self, settings: Settings) -> Places:
@@ -61,6 +63,12 @@ class FakeRuns:
         published = Published(new=len(faults), known=2, changed=3, own=1)
         return Marked(published=published, has_worker=False)
 
+    async def preview(
+        self, settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+    ) -> Foreseen:
+        standing = tuple(fault for fault in faults if fault.ledger_id not in self.changed)
+        return Foreseen(faults=standing, changed=len(faults) - len(standing), own=1)
+
 
 def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     """Stands in for runs from now on, with no settings from outside."""
@@ -68,7 +76,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
         if name.startswith("BOOKMENDER_"):
             monkeypatch.delenv(name)
     fake = FakeRuns()
-    for name in ("look_up_places", "run", "tell_daemon", "publish"):
+    for name in ("look_up_places", "run", "tell_daemon", "publish", "preview"):
         monkeypatch.setattr(fsck_command, name, getattr(fake, name))
     monkeypatch.setattr(fsck_command, "check_spark", lambda: None)
     return fake

@@ -2,13 +2,14 @@
 
 import errno
 import fcntl
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from auditor.fsck.levels import FsckOptions
-from auditor.fsck.publishing import Fault, Show
+from auditor.fsck.publishing import Fault, Foreseen, Show
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary
@@ -192,3 +193,23 @@ def test_marks_that_cannot_be_made_leave_what_was_found_told(
     assert said.exit_code == 1
     assert "not marked: auto-recovery is switched off" in said.stderr
     assert "would mark ledger 1" in said.stdout
+
+
+def test_a_cluster_that_cannot_be_looked_at_after_the_run_leaves_what_was_found_told(
+    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(
+        settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+    ) -> Foreseen:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(fsck_command, "preview", refuse)
+    runs.verdicts = [LOST]
+
+    said = call_run(tmp_path / "a")
+    record = json.loads(call_run(tmp_path / "b", "--json").stdout)
+
+    assert said.exit_code == 1
+    assert "what changed since it was looked at is not known: no answer" in said.stderr
+    assert "would mark ledger 1" in said.stdout
+    assert (record["marks"]["would_mark"], record["marks"]["changed"]) == (1, None)

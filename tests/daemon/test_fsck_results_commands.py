@@ -47,6 +47,28 @@ def test_marks_are_made_only_when_they_are_asked_for(runs: FakeRuns, tmp_path: P
     assert "only a bookmender daemon mends them; none is running" in said.stdout
 
 
+def test_what_changed_since_is_not_promised_to_be_marked(runs: FakeRuns, tmp_path: Path) -> None:
+    leave_results(tmp_path, [LOST, LOST_TOO])
+    runs.changed = [1]
+
+    said = call("mark", tmp_path, "--metadata-service-uri", URI)
+    record = json.loads(call("mark", tmp_path, "--metadata-service-uri", URI, "--json").stdout)
+
+    assert said.stdout.splitlines() == [
+        f"would mark ledger 7 (lost): {A}: missing, entry 3",
+        "1 ledger would be marked, 1 not, as they changed or went since they were looked at; --mark does it",
+        "1 ledger of these in bookmender's own queue: Java's workers would find them whole, and only a bookmender "
+        "daemon mends them",
+    ]
+    assert {**record, "first_ledgers": []} == {
+        "would_mark": 1,
+        "changed": 1,
+        "own": 1,
+        "first_ledgers": [],
+    }
+    assert [each["ledger_id"] for each in record["first_ledgers"]] == [7]
+
+
 def test_a_run_marks_what_it_found(runs: FakeRuns, tmp_path: Path) -> None:
     runs.verdicts = [LOST]
 

@@ -14,7 +14,7 @@ import pytest
 
 from auditor.findings import read_findings
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.publishing import Fault, Published
+from auditor.fsck.publishing import Fault, Foreseen, Published
 from auditor.fsck.results.cluster import Cluster as Origin
 from auditor.fsck.results.cluster import keep_cluster
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
@@ -28,6 +28,8 @@ from daemon.fsck_running import (
     check_spark,
     find_places,
     job_of,
+    preview,
+    preview_here,
     publish,
     publish_here,
     read_racks,
@@ -230,8 +232,9 @@ def test_what_was_found_of_one_cluster_is_not_marked_in_another(
         fault = await fault_of(cluster)
         settings = settings_of(cluster, monkeypatch)
 
-        with pytest.raises(SettingsError, match=r"theirs.*ours"):
-            await publish(settings, tmp_path, [fault], lambda left: None)
+        for act in (publish, preview):
+            with pytest.raises(SettingsError, match=r"theirs.*ours"):
+                await act(settings, tmp_path, [fault], lambda left: None)
         assert await cluster.marked() == []
 
     mark()
@@ -282,6 +285,18 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
         "own": 1,
         "has_worker": has_worker,
     }
+
+
+@in_virtual_time
+async def test_what_would_be_marked_is_said_by_what_stands_there_now() -> None:
+    cluster = await Cluster.start()
+    fault = await fault_of(cluster)
+    gone = replace(fault, ledger_id=LEDGER + 1)
+
+    seen = await preview_here(visiting(cluster), [gone, fault], lambda left: None)
+
+    assert seen == Foreseen(faults=(fault,), changed=1)
+    assert await live_nodes(cluster.store, UR) == []
 
 
 @in_virtual_time

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from auditor.findings import Findings, read_findings
-from auditor.fsck.publishing import Fault, Published, Publisher, fault_of, faults_of
+from auditor.fsck.publishing import (
+    Fault,
+    Foreseen,
+    Published,
+    Publisher,
+    fault_of,
+    faults_of,
+    foresee,
+)
 from auditor.fsck.results.advice import entries_text
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from auditor.marking import BothQueues
@@ -66,6 +74,11 @@ async def publishing(cluster: Cluster) -> AsyncIterator[Publisher]:
             cluster.manager,
             views,
         )
+
+
+async def foreseen(cluster: Cluster, *faults: Fault) -> Foreseen:
+    view = await ViewSource(Registration(cluster.store, ROOT), cluster.clock).refresh()
+    return await foresee(faults, cluster.manager, view)
 
 
 @pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
@@ -168,6 +181,25 @@ async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
         assert await publisher.publish(faults) == Published(changed=3)
 
     assert await cluster.marked() == []
+    assert await foreseen(cluster, *faults, fault) == Foreseen(faults=(fault,), changed=3)
+
+
+@in_virtual_time
+async def test_what_would_be_marked_is_what_is_then_marked_in_the_same_queue() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger([B1, B2, B3])
+    cluster.bookie(B1).lose(LEDGER, 3)
+    found = await look_twice(cluster)
+    assert found is not None
+    [fault] = faults_of([found])
+
+    before = cluster.tree.snapshot()
+    seen = await foreseen(cluster, fault)
+    assert cluster.tree.snapshot() == before
+
+    assert seen == Foreseen(faults=(fault,), own=1)
+    async with publishing(cluster) as publisher:
+        assert await publisher.publish(seen.faults) == Published(new=1, own=1)
 
 
 @in_virtual_time
