@@ -6,11 +6,12 @@ close it locks the writer out for good. So where it may be alive that takes a pe
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 
 from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
 from daemon.operating.progress import duration_text, printable
+from daemon.operating.tries import try_now
 from daemon.placing import begin_placing
 from daemon.planning import Looking, open_looking
 from daemon.settings import Settings
@@ -18,7 +19,7 @@ from daemon.state import open_journal
 from daemon.visit import Visit, by_hand, visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import RejectedError, UnprovenEndError
+from ledgers.errors import RejectedError, UnavailableError, UnprovenEndError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.last_entries import highest_entry_id
@@ -129,7 +130,7 @@ class LedgerCloser:
         is_forced: bool = False,
         accepts_loss: bool = False,
     ) -> Closing:
-        """Recover and close it; one that is closed already stays as it is.
+        """Recover and close it; one that is closed already stays as it is. Is it marked, the nodes try it at once.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not
         while a hold stands. ``accepts_loss``: see ``OpenLedgers.recover``. Raises CloseRefusedError; UnavailableError when somebody else holds the
@@ -156,6 +157,10 @@ class LedgerCloser:
             except UnprovenEndError as error:
                 hint = close_hint(ledger_id, are_any_silent=error.are_any_silent)
                 raise CloseRefusedError(f"{error}; {hint}") from error
+            with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
+                await try_now(
+                    ledger_id, self._store, self._ur, guards=[session, lock], clock=self._clock
+                )
         return Closing(
             found=before.found,
             last_entry_id=before.last_entry_id,

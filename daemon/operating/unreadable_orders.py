@@ -86,4 +86,9 @@ def _what(path: str) -> str:
                 "the order that pauses the checks cannot be read, and they are paused: "
                 "bookmender check resume takes it back"
             )
+        case "tries", _:
+            return (
+                "the order to try ledgers at once cannot be read, and they wait for their next tries: "
+                "the next such order replaces it, or delete its znode"
+            )
     return "an order cannot be read, and nobody follows it: delete its znode"

@@ -29,6 +29,7 @@ from replication.cluster.orders import (
     LimitsOrder,
     MaintenanceWindow,
     Orders,
+    TriesOrder,
 )
 from replication.cluster.own_state import orders_path
 
@@ -82,6 +83,10 @@ def checks_place(ur: str) -> Place[ChecksOrder]:
     )
 
 
+def tries_place(ur: str) -> Place[TriesOrder]:
+    return Place(path=f"{orders_path(ur)}/tries", parse=TriesOrder.parse)
+
+
 def draining_path(ur: str) -> str:
     return f"{orders_path(ur)}/draining"
 
@@ -120,12 +125,13 @@ class OrderBook:
         S8). A session that has seen none before keeps to its settings, and knows of no drain or window.
         """
         unreadable: list[str] = []
-        draining, maintenance, limits, hold, checks = await asyncio.gather(
+        draining, maintenance, limits, hold, checks, tries = await asyncio.gather(
             self._each(draining_path(self._ur), drain_place, unreadable),
             self._each(maintenance_path(self._ur), maintenance_place, unreadable),
             self._readable(limits_place(self._ur), unreadable),
             self._readable(hold_place(self._ur), unreadable),
             self._readable(checks_place(self._ur), unreadable),
+            self._readable(tries_place(self._ur), unreadable),
         )
         if limits_place(self._ur).path in unreadable:
             limits = self._last.limits
@@ -139,6 +145,7 @@ class OrderBook:
             limits=limits or LimitsOrder(),
             hold=hold,
             paused_checks=checks,
+            tries=tries or TriesOrder(),
             unreadable=tuple(sorted(unreadable)),
         )
         return self._last

@@ -1,7 +1,7 @@
-"""What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds, pauses.
+"""What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds, pauses, tries.
 
 Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``,
-``hold`` and ``checks``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
+``hold``, ``checks`` and ``tries``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
 ``order_book`` reads and writes them, and every session of ours sees them as part of its ``ClusterView``.
 An order that cannot be read (a later release's, a slip of somebody's hand) is reported and never stops a
 node: it is passed over, but for limits, which stay as they were, and for a hold or a pause of the checks,
@@ -15,11 +15,24 @@ from typing import Any, Self
 
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from replication.cluster.own_state import parse_record, switch, text, texts, time_ms, whole
+from replication.cluster.own_state import (
+    ledger_id_of_name,
+    parse_record,
+    part,
+    switch,
+    text,
+    texts,
+    time_ms,
+    whole,
+)
 
 VERSION = 1
 """Of every order's record. Raised when a reader of the release before would misunderstand it; fields
 that it may leave out of account come without."""
+
+TRIES_TOLD_S = 600.0
+"""So long after a try was ordered a node that had lost its connection still learns of it, though others were since."""
+TRIES_TOLD_MAX = 1_000
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "bytes_per_s": (0, 10**12),
@@ -156,6 +169,31 @@ class ChecksOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TriesOrder:
+    """Marked ledgers that are to be tried now, whatever they waited for, and when that was ordered (wall-clock):
+    each counts once, for who has not seen it before."""
+
+    ordered_ms: Mapping[int, int] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return _to_json({"ledgers": {str(i): ms for i, ms in self.ordered_ms.items()}})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        told = part(_record(data), "ledgers")
+        ordered_ms = {ledger_id_of_name(name): time_ms(told, name) for name in told}
+        return cls(ordered_ms={i: ms for i, ms in ordered_ms.items() if i is not None})
+
+    def with_ledger(self, ledger_id: int, *, now_ms: int) -> Self:
+        """That one, too; what was ordered long ago, or before very many others, is forgotten."""
+        told = {i: ms for i, ms in self.ordered_ms.items() if now_ms - ms <= TRIES_TOLD_S * 1000}
+        told.pop(ledger_id, None)  # the latest comes last
+        latest = [*told.items(), (ledger_id, now_ms)][-TRIES_TOLD_MAX:]
+        return replace(self, ordered_ms=dict(latest))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
     """All of them at one moment. In a ``ClusterView`` windows that are over are not among them."""
 
@@ -165,6 +203,7 @@ class Orders:
     hold: HoldOrder | None = None
     """Also one that is released. ``is_held`` says whether it holds."""
     paused_checks: ChecksOrder | None = None
+    tries: TriesOrder = field(default_factory=TriesOrder)
     unreadable: tuple[str, ...] = ()
     """Paths of those that stand there and cannot be read."""
 

@@ -10,6 +10,7 @@ import structlog
 
 from ledgers.clock import Clock
 from replication.cluster.cluster_view import ClusterView, ViewSource
+from replication.cluster.orders import TriesOrder
 from replication.outcome import Outcome
 from replication.queue.queue import Queue, Take
 from replication.reasons import Reason
@@ -74,6 +75,8 @@ class WaitingList:
         """Never, while no ledger waits for the journal."""
         self._seen: tuple[ClusterView, World] | None = None
         """The view that ``world`` was last reckoned from."""
+        self._heeded = TriesOrder()
+        """As it stood at the last look."""
 
     @property
     def world(self) -> World:
@@ -94,10 +97,19 @@ class WaitingList:
         if now_s >= self._prune_due_s:
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
             self._deferrals.prune(now_s=now_s)
+        self._heed_tries()
         due = [i for i in ledger_ids if self._deferrals.is_due(i, now_s=now_s, world=world)]
         if now_s >= self._probe_due_s:
             due += self._probe(set(ledger_ids).difference(due))
         return due
+
+    def _heed_tries(self) -> None:
+        """What somebody ordered to be tried since the last look is due."""
+        tries = self._view.orders.tries
+        if tries is not self._heeded:
+            for ledger_id, _ in tries.ordered_ms.items() - self._heeded.ordered_ms.items():
+                self._deferrals.forget(ledger_id)
+            self._heeded = tries
 
     def _probe(self, ledger_ids: Collection[int]) -> list[int]:
         """One of those that wait for the journal, where there are any."""

@@ -1,4 +1,4 @@
-"""Open ledgers by hand: which are idle, when one may be closed, and that it is closed under its lock."""
+"""Open ledgers by hand: when one may be closed, that it is closed under its lock, and what follows."""
 
 import asyncio
 import random
@@ -8,23 +8,26 @@ import pytest
 
 from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
 from daemon.operating.close_ledger import CloseRefusedError, Closing, LedgerCloser, doubts_about
-from daemon.operating.idle_command import closing_text, exit_code
-from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
+from daemon.operating.idle_command import closing_text
 from ledgers.errors import NoSuchLedgerError, UnavailableError
 from ledgers.metadata import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership
-from replication.cluster.order_book import OrderBook, hold_place
-from replication.cluster.orders import HoldOrder
+from replication.cluster.order_book import OrderBook, hold_place, tries_place
+from replication.cluster.orders import HoldOrder, Orders
+from replication.cluster.own_state import own_path
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
 from replication.queue import payloads
-from tests.daemon.visits import visiting
+from replication.queue.payloads import Mark
+from replication.reasons import Reason
+from replication.settings import ReplicationSettings
+from replication.waiting.notes import WaitingNotes
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info, working
 from tests.replication.repairs import watch_fencing
 
 DAY_S = 86_400
@@ -237,6 +240,70 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
     assert done.closed.metadata.last_entry_id == 8
 
 
+async def unproven_ledger(*, own: bool = False) -> Cluster:
+    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared one."""
+    cluster = await idle_ledger()
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+    mark = payloads.mark_path(own_path(UR) if own else UR, LEDGER)
+    await cluster.store.create(
+        mark, payloads.mark_to_bytes(Mark(replicas=(B1, B2))), with_parents=True
+    )
+    return cluster
+
+
+SLOW = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
+
+
+async def told(cluster: Cluster) -> Reason | None:
+    """Why it waits now."""
+    note = await WaitingNotes(cluster.store, UR).read(LEDGER)
+    return None if note is None else note.reason
+
+
+@pytest.mark.parametrize("own", [False, True])
+@in_virtual_time
+async def test_once_it_is_closed_it_waits_for_nothing_that_was_in_the_way_before(own: bool) -> None:
+    """One node remembers what it put aside, and the other what was noted of it."""
+    cluster = await unproven_ledger(own=own)
+    async with (
+        cluster.node("node-1", settings=SLOW) as one,
+        cluster.node("node-2", settings=SLOW) as two,
+        working(one),
+        working(two),
+    ):
+        await asyncio.sleep(100)
+        assert await told(cluster) is Reason.END_UNPROVEN
+
+        await close(cluster, is_forced=True, accepts_loss=True)
+        assert await told(cluster) is None
+        await asyncio.sleep(3)
+
+        assert await told(cluster) is Reason.NO_COPY, "that of what was lost"
+
+
+@in_virtual_time
+async def test_of_a_ledger_that_is_not_marked_nothing_is_ordered() -> None:
+    cluster = await idle_ledger()
+
+    await close(cluster)
+
+    assert await OrderBook(cluster.store, UR).read() == Orders()
+
+
+@in_virtual_time
+async def test_that_the_tries_cannot_be_ordered_does_not_undo_the_closing() -> None:
+    cluster = await unproven_ledger()
+    shut_out(cluster.store, payloads.mark_path(UR, LEDGER), tries_place(UR).path)
+
+    done = await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert done.closed is not None
+    assert await cluster.locked() == []
+
+
 @pytest.mark.parametrize(
     ("has_doubts", "is_forced", "next_step"),
     [
@@ -276,70 +343,3 @@ async def test_a_look_changes_nothing() -> None:
     assert (found.last_entry_id, found.doubts, found.closed) == (9, (), None)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
-
-
-# --- Which are idle ----------------------------------------------------------------------------------
-
-IDLE = IdleLedger(
-    ledger_id=1, state=LedgerState.OPEN, idle_s=DAY_S, last_entry_id=9, bookies=(B1, B2)
-)
-
-
-@in_virtual_time
-async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idle_first() -> None:
-    cluster = await Cluster.start()
-    for ledger_id in range(4):
-        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
-    await cluster.write_ledger((B1, B2), ledger_id=4)
-    seen_ms = cluster.clock.wall_ms()
-    ages_s = {3: 3, 0: 2, 1: 2, 4: 2, 5: 2, 2: 0}
-    await remember(
-        cluster,
-        {
-            ledger_id: Sighting(last_entry_id=9, since_ms=seen_ms + 1000 * (3 - age_s))
-            for ledger_id, age_s in ages_s.items()
-        },
-    )
-    await asyncio.sleep(3)
-    versioned = await cluster.manager.read(1)
-    await cluster.manager.write(1, versioned.metadata, read_as=versioned)
-
-    found = await find_idle(visiting(cluster), after_s=1, clock=cluster.clock)
-
-    assert [each.ledger_id for each in found.ledgers] == [3, 0]
-    assert found.checked_ms is None
-    assert found.ledgers[0].idle_s == 3
-    assert found.ledgers[0].bookies == (B1, B2)
-
-
-@in_virtual_time
-async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None:
-    cluster = await Cluster.start()
-    for ledger_id in range(3):
-        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
-    seen = Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())
-    await remember(cluster, dict.fromkeys(range(3), seen))
-    await cluster.store.set(cluster.manager.path(0), b"", version=-1)
-    await asyncio.sleep(3)
-
-    visit = visiting(cluster)
-    shut_out(visit.store, cluster.manager.path(1))
-
-    found = await find_idle(visit, after_s=1, clock=cluster.clock)
-
-    assert [each.ledger_id for each in found.ledgers] == [2]
-
-
-@pytest.mark.parametrize(
-    ("ledgers", "checked_ms", "code"),
-    [
-        pytest.param((), 5_000, 0, id="none"),
-        pytest.param((IDLE,), 5_000, 1, id="one"),
-        pytest.param((), None, 3, id="no check has looked yet"),
-        pytest.param((IDLE,), None, 1, id="the first check is still looking"),
-    ],
-)
-def test_that_nobody_has_looked_for_idle_ledgers_is_not_that_there_are_none(
-    ledgers: tuple[IdleLedger, ...], checked_ms: int | None, code: int
-) -> None:
-    assert exit_code(IdleLedgers(ledgers=ledgers, checked_ms=checked_ms)) == code

@@ -24,6 +24,7 @@ from replication.cluster.order_book import (
     limits_place,
     maintenance_path,
     maintenance_place,
+    tries_place,
 )
 from replication.cluster.orders import DrainOrder, HoldOrder
 from tests.daemon.in_memory import run_in_memory
@@ -34,7 +35,8 @@ from tests.replication.nodes import UR
 
 DRAIN, WINDOW = drain_place(UR, B1).path, maintenance_place(UR, B2).path
 LIMITS, HOLD, CHECKS = limits_place(UR).path, hold_place(UR).path, checks_place(UR).path
-ALL = (DRAIN, WINDOW, LIMITS, HOLD, CHECKS)
+TRIES = tries_place(UR).path
+ALL = (DRAIN, WINDOW, LIMITS, HOLD, CHECKS, TRIES)
 
 
 async def break_all(cluster: Cluster) -> None:

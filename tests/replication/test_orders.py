@@ -18,12 +18,15 @@ from replication.cluster.order_book import (
     maintenance_place,
 )
 from replication.cluster.orders import (
+    TRIES_TOLD_MAX,
+    TRIES_TOLD_S,
     ChecksOrder,
     DrainOrder,
     HoldOrder,
     LimitsOrder,
     MaintenanceWindow,
     Orders,
+    TriesOrder,
 )
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
@@ -51,12 +54,23 @@ HELD = HoldOrder(since_ms=1_000, until_ms=5_000, bookies=(B1, B2), reason="2 of 
         pytest.param(HELD, id="a hold with an end"),
         pytest.param(HoldOrder(since_ms=5, is_by_operator=True), id="an operator's, without one"),
         pytest.param(ChecksOrder(since_ms=5), id="a pause of the checks"),
+        pytest.param(TriesOrder(ordered_ms={17: 5, 3: 6}), id="two ledgers to be tried"),
     ],
 )
 def test_an_order_reads_back_as_it_was_written(
-    order: DrainOrder | MaintenanceWindow | LimitsOrder | HoldOrder | ChecksOrder,
+    order: DrainOrder | MaintenanceWindow | LimitsOrder | HoldOrder | ChecksOrder | TriesOrder,
 ) -> None:
     assert type(order).parse(order.to_json()) == order
+
+
+def test_tries_that_were_ordered_long_ago_are_forgotten_and_of_very_many_the_oldest() -> None:
+    long_ago = TriesOrder(ordered_ms={1: 0, 2: 5})
+    now_ms = int(TRIES_TOLD_S * 1000) + 3
+
+    assert long_ago.with_ledger(3, now_ms=now_ms).ordered_ms == {2: 5, 3: now_ms}
+    assert long_ago.with_ledger(1, now_ms=9).ordered_ms == {2: 5, 1: 9}
+    many = TriesOrder(ordered_ms=dict.fromkeys(range(TRIES_TOLD_MAX), 5))
+    assert many.with_ledger(-1, now_ms=9).ordered_ms.keys() == {-1, *range(1, TRIES_TOLD_MAX)}
 
 
 def test_a_hold_that_is_over_is_as_good_as_released() -> None:
@@ -103,6 +117,7 @@ def test_fields_of_a_later_release_are_passed_over() -> None:
             id="a reason that is no text",
         ),
         pytest.param(LimitsOrder, b'{"version": 1, "bytes_per_s": -1}', id="less than nothing"),
+        pytest.param(TriesOrder, b'{"version": 1, "ledgers": [17]}', id="tries of no time"),
         pytest.param(
             LimitsOrder,
             b'{"version": 1, "reads_in_flight_per_bookie": 501}',
@@ -116,7 +131,8 @@ def test_fields_of_a_later_release_are_passed_over() -> None:
     ],
 )
 def test_what_is_no_order_of_this_release_is_refused(
-    kind: type[DrainOrder] | type[MaintenanceWindow] | type[LimitsOrder], data: bytes
+    kind: type[DrainOrder] | type[MaintenanceWindow] | type[LimitsOrder] | type[TriesOrder],
+    data: bytes,
 ) -> None:
     with pytest.raises(CorruptionError):
         kind.parse(data)

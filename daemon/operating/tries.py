@@ -1,0 +1,48 @@
+"""Having a marked ledger tried at once, when its world has changed in a way that no node sees by itself.
+
+What it waits for stands in its note, and in what each node remembers of it. So the note goes, and an order that all
+nodes follow tells them to forget it.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ledgers.clock import Clock
+from ledgers.errors import ConflictError, NoNodeError
+from ledgers.store import Check, Delete, MetadataStore, MultiFailed
+from replication.cluster.order_book import OrderBook, tries_place
+from replication.cluster.orders import TriesOrder
+from replication.cluster.own_state import own_path, waiting_path
+from replication.queue.listing import read_marks
+
+GIVES_MAX = 10
+"""Others may order tries at the same moment; who loses so often leaves the ledger to its next try."""
+
+
+async def try_now(
+    ledger_id: int, store: MetadataStore, ur: str, *, guards: Sequence[Check], clock: Clock
+) -> None:
+    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule S3)."""
+    if not await _is_marked(ledger_id, store, ur):
+        return
+    try:
+        await store.multi([*guards, Delete(path=waiting_path(ur, ledger_id))])
+    except MultiFailed as failure:
+        if failure.index < len(guards) or not isinstance(failure.cause, NoNodeError):
+            raise failure.cause from failure
+    await _order(ledger_id, store, ur, clock)
+
+
+async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
+    return any([await read_marks(store, queue, [ledger_id]) for queue in (ur, own_path(ur))])
+
+
+async def _order(ledger_id: int, store: MetadataStore, ur: str, clock: Clock) -> None:
+    book, place = OrderBook(store, ur), tries_place(ur)
+    for _ in range(GIVES_MAX):
+        standing = await book.standing(place)
+        before = TriesOrder() if standing is None or standing.order is None else standing.order
+        order = before.with_ledger(ledger_id, now_ms=clock.wall_ms())
+        with suppress(ConflictError):
+            await book.give(place, order, over=standing)
+            return

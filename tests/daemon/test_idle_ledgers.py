@@ -1,0 +1,78 @@
+"""Which open ledgers nobody seems to write any more, by what the check saw, and how that is told."""
+
+import asyncio
+
+import pytest
+
+from auditor.checks.idle_sightings import Sighting
+from daemon.operating.idle_command import exit_code
+from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
+from ledgers.metadata import LedgerState
+from tests.daemon.test_close_ledger import DAY_S, remember
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2
+
+IDLE = IdleLedger(
+    ledger_id=1, state=LedgerState.OPEN, idle_s=DAY_S, last_entry_id=9, bookies=(B1, B2)
+)
+
+
+@in_virtual_time
+async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idle_first() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(4):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
+    await cluster.write_ledger((B1, B2), ledger_id=4)
+    seen_ms = cluster.clock.wall_ms()
+    ages_s = {3: 3, 0: 2, 1: 2, 4: 2, 5: 2, 2: 0}
+    await remember(
+        cluster,
+        {
+            ledger_id: Sighting(last_entry_id=9, since_ms=seen_ms + 1000 * (3 - age_s))
+            for ledger_id, age_s in ages_s.items()
+        },
+    )
+    await asyncio.sleep(3)
+    versioned = await cluster.manager.read(1)
+    await cluster.manager.write(1, versioned.metadata, read_as=versioned)
+
+    found = await find_idle(visiting(cluster), after_s=1, clock=cluster.clock)
+
+    assert [each.ledger_id for each in found.ledgers] == [3, 0]
+    assert found.checked_ms is None
+    assert found.ledgers[0].idle_s == 3
+    assert found.ledgers[0].bookies == (B1, B2)
+
+
+@in_virtual_time
+async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(3):
+        await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
+    seen = Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())
+    await remember(cluster, dict.fromkeys(range(3), seen))
+    await cluster.store.set(cluster.manager.path(0), b"", version=-1)
+    await asyncio.sleep(3)
+
+    visit = visiting(cluster)
+    shut_out(visit.store, cluster.manager.path(1))
+
+    found = await find_idle(visit, after_s=1, clock=cluster.clock)
+
+    assert [each.ledger_id for each in found.ledgers] == [2]
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "checked_ms", "code"),
+    [
+        pytest.param((), 5_000, 0, id="none"),
+        pytest.param((IDLE,), 5_000, 1, id="one"),
+        pytest.param((), None, 3, id="no check has looked yet"),
+        pytest.param((IDLE,), None, 1, id="the first check is still looking"),
+    ],
+)
+def test_that_nobody_has_looked_for_idle_ledgers_is_not_that_there_are_none(
+    ledgers: tuple[IdleLedger, ...], checked_ms: int | None, code: int
+) -> None:
+    assert exit_code(IdleLedgers(ledgers=ledgers, checked_ms=checked_ms)) == code
