@@ -271,7 +271,9 @@ def _mark(
     line = ProgressLine("ledger")
     try:
         if is_marking:
-            return asyncio.run(publish(settings, results.folder, faults, line.show))
+            return asyncio.run(
+                publish(settings, results.folder, results.summary.run, faults, line.show)
+            )
         return asyncio.run(preview(settings, results.folder, faults, line.show))
     finally:
         line.close()

@@ -22,7 +22,7 @@ from auditor.findings import Findings
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.publishing import Fault, Foreseen, Published, Publisher, Show, foresee
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster
-from auditor.fsck.results.last import write_last
+from auditor.fsck.results.last import note_marked, write_last
 from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, OnProgress
@@ -222,6 +222,11 @@ class Marked:
     published: Published
     has_worker: bool
 
+    @property
+    def count(self) -> int:
+        """Ledgers whose marks stood then, made just now or before."""
+        return self.published.new + self.published.known
+
 
 async def preview(
     settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
@@ -237,12 +242,19 @@ async def preview_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> F
     return await foresee(faults, cluster.manager, view, show)
 
 
-async def publish(settings: Settings, folder: Path, faults: Sequence[Fault], show: Show) -> Marked:
-    """What stands in the results in ``folder``. Raises SettingsError where they are another cluster's,
+async def publish(
+    settings: Settings, folder: Path, run: str, faults: Sequence[Fault], show: Show
+) -> Marked:
+    """What stands in the results in ``folder``, of ``run``, for which it is noted. Raises SettingsError where they are another cluster's,
     RejectedError while auto-recovery is switched off, SessionLostError, UnavailableError."""
     async with visit(settings) as cluster:
         check_cluster(folder, await which_cluster(cluster))
-        return await publish_here(cluster, faults, show)
+        marked = await publish_here(cluster, faults, show)
+        try:
+            await note_marked(cluster.store, cluster.ur, run, marked.count)
+        except BookmenderError as error:  # the marks stand
+            log.error("fsck_marks.not_noted", error=str(error))
+        return marked
 
 
 async def publish_here(cluster: Visit, faults: Sequence[Fault], show: Show) -> Marked:

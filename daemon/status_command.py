@@ -74,9 +74,9 @@ status.help = "\n".join(
         "pending_losses (lost_ms: when each will be lost), away_named_by (how many ledgers name each bookie that",
         "is away; told every few seconds; is_complete: every ledger was counted), running_checks (ledgers_left,",
         "remaining_s, counts);",
-        "hold, last_audit, last_fsck (the summary of its last run), closer_fsck (of an earlier one that looked",
-        "more closely and found something wrong, if none as close came after), ordered_bookies, unproven_ends,",
-        "waiting.",
+        "hold, last_audit, last_fsck (the summary of its last run; marked: ledgers marked since, if any were),",
+        "closer_fsck (of an earlier one that looked more closely and found something wrong, if none as close came",
+        "after), ordered_bookies, unproven_ends, waiting.",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does, or bookmender fsck, whose last run changes no verdict: the line tells what it found. Exits 0 when whole, or short of copies only while operators have bookies",
@@ -222,6 +222,8 @@ def _fsck(summary: Summary, *, now_ms: int) -> str:
     left = f"; {summary.left:,} left for lack of time" if summary.left else ""
     if summary.left_wrong:
         left += f", {summary.left_wrong:,} of them wrong before"
+    if summary.marked:
+        left += f"; {summary.marked:,} marked for the daemon"
     return f"{age} ago, level {summary.level.value}{blind}: {counts_text(summary.counts)}{left}"
 
 

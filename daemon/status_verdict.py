@@ -87,10 +87,21 @@ def _doubts(run: str, summary: Summary | None) -> str:
     unknown_count = summary.counts.verdicts.get(Grade.UNKNOWN.value, 0)
     texts = []
     if summary.wrong:
-        texts.append(f"{run} found {counted(summary.wrong, 'ledger')} wrong")
+        texts.append(f"{run} found {counted(summary.wrong, 'ledger')} wrong, {_marked(summary)}")
     if unknown_count:
         texts.append(
             f"{run} could not tell of {counted(unknown_count, 'ledger')}: "
             "see that every bookie answers, and run it again"
         )
     return "; ".join(texts)
+
+
+def _marked(summary: Summary) -> str:
+    """What became of those that it found wrong, where none is marked now: whether they are mended no mark tells."""
+    marked = summary.marked or 0
+    unmarked = summary.wrong - marked
+    rest = "bookmender fsck mark DIR says which can be mended"
+    if not marked:
+        return f"none of them marked since: {rest}"
+    told = f"{marked:,} of them marked since, none any more: another fsck run tells whether they are mended"
+    return f"{told}; {unmarked:,} never: {rest}" if unmarked > 0 else told

@@ -57,7 +57,7 @@ class FakeRuns:
         self.told.append(summary)
 
     async def publish(
-        self, settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+        self, settings: Settings, folder: Path, run: str, faults: Sequence[Fault], show: Show
     ) -> Marked:
         self.published += faults
         published = Published(new=len(faults), known=2, changed=3, own=1)

@@ -181,7 +181,7 @@ def test_marks_that_cannot_be_made_leave_what_was_found_told(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(
-        settings: Settings, folder: Path, faults: Sequence[Fault], show: Show
+        settings: Settings, folder: Path, run: str, faults: Sequence[Fault], show: Show
     ) -> Marked:
         raise RejectedError("auto-recovery is switched off")
 

@@ -17,7 +17,9 @@ from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.publishing import Fault, Foreseen, Published
 from auditor.fsck.results.cluster import Cluster as Origin
 from auditor.fsck.results.cluster import keep_cluster
+from auditor.fsck.results.last import read_last, write_last
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.running import FsckProgress
 from auditor.fsck.verdicts import Grade
 from auditor.java_sight import Damage
@@ -232,10 +234,31 @@ def test_what_was_found_of_one_cluster_is_not_marked_in_another(
         fault = await fault_of(cluster)
         settings = settings_of(cluster, monkeypatch)
 
-        for act in (publish, preview):
-            with pytest.raises(SettingsError, match=r"theirs.*ours"):
-                await act(settings, tmp_path, [fault], lambda left: None)
+        with pytest.raises(SettingsError, match=r"theirs.*ours"):
+            await publish(settings, tmp_path, "r", [fault], lambda left: None)
+        with pytest.raises(SettingsError, match=r"theirs.*ours"):
+            await preview(settings, tmp_path, [fault], lambda left: None)
         assert await cluster.marked() == []
+
+    mark()
+
+
+def test_that_it_was_marked_is_noted_beside_what_the_run_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @in_virtual_time
+    async def mark() -> None:
+        cluster = await Cluster.start()
+        fault = await fault_of(cluster)
+        settings = settings_of(cluster, monkeypatch)
+        summary = Summary(run="r", level=Level.ENDS, started_ms=0, finished_ms=1, counts=Counts())
+        await write_last(cluster.store, UR, summary)
+
+        await preview(settings, tmp_path, [fault], lambda left: None)
+        assert await read_last(cluster.store, UR) == summary
+        for _ in range(2):
+            await publish(settings, tmp_path, "r", [fault], lambda left: None)
+            assert await read_last(cluster.store, UR) == replace(summary, marked=1)
 
     mark()
 

@@ -78,11 +78,14 @@ def test_of_maintenance_it_is_said_what_is_short_of_copies(
     assert told.endswith(f" for another 1 min at most: {text})")
 
 
-def fsck(*, wrong: int = 0, unknown: int = 0) -> Summary:
+def fsck(*, wrong: int = 0, unknown: int = 0, marked: int | None = None) -> Summary:
     counts = Counts(ledgers=9, wrong=wrong, verdicts={"unknown": unknown, "lost": wrong})
-    return Summary(run="r", level=Level.FULL, started_ms=0, finished_ms=0, counts=counts)
+    return Summary(
+        run="r", level=Level.FULL, started_ms=0, finished_ms=0, counts=counts, marked=marked
+    )
 
 
+UNMARKED = "bookmender fsck mark DIR says which can be mended"
 UNKNOWN = "could not tell of 3 ledgers: see that every bookie answers, and run it again"
 
 
@@ -92,11 +95,25 @@ UNKNOWN = "could not tell of 3 ledgers: see that every bookie answers, and run i
         pytest.param({"fsck": fsck()}, "whole", id="it found nothing"),
         pytest.param({"fsck": fsck(unknown=3)}, f"whole (the last fsck {UNKNOWN})", id="unknown"),
         pytest.param(
-            {"fsck": fsck(wrong=1)}, "whole (the last fsck found 1 ledger wrong)", id="wrong"
+            {"fsck": fsck(wrong=4)},
+            f"whole (the last fsck found 4 ledgers wrong, none of them marked since: {UNMARKED})",
+            id="wrong, and nobody saw to it",
+        ),
+        pytest.param(
+            {"fsck": fsck(wrong=4, marked=4)},
+            "whole (the last fsck found 4 ledgers wrong, 4 of them marked since, none any more: another "
+            "fsck run tells whether they are mended)",
+            id="all of it was marked",
+        ),
+        pytest.param(
+            {"fsck": fsck(wrong=4, marked=3)},
+            "whole (the last fsck found 4 ledgers wrong, 3 of them marked since, none any more: another "
+            f"fsck run tells whether they are mended; 1 never: {UNMARKED})",
+            id="some of it was",
         ),
         pytest.param(
             {"fsck": fsck(), "fsck_closer": fsck(wrong=2, unknown=3)},
-            f"whole (a closer fsck found 2 ledgers wrong; a closer fsck {UNKNOWN})",
+            f"whole (a closer fsck found 2 ledgers wrong, none of them marked since: {UNMARKED}; a closer fsck {UNKNOWN})",
             id="an earlier one that looked more closely",
         ),
         pytest.param({"fsck": fsck(wrong=1), "lost": (B1,)}, "bookies-lost", id="not well anyway"),

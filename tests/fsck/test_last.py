@@ -12,6 +12,7 @@ from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.last import (
     last_path,
     meter_last,
+    note_marked,
     read_closer,
     read_last,
     write_last,
@@ -113,6 +114,49 @@ async def test_a_run_that_looked_less_closely_hides_nothing_that_was_wrong() -> 
         await write_last(cluster.store, UR, each)
         assert await read_last(cluster.store, UR) == each
         assert await read_closer(cluster.store, UR) == closer
+
+
+@in_virtual_time
+async def test_how_many_were_marked_stands_beside_what_their_run_found_and_the_most_counts() -> (
+    None
+):
+    cluster = await Cluster.start()
+    store = cluster.store
+    await write_last(store, UR, summary(LOST, SUSPECT))
+    assert "marked" not in summary(LOST).to_record(), "a run itself knows of no marks"
+
+    for run, count, expected in (("other", 5, None), ("r", 2, 2), ("r", 1, 2)):
+        await note_marked(store, UR, run, count)
+        found = await read_last(store, UR)
+        assert found is not None
+        assert found.marked == expected
+    told = render(await gather_status(visiting(cluster)), now_ms=62_000)
+    assert "1 whole, 1 lost; of these also 1 suspect; 2 marked for the daemon" in told
+
+    await write_last(store, UR, replace(summary(whole(1), level=Level.ENDS), run="later"))
+    await note_marked(store, UR, "r", 3)
+    closer = await read_closer(store, UR)
+    assert closer is not None
+    assert closer.marked == 3
+    assert await read_last(store, UR) == replace(summary(whole(1), level=Level.ENDS), run="later")
+
+
+@in_virtual_time
+async def test_a_run_that_ends_meanwhile_is_not_undone_by_a_note_on_the_one_before() -> None:
+    cluster = await Cluster.start()
+    await write_last(cluster.store, UR, summary(LOST))
+    later, read = replace(summary(whole(1)), run="later"), cluster.store.get
+
+    async def get(path: str) -> tuple[bytes, Stat]:
+        found = await read(path)
+        cluster.store.get = read  # type: ignore[method-assign]
+        await write_last(cluster.store, UR, later)
+        return found
+
+    cluster.store.get = get  # type: ignore[method-assign]
+    await note_marked(cluster.store, UR, "r", 1)
+
+    assert await read_last(cluster.store, UR) == later
 
 
 @in_virtual_time

@@ -1,18 +1,21 @@
 """What the last run of all found: ``<ur>/bookmender/fsck/last``, its summary, for the daemon's status and metrics.
 
 Beside it, in ``closer``, that of an earlier one that looked more closely and found something wrong: until a run as
-close comes, nobody knows that it was mended.
+close comes, nobody knows that it was mended. Each says, too, how many ledgers were marked since, if any were.
 """
 
 import json
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 
 import structlog
 from prometheus_client import Gauge
 
 from auditor.fsck.results.summary import Summary
 from ledgers.errors import (
+    ConflictError,
+    CorruptionError,
     NodeExistsError,
     NoNodeError,
     SessionLostError,
@@ -20,7 +23,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.store import ANY_VERSION, MetadataStore
-from replication.cluster.own_state import own_path, read_record
+from replication.cluster.own_state import own_path, parse_record, read_record
 
 log = structlog.get_logger()
 LEDGERS = Gauge(
@@ -68,12 +71,29 @@ def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
     return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
 
 
+async def note_marked(store: MetadataStore, ur: str, run: str, count: int) -> None:
+    """So many ledgers that ``run`` found wrong are marked now; of a run that is told of no more nobody asks."""
+    for path in (last_path(ur), closer_path(ur)):
+        with suppress(
+            NoNodeError, CorruptionError, ConflictError
+        ):  # or another run has ended since
+            data, stat = await store.get(path)
+            found = Summary.from_record(parse_record(data))
+            if found.run == run:
+                noted = replace(found, marked=max(count, found.marked or 0))
+                await store.set(path, _to_bytes(noted), version=stat.version)
+
+
 async def _write(store: MetadataStore, path: str, summary: Summary) -> None:
-    data = json.dumps(summary.to_record()).encode()
+    data = _to_bytes(summary)
     try:
         await store.create(path, data, with_parents=True)
     except NodeExistsError:
         await store.set(path, data, version=ANY_VERSION)
+
+
+def _to_bytes(summary: Summary) -> bytes:
+    return json.dumps(summary.to_record()).encode()
 
 
 async def read_last(store: MetadataStore, ur: str) -> Summary | None:

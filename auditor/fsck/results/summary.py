@@ -71,6 +71,9 @@ class Summary:
     """Of these, wrong when they were looked at last."""
     gone: int = 0
     """Ledgers that were listed, and deleted before they were looked at."""
+    marked: int | None = None
+    """Ledgers that were marked for the daemon afterwards: the most at once; None: as far as is known, none were.
+    The run itself does not know: it is told of in ZooKeeper alone."""
 
     @property
     def is_complete(self) -> bool:
@@ -106,6 +109,7 @@ class Summary:
             "left": self.left,
             "left_wrong": self.left_wrong,
             "gone": self.gone,
+            **({} if self.marked is None else {"marked": self.marked}),
         }
 
     @classmethod
@@ -137,6 +141,7 @@ class Summary:
             left=whole(record, "left"),
             left_wrong=whole(record, "left_wrong") if "left_wrong" in record else 0,
             gone=whole(record, "gone"),
+            marked=whole(record, "marked") if "marked" in record else None,
         )
 
 
