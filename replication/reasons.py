@@ -91,10 +91,22 @@ def gravest(blocked: Sequence[Blocked]) -> Blocked:
     )
 
 
-def close_hint(ledger_id: int, *, are_any_silent: bool) -> str:
-    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its bookies."""
-    first = "start its other bookies, or, if they will never have more to say, "
+def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:
+    """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its bookies.
+
+    ``wanted``: those that are, where they are so many that nothing is proven of any end, and so it is not closed
+    whatever is accepted (rule S5).
+    """
+    if wanted:
+        first = (
+            f"first start {'enough of ' if len(wanted) > 1 else ''}{', '.join(wanted)} (empty, if what they had is "
+            "gone): nothing closes it before; if its end cannot be proven then either, "
+        )
+    elif are_any_silent:
+        first = "start its other bookies, or, if they will never have more to say, "
+    else:
+        first = ""
     return (
-        f"{first if are_any_silent else ''}bookmender ledger close {ledger_id} --accept-loss closes it "
+        f"{first}bookmender ledger close {ledger_id} --accept-loss closes it "
         "after the last entry that is there"
     )

@@ -41,7 +41,7 @@ from replication.planning.plan import Plan, plan_repair
 from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.queue.queue import Queue, Take
-from replication.reasons import Blocked, Reason, close_hint, gravest
+from replication.reasons import Blocked, Reason, gravest
 from replication.slots import Slots
 from replication.waiting.whereabouts import whereabouts
 
@@ -273,7 +273,7 @@ class Repairer:
         except NoSuchLedgerError:
             return None
         except UnprovenEndError as error:
-            hint = close_hint(versioned.ledger_id, are_any_silent=error.are_any_silent)
+            hint = await self._open_ledgers.way_out(versioned, error)
             detail = f"{error}{_distrust(versioned, view)}; {hint}"
             return waiting(Blocked(reason=Reason.END_UNPROVEN, detail=detail))
         except BookmenderError as error:

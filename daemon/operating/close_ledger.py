@@ -30,7 +30,6 @@ from replication.cluster.orders import Orders
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
 from replication.queue.lock_by_hand import locked
-from replication.reasons import close_hint
 
 
 class CloseRefusedError(RejectedError):
@@ -155,7 +154,7 @@ class LedgerCloser:
                     guards=[session, lock],
                 )
             except UnprovenEndError as error:
-                hint = close_hint(ledger_id, are_any_silent=error.are_any_silent)
+                hint = await self._open_ledgers.way_out(before.found, error)
                 raise CloseRefusedError(f"{error}; {hint}") from error
             with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
                 await try_now(

@@ -121,7 +121,8 @@ def close(
 
     Where too many of its bookies were wiped, or are silent, its end cannot be proven, and it is left as it is (exit 1).
     If they will never have more to say, --accept-loss closes it after the last entry that is there: what only
-    they had is lost in any case.
+    they had is lost in any case. Where so many are silent that nothing is proven of any end, it does not close it
+    either: enough of them must be started first, and it is said which.
 
     The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
     its settings.

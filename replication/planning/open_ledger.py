@@ -12,6 +12,7 @@ has come meanwhile: it was on its way. While a safety hold stands nothing is
 fenced at all.
 """
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ import structlog
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
+from ledgers.errors import UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.operations.ensembles import BookiePool
@@ -33,7 +35,7 @@ from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
 from replication.planning.survey import OpenEnd
 from replication.planning.targets import Receivers
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Reason, close_hint
 
 log = structlog.get_logger()
 
@@ -233,6 +235,23 @@ class OpenLedgers:
             last_entry_id=closed.metadata.last_entry_id,
         )
         return closed
+
+    async def way_out(self, versioned: VersionedMetadata, error: UnprovenEndError) -> str:
+        """What an operator can do where ``recover`` failed so: a hint."""
+        wanted = await self._silent(versioned) if error.are_any_silent else frozenset()
+        if _do_cover(set(versioned.metadata.last_segment.ensemble) - wanted, versioned.metadata):
+            wanted = frozenset()
+        return close_hint(
+            versioned.ledger_id, are_any_silent=error.are_any_silent, wanted=sorted(wanted)
+        )
+
+    async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
+        """Members of the last ensemble that say neither what they have nor that they have nothing."""
+        members = versioned.metadata.last_segment.ensemble
+        told = await asyncio.gather(
+            *(last_entry_id(self._bookies, bookie, versioned.ledger_id) for bookie in members)
+        )
+        return frozenset(b for b, last in zip(members, told, strict=True) if last is None)
 
     async def _writable(self) -> list[Candidate]:
         return self._receivers.candidates(self._views.current)

@@ -240,6 +240,33 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
     assert done.closed.metadata.last_entry_id == 8
 
 
+@in_virtual_time
+async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_started_first() -> (
+    None
+):
+    """Entries were acknowledged by two of three: so two of them have to answer, be it that they have nothing."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
+    for bookie in (B1, B2, B3):
+        await cluster.kill(bookie)
+    await cluster.wipe(B1)
+    await cluster.revive(B1)
+
+    with pytest.raises(
+        CloseRefusedError, match=f"first start enough of {B2}, {B3} .*--accept-loss"
+    ):
+        await close(cluster, is_forced=True)
+    with pytest.raises(UnavailableError, match="could be fenced"):
+        await close(cluster, is_forced=True, accepts_loss=True)
+    await cluster.revive(B2)
+    with pytest.raises(CloseRefusedError, match="start its other bookies, or"):
+        await close(cluster, is_forced=True)
+    done = await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert done.closed is not None
+    assert done.closed.metadata.last_entry_id == 9
+
+
 async def unproven_ledger(*, own: bool = False) -> Cluster:
     """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared one."""
     cluster = await idle_ledger()

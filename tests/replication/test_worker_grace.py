@@ -69,6 +69,24 @@ async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too(
 
 
 @in_virtual_time
+async def test_where_nothing_closes_it_before_bookies_are_started_that_is_said() -> None:
+    """B2 came back empty, B1 is away, and B3 hangs: with two silent of three nobody knows what was acknowledged."""
+    cluster = await unprovable_ledger()
+    cluster.bookie(B3).is_down = True
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(SETTINGS.open_ledger_grace_s + 60)
+        note = await noted(node)
+
+    assert note.reason is Reason.END_UNPROVEN
+    assert note.detail.endswith(
+        f"; first start enough of {B1}, {B3} (empty, if what they had is gone): nothing closes it before; if its end "
+        f"cannot be proven then either, bookmender ledger close {LEDGER} --accept-loss closes it after the last entry "
+        "that is there"
+    )
+
+
+@in_virtual_time
 async def test_once_its_bookies_are_back_it_is_no_longer_told() -> None:
     cluster = await unprovable_ledger()
 
