@@ -133,8 +133,8 @@ def wait_until(
                     f"the end of {child.log}:\n{child.log_tail()}"
                 )
         if time.monotonic() > deadline_s:
-            logs = ", ".join(str(child.log) for child in children)
-            raise UnavailableError(f"not ready after {timeout_s:.0f} s; see {logs}")
+            ends = (f"; the end of {child.log}:\n{child.log_tail()}" for child in children)
+            raise UnavailableError(f"not ready after {timeout_s:.0f} s{''.join(ends)}")
         time.sleep(POLL_S)  # the condition lies in other processes: nothing here to wait on
 
 

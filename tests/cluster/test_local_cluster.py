@@ -110,6 +110,24 @@ def test_a_killed_bookie_comes_back_only_after_its_former_session(
     assert files <= {path.name for path in bookie_folder(module_cluster, bookie).rglob("*.txn")}
 
 
+def test_a_bookie_comes_back_though_its_former_session_lasts_too_long(
+    module_cluster: LocalCluster,
+) -> None:
+    bookie = module_cluster.bookies[1]
+    assert module_cluster.terminate(bookie)
+    client = KazooClient(module_cluster.zookeeper_address)
+    client.start()
+    try:
+        client.create(f"/ledgers/available/{bookie}", ephemeral=True)
+
+        module_cluster.start_bookie(bookie)  # which would wait, give up, and hang
+
+        assert observe(module_cluster).is_whole
+    finally:
+        client.stop()
+        client.close()
+
+
 def test_a_wiped_bookie_can_start_again_as_an_empty_one(module_cluster: LocalCluster) -> None:
     bookie = module_cluster.bookies[2]
     keepsake = bookie_folder(module_cluster, bookie) / "ledgers" / "current" / "keepsake"
