@@ -13,6 +13,7 @@ from daemon.operating.drains import (
     Drains,
     cancel_drains,
     concerns,
+    concerns_of_bookies,
     order_drains,
     read_drains,
     wait_drained,
@@ -73,12 +74,20 @@ def drain(
             )
             return await read_drains(cluster)
         await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
-        tell(await concerns(cluster, bookies))
         if not wait:
+            tell(await concerns(cluster, bookies))
             return (await read_drains(cluster)).only(bookies)
+        tell(await concerns_of_bookies(cluster, bookies))
         line = ProgressLine("ledger")
+
+        def say(text: str) -> None:
+            line.close()
+            tell([text])
+
         try:
-            return await wait_drained(cluster, bookies, show=line.show, clock=SystemClock())
+            return await wait_drained(
+                cluster, bookies, tell=say, show=line.show, clock=SystemClock()
+            )
         finally:
             line.close()
 

@@ -1,6 +1,7 @@
 """Draining bookies: giving the orders, taking them back, and waiting until all has moved."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,12 +17,14 @@ from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError
 from ledgers.metadata import BookieId
-from replication.cluster.membership import live_nodes
+from replication.cluster.membership import Half, LiveNode, live_nodes
 from replication.cluster.order_book import OrderBook, drain_place
 from replication.cluster.orders import DrainOrder, Orders
 from replication.queue import payloads
 
 POLL_S = 1.0
+ROLL_CALL_S = 10.0
+"""Between two looks at whether nodes are at work."""
 POLLED_MARKS_PER_S = 500
 """The marks of what is left are read again and again: many of them less often."""
 
@@ -128,25 +131,54 @@ async def cancel_drains(cluster: Visit, bookies: Sequence[BookieId]) -> list[Boo
 
 
 async def wait_drained(
-    cluster: Visit, bookies: Sequence[BookieId], *, show: Show, clock: Clock
+    cluster: Visit,
+    bookies: Sequence[BookieId],
+    *,
+    tell: Callable[[str], None],
+    show: Show,
+    clock: Clock,
 ) -> Drains:
     """Until no ledger that can be read names any of them, an order is taken back, or none that is left can move.
 
-    Returns the drains as they are then: one may still be in doubt, or ``stuck``.
+    ``tell``: of what keeps nodes from the work, now and whenever it changes. Returns the drains as they are then: one may still be in doubt, or ``stuck``.
     """
-    left = _LeftLedgers(cluster, clock)
+    left, roll_call = _LeftLedgers(cluster, clock), _RollCall(cluster, tell, clock)
     while True:
         drains = (await read_drains(cluster)).only(bookies)
         if drains.orders.draining.keys() != set(bookies):
             return drains
         if drains.are_drained_or_in_doubt(bookies):
             return drains
+        await roll_call.call()
         if drains.ledgers_left is not None:
             if reasons := await left.look(drains):
                 return replace(drains, stuck=tuple(reasons))
             waiting = left.waiting_count
             show(drains.ledgers_left, waiting=waiting, beside=waiting_text(waiting))
         await clock.sleep(POLL_S)
+
+
+class _RollCall:
+    """Whether nodes are at work on what is ordered."""
+
+    def __init__(self, cluster: Visit, tell: Callable[[str], None], clock: Clock) -> None:
+        self._cluster = cluster
+        self._tell = tell
+        self._clock = clock
+        self._due_s = -math.inf
+        self._told: list[str] = []
+        self._nodes: dict[str, LiveNode | None] = {}
+
+    async def call(self) -> None:
+        """Tell what is new, every now and then."""
+        if self._clock.now_s() < self._due_s:
+            return
+        self._due_s = self._clock.now_s() + ROLL_CALL_S
+        found = await nobody_at_work(self._cluster, self._nodes)
+        if found != self._told:
+            for text in found or ["that is over: nodes are at work on it"]:
+                self._tell(text)
+        self._told = found
 
 
 class _LeftLedgers:
@@ -185,29 +217,37 @@ class _LeftLedgers:
 async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
     """What keeps these from being drained, or from staying so: sentences that say what to do."""
     return [
-        *await _read_only_concerns(cluster, bookies),
+        *await concerns_of_bookies(cluster, bookies),
         *await nobody_at_work(cluster),
     ]
 
 
-async def nobody_at_work(cluster: Visit) -> list[str]:
-    """What keeps our daemons from doing what is ordered."""
+async def nobody_at_work(
+    cluster: Visit, known: dict[str, LiveNode | None] | None = None
+) -> list[str]:
+    """What keeps our daemons from doing what is ordered. ``known``: as for ``live_nodes``."""
     store, ur = cluster.store, cluster.ur
     if await store.exists(payloads.disable_path(ur)) is not None:
         return ["auto-recovery is disabled, so nothing moves: bookmender enable"]
     leader = await current_leader(store, ur)
-    sessions = {node.session_id for node in await live_nodes(store, ur)}
+    nodes = await live_nodes(store, ur, known)
     if leader is None:
         return ["no auditor is running, so nobody looks for the ledgers: bookmender daemon"]
-    if leader.session_id not in sessions:
+    if leader.session_id not in {node.session_id for node in nodes}:
         return [
             f"the leader is Java's AutoRecovery ({leader.candidate}), which knows no drains: "
             "stop it, so that a node of ours leads"
         ]
+    if not any(node.info.half is Half.WORKER for node in nodes):
+        return [
+            "no worker of bookmender is running, and those of Java's AutoRecovery do not look at what is drained, "
+            "so nothing is copied: bookmender daemon"
+        ]
     return []
 
 
-async def _read_only_concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+async def concerns_of_bookies(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:
+    """Likewise, but for those about nodes, of which who waits is told anyway."""
     view = await registered_bookies(cluster)
     writable = sorted(set(bookies) & view.writable.keys())
     concerns = []

@@ -71,7 +71,9 @@ async def test_waiting_for_a_drain_ends_when_no_ledger_names_the_bookie() -> Non
     heard = Heard()
     async with draining(cluster):
         waiting = asyncio.create_task(
-            wait_drained(visiting(cluster), [B1], show=heard.show, clock=cluster.clock)
+            wait_drained(
+                visiting(cluster), [B1], tell=heard.tell, show=heard.show, clock=cluster.clock
+            )
         )
         await asyncio.sleep(30)
         assert not waiting.done()
@@ -90,7 +92,9 @@ async def test_waiting_for_a_drain_ends_when_its_order_is_taken_back() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)
     waiting = asyncio.create_task(
-        wait_drained(visiting(cluster), [B1], show=Heard().show, clock=cluster.clock)
+        wait_drained(
+            visiting(cluster), [B1], tell=Heard().tell, show=Heard().show, clock=cluster.clock
+        )
     )
     await asyncio.sleep(10)
     assert not waiting.done(), "nobody has looked for its ledgers yet"
@@ -218,7 +222,13 @@ async def test_a_bookie_that_is_named_twice_is_waited_for_as_if_it_were_once() -
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(60):
-            await wait_drained(visiting(cluster), [B1, B1], show=Heard().show, clock=cluster.clock)
+            await wait_drained(
+                visiting(cluster),
+                [B1, B1],
+                tell=Heard().tell,
+                show=Heard().show,
+                clock=cluster.clock,
+            )
 
 
 @in_virtual_time
@@ -228,7 +238,9 @@ async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None
     await order_drain(cluster, B1)
     async with draining(cluster):
         waiting = asyncio.create_task(
-            wait_drained(visiting(cluster), [B1], show=Heard().show, clock=cluster.clock)
+            wait_drained(
+                visiting(cluster), [B1], tell=Heard().tell, show=Heard().show, clock=cluster.clock
+            )
         )
         await asyncio.sleep(30)
         assert not waiting.done(), "a ledger moves still"
@@ -266,11 +278,48 @@ async def test_what_keeps_a_drain_from_its_end_is_said_with_what_to_do() -> None
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
     async with leading(cluster):
+        (no_worker,) = await concerns(here, [B1])
+        assert no_worker.startswith("no worker of bookmender is running")
+        await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
+        assert await concerns(here, [B1]) == [no_worker], "a repair by hand moves nothing else"
+        await Membership.join(cluster.store, UR, node_info("node-1"))
         assert await concerns(here, [B1]) == []
         await cluster.store.create(payloads.disable_path(UR))
         assert await concerns(here, [B1]) == [
             "auto-recovery is disabled, so nothing moves: bookmender enable"
         ]
+
+
+@in_virtual_time
+async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_changes() -> None:
+    cluster, heard = await with_ledgers((B1, B2)), Heard()
+    await order_drain(cluster, B1)
+    told: list[int] = []
+    async with draining(cluster):
+        waiting = asyncio.create_task(
+            wait_drained(
+                visiting(cluster), [B1], tell=heard.tell, show=heard.show, clock=cluster.clock
+            )
+        )
+        await asyncio.sleep(100)
+        told.append(len(heard.told))
+        async with cluster.node():
+            await asyncio.sleep(100)
+            told.append(len(heard.told))
+            await cluster.store.create(payloads.disable_path(UR))
+            await asyncio.sleep(100)
+            told.append(len(heard.told))
+            await cluster.store.delete(payloads.disable_path(UR))
+            await asyncio.sleep(100)
+        await asyncio.sleep(100)
+        waiting.cancel()
+
+    no_worker, again, disabled, enabled, gone = heard.told
+    assert told == [1, 2, 3]
+    assert no_worker.startswith("no worker of bookmender is running")
+    assert again == enabled == "that is over: nodes are at work on it"
+    assert disabled.startswith("auto-recovery is disabled")
+    assert gone == no_worker
 
 
 @in_virtual_time

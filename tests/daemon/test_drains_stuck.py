@@ -20,10 +20,11 @@ from tests.replication.repairs import open_ledger
 
 
 async def drained(cluster: Cluster, *bookies: BookieId, heard: Heard | None = None) -> Drains:
-    show = (heard or Heard()).show
-    return await asyncio.wait_for(
-        wait_drained(visiting(cluster), bookies, show=show, clock=cluster.clock), 600
+    heard = heard or Heard()
+    waiting = wait_drained(
+        visiting(cluster), bookies, tell=heard.tell, show=heard.show, clock=cluster.clock
     )
+    return await asyncio.wait_for(waiting, 600)
 
 
 async def note(cluster: Cluster, ledger_id: int, reason: Reason) -> None:
