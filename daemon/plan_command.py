@@ -194,7 +194,9 @@ def _blocked_text(ledger_id: int, blocked: Blocked) -> str:
 
 def _copy_text(repair: Repair) -> str:
     fragment = repair.fragment
-    where = f"entries {fragment.first_entry_id} to {fragment.last_entry_id}, index {repair.index}"
+    first, last = fragment.first_entry_id, fragment.last_entry_id
+    entries = f"entry {first}" if first == last else f"entries {first} to {last}"
+    where = f"{entries}, index {repair.index}"
     what = counted(len(repair.entry_ids), "entry")
     if repair.is_in_place:
         return f"{where}: {what} back to {repair.target}"

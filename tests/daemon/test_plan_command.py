@@ -47,6 +47,13 @@ def test_each_copy_is_a_line_and_what_is_in_the_way_as_well() -> None:
     ]
 
 
+def test_a_fragment_of_one_entry_is_told_as_that_entry() -> None:
+    of_one = fragment(first=4, last=4)
+    refill = Repair(fragment=of_one, index=1, target=B2, entry_ids=(4,), byte_count=100)
+
+    assert f"  entry 4, index 1: 1 entry back to {B2}" in to_text(previews(Plan(repairs=(refill,))))
+
+
 def test_a_terminal_obeys_nothing_of_what_an_operator_once_gave_as_a_reason() -> None:
     away = replace(WAIT, detail="b1 is away (\x1b[2J\nledger 9: nothing to do)")
 
