@@ -35,8 +35,8 @@ class Reason(enum.Enum):
 
     @property
     def is_of_recovery(self) -> bool:
-        """Whether the ledger was recovered in vain: while its next grace goes on, that is what is to be known."""
-        return self in (Reason.RECOVERY_FAILED, Reason.NO_COVERAGE, Reason.END_UNPROVEN)
+        """Whether the ledger may have been recovered in vain: while its next grace goes on, that is what is to be known."""
+        return self in _OF_RECOVERY
 
     @property
     def ends_with_a_bookie(self) -> bool:
@@ -48,6 +48,10 @@ class Reason(enum.Enum):
         """Whether time alone will not help: a bookie must come (back), or a person."""
         return self in _NEEDS_HELP
 
+
+_OF_RECOVERY = frozenset(
+    {Reason.RECOVERY_FAILED, Reason.NO_COVERAGE, Reason.END_UNPROVEN, Reason.NO_TARGET}
+)
 
 _NEEDS_HELP = frozenset(
     {

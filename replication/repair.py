@@ -20,6 +20,7 @@ from ledgers.errors import (
     LockLostError,
     NoNodeError,
     NoSuchLedgerError,
+    NotEnoughBookiesError,
     SessionLostError,
     UnknownOutcomeError,
     UnprovenEndError,
@@ -276,6 +277,9 @@ class Repairer:
             hint = await self._open_ledgers.way_out(versioned, error)
             detail = f"{error}{_distrust(versioned, view)}; {hint}"
             return waiting(Blocked(reason=Reason.END_UNPROVEN, detail=detail))
+        except NotEnoughBookiesError as error:
+            detail = f"{error}; {self._open_ledgers.why_no_target(versioned)}"
+            return waiting(Blocked(reason=Reason.NO_TARGET, detail=detail))
         except BookmenderError as error:
             detail = f"{error}{_distrust(versioned, view)}"
             now = self._views.current

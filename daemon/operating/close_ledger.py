@@ -19,7 +19,7 @@ from daemon.state import open_journal
 from daemon.visit import Visit, by_hand, visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import RejectedError, UnavailableError, UnprovenEndError
+from ledgers.errors import NotEnoughBookiesError, RejectedError, UnavailableError, UnprovenEndError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.last_entries import highest_entry_id
@@ -156,6 +156,9 @@ class LedgerCloser:
             except UnprovenEndError as error:
                 hint = await self._open_ledgers.way_out(before.found, error)
                 raise CloseRefusedError(f"{error}; {hint}") from error
+            except NotEnoughBookiesError as error:
+                why = self._open_ledgers.why_no_target(before.found)
+                raise CloseRefusedError(f"{error}; {why}") from error
             with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
                 await try_now(
                     ledger_id, self._store, self._ur, guards=[session, lock], clock=self._clock

@@ -245,6 +245,17 @@ class OpenLedgers:
             versioned.ledger_id, are_any_silent=error.are_any_silent, wanted=sorted(wanted)
         )
 
+    def why_no_target(self, versioned: VersionedMetadata) -> str:
+        """Why ``recover`` cannot write the last entries back, where it raised NotEnoughBookiesError."""
+        metadata = versioned.metadata
+        rules = self._receivers.why_no_candidate(
+            self._views.current, metadata.last_segment.ensemble
+        )
+        return (
+            f"each of its last entries has to be on {metadata.ack_quorum} bookies (its ack quorum) before it is closed, "
+            f"and none can take over: {rules or 'the placement policy allows none of the others'}; add a bookie"
+        )
+
     async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
         """Members of the last ensemble that say neither what they have nor that they have nothing."""
         members = versioned.metadata.last_segment.ensemble

@@ -155,6 +155,19 @@ class Receivers:
         able = view.receiving - self._quarantine.shut().keys()
         return [self._candidate(b) for b in able if not self._is_short(b)]
 
+    def why_no_candidate(self, view: ClusterView, members: Collection[BookieId]) -> str:
+        """Which rules leave nobody but ``members`` among these; "" if somebody else is left."""
+        candidates = {each.bookie: each for each in self.candidates(view)}
+        barred = self.targets(view).barred.items()
+        return why_nobody(
+            Targets(
+                candidates=candidates,
+                placement=self.placement,
+                barred={b: bar for b, bar in barred if b not in candidates},
+            ),
+            members,
+        )
+
     @contextmanager
     def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
         """So many bytes are being copied to the bookie."""

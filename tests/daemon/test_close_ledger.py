@@ -9,7 +9,8 @@ import pytest
 from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
 from daemon.operating.close_ledger import CloseRefusedError, Closing, LedgerCloser, doubts_about
 from daemon.operating.idle_command import closing_text
-from ledgers.errors import NoSuchLedgerError, UnavailableError
+from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
@@ -265,6 +266,19 @@ async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_sta
 
     assert done.closed is not None
     assert done.closed.metadata.last_entry_id == 9
+
+
+@in_virtual_time
+async def test_where_nobody_takes_its_last_entries_it_is_said_what_is_lacking() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    ensemble = (B1, B2, B3)
+    await cluster.write_ledger(ensemble, write_quorum=3, ack_quorum=3, state=LedgerState.OPEN)
+    cluster.bookies.fail(B3, Op.ADD, Fault(error=FencedError))
+
+    with pytest.raises(CloseRefusedError, match=r"on 3 bookies \(its ack quorum\).*; add a bookie"):
+        await close(cluster, is_forced=True)
+
+    assert not (await cluster.metadata()).is_closed
 
 
 async def unproven_ledger(*, own: bool = False) -> Cluster:

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from ledgers.errors import FencedError
+from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState
 from replication.cluster.order_book import drain_place
 from replication.cluster.orders import DrainOrder, Orders
@@ -12,9 +14,9 @@ from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, Node, working
-from tests.replication.repairs import drain, open_ledger, watch_fencing
+from tests.replication.repairs import THREE, drain, open_ledger, watch_fencing
 from tests.replication.test_open_ledger import SEGMENT
 
 SETTINGS = ReplicationSettings()
@@ -114,6 +116,56 @@ async def test_that_too_many_of_its_bookies_are_lost_is_told_on_until_one_is_bac
 
     assert {note.reason for note in told} == {Reason.NO_COVERAGE}
     assert told[-1].detail.endswith(f"; away, and wanted back: {B2}, {B3}")
+    assert (await cluster.metadata()).last_entry_id == 9
+
+
+# --- An end that is known, and nobody who takes it ---------------------------------------------------
+
+
+async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
+    """Each entry has to be on all three bookies, one of which is away, or takes none; there is no fourth."""
+    cluster = await Cluster.start(*THREE)
+    await cluster.write_ledger(THREE, write_quorum=3, ack_quorum=3, state=LedgerState.OPEN)
+    await cluster.mark(B3)
+    if is_away:
+        await cluster.kill(B3)
+    else:
+        await drain(cluster, B3, may_fence=True)
+        cluster.bookies.fail(B3, Op.ADD, Fault(error=FencedError))
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("is_away", "others"),
+    [
+        pytest.param(True, "of 2 writable ones 2 already hold this part", id="one is away"),
+        pytest.param(
+            False,
+            "of 3 writable ones 2 already hold this part of the ledger or its open end and 1 are being drained",
+            id="one refuses",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_that_nobody_takes_the_last_entries_is_told_with_the_rule_and_until_a_bookie_comes(
+    is_away: bool, others: str
+) -> None:
+    cluster = await open_ledger_without_spare(is_away=is_away)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(SETTINGS.open_ledger_grace_s + 1)
+        told = await notes_over(node, 400)
+        cluster.bookie(B4).start()
+        await cluster.register(B4)
+        async with asyncio.timeout(SETTINGS.open_ledger_grace_s + 5):
+            await until(cluster, lambda: queue_empty(cluster))
+
+    assert {note.reason for note in told} == {Reason.NO_TARGET}
+    assert told[-1].tries > 1, "it is tried nonetheless"
+    assert f"{B3}: " in told[-1].detail
+    assert "each of its last entries has to be on 3 bookies (its ack quorum)" in told[-1].detail
+    assert others in told[-1].detail
+    assert told[-1].detail.endswith("; add a bookie")
     assert (await cluster.metadata()).last_entry_id == 9
 
 
