@@ -3,9 +3,8 @@
 import asyncio
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ import click
 
 from daemon.cli import LedgerId, config_option, output_option
 from daemon.operating.progress import counted
+from daemon.operating.writing_visit import writing_visit
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
-from daemon.state import open_journal, state_dir
-from daemon.visit import Visit, by_hand, visit
+from daemon.state import state_dir
+from daemon.visit import Visit, visit
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
-from replication.cluster.membership import Membership
 from replication.journal import JournalRecord, read_journal
 from replication.restoring import Restorer, Restoring, readable
 
@@ -109,20 +108,13 @@ async def _look(settings: Settings, record: JournalRecord) -> Restoring:
 
 
 async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool) -> Restoring:
-    with closing(open_journal(settings)) as journal:
-        async with visit(settings) as cluster:
-            cluster_id = await read_instance_id(cluster.store, settings.uri.root)
-            manager = await LedgerManager.open(
-                cluster.store, settings.uri, journal=journal.of_cluster(cluster_id)
-            )
-            membership = await Membership.join(cluster.store, cluster.ur, by_hand())
-            async with _open_restorer(cluster, manager, cluster_id) as restorer:
-                return await restorer.restore(
-                    record,
-                    session=membership.guard.check,
-                    holder=socket.gethostname(),
-                    is_forced=is_forced,
-                )
+    async with (
+        writing_visit(settings) as ours,
+        _open_restorer(ours.cluster, ours.manager, ours.cluster_id) as restorer,
+    ):
+        return await restorer.restore(
+            record, session=ours.session, holder=ours.holder, is_forced=is_forced
+        )
 
 
 @asynccontextmanager

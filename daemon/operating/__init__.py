@@ -5,6 +5,7 @@ what is shown of ``bookies``, with ``bookie_ids`` (which one is meant) and ``unr
 ``drain_command`` with ``drains``, ``decommission_command`` with ``decommission`` and ``stuck`` (which ledgers
 will not move), ``maintenance_command``, all in one. ``limits_command``; ``hold_command`` with ``hold``;
 ``check_command`` with ``checks`` and their ``check_rows``; ``repair_command`` with ``repair_by_hand``;
-``idle_command`` with ``idle_ledgers`` and ``close_ledger``; ``tries``: what is to be tried at once; ``switch_command``. ``marks``: both queues';
-``java_leader``: who keeps to no order of ours; ``progress``: how far a long one is.
+``idle_command`` with ``idle_ledgers`` and ``close_ledger``; ``switch_command``. ``tries``: what is to be tried at
+once; ``writing_visit``: for who writes metadata by hand; ``marks``: both queues'; ``java_leader``: who keeps to no
+order of ours; ``progress``: how far a long one is.
 """

@@ -4,28 +4,25 @@ Nobody can know that a writer is gone; that the ledger got no entry for long is 
 close it locks the writer out for good. So where it may be alive that takes a person's word.
 """
 
-import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
 from daemon.operating.progress import duration_text, printable
 from daemon.operating.tries import try_now
+from daemon.operating.writing_visit import writing_visit
 from daemon.placing import begin_placing
 from daemon.planning import Looking, open_looking
 from daemon.settings import Settings
-from daemon.state import open_journal
-from daemon.visit import Visit, by_hand, visit
+from daemon.visit import Visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import NotEnoughBookiesError, RejectedError, UnavailableError, UnprovenEndError
-from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.last_entries import highest_entry_id
 from ledgers.store import Check, MetadataStore
 from replication.cluster.cluster_view import ClusterView
-from replication.cluster.membership import Membership
 from replication.cluster.orders import Orders
 from replication.planning.open_ledger import OpenLedgers
 from replication.planning.targets import Receivers
@@ -188,21 +185,14 @@ async def close_by_hand(
     settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
 ) -> Closing:
     """Errors are those of ``LedgerCloser.close``; SettingsError where nothing can be recorded."""
-    with closing(open_journal(settings)) as journal:
-        async with visit(settings) as cluster:
-            cluster_id = await read_instance_id(cluster.store, settings.uri.root)
-            manager = await LedgerManager.open(
-                cluster.store, settings.uri, journal=journal.of_cluster(cluster_id)
-            )
-            membership = await Membership.join(cluster.store, cluster.ur, by_hand())
-            async with _open_closer(cluster, manager) as closer:
-                return await closer.close(
-                    ledger_id,
-                    session=membership.guard.check,
-                    holder=socket.gethostname(),
-                    is_forced=is_forced,
-                    accepts_loss=accepts_loss,
-                )
+    async with writing_visit(settings) as ours, _open_closer(ours.cluster, ours.manager) as closer:
+        return await closer.close(
+            ledger_id,
+            session=ours.session,
+            holder=ours.holder,
+            is_forced=is_forced,
+            accepts_loss=accepts_loss,
+        )
 
 
 @asynccontextmanager

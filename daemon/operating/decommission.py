@@ -29,6 +29,7 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
+from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import Stat
 from replication.cluster.order_book import OrderBook
 from replication.queue import payloads
@@ -257,12 +258,8 @@ async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: Booki
         except (CorruptionError, UnauthorizedError):  # the walk that follows judges it
             return True
 
-    left: list[int] = []
-    for start in range(0, len(ledger_ids), READS_AT_ONCE):
-        part = ledger_ids[start : start + READS_AT_ONCE]
-        answers = await asyncio.gather(*map(names, part))
-        left += [ledger_id for ledger_id, is_left in zip(part, answers, strict=True) if is_left]
-    return left
+    are_left = await gather_in_parts(names, ledger_ids, at_once=READS_AT_ONCE)
+    return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
 
 
 async def _marked_for(cluster: Visit, bookie: BookieId) -> set[int]:
