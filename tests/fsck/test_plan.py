@@ -150,9 +150,9 @@ def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
     ("ledgers", "level", "count", "sizes"),
     [
         pytest.param(13, Level.ENDS, 0, [13], id="a small cluster is one part"),
-        pytest.param(1_000, Level.ENDS, 0, [250, 188, 141, 106, 100, 100, 100, 15], id="ever less"),
-        pytest.param(10_000, Level.ENDS, 0, [2_000, 2_000, 1_500], id="never too much to lose"),
-        pytest.param(200_000, Level.METADATA, 0, [25_000] * 5, id="metadata is cheap"),
+        pytest.param(1_000, Level.ENDS, 0, [250, 250, 125, 125, 125, 125], id="ever less"),
+        pytest.param(10_000, Level.ENDS, 0, [2_000, 2_000, 1_500, 1_500, 750], id="never too much to lose"),
+        pytest.param(200_000, Level.METADATA, 0, [25_000] * 6 + [12_500] * 2, id="metadata is cheap"),
         pytest.param(10, Level.FULL, 4, [3, 3, 2, 2], id="as told"),
         pytest.param(1_300, Level.FULL, 2, [650, 650], id="as told, however much there is to lose"),
         pytest.param(3, Level.FULL, 5, [1, 1, 1], id="as told, as far as there are ledgers"),
@@ -170,12 +170,24 @@ def test_ledgers_that_weigh_alike_are_cut_by_their_number(
     assert not count or len(parts) == len(sizes)
 
 
+@pytest.mark.parametrize("slot_count", [1, 2, 3, 8])
+def test_slots_that_are_alike_end_together(slot_count: int) -> None:
+    rows = planned(range(1_000_000), table(), options(Level.METADATA), job(days=0))
+
+    parts = cut_by_weight(rows, options(Level.METADATA), job(), slot_count=slot_count)
+
+    slots = [0] * slot_count
+    for part in parts:
+        slots[slots.index(min(slots))] += part.num_rows
+    assert max(slots) - min(slots) <= len(parts)
+
+
 def test_parts_weigh_ever_less_however_the_ledgers_differ() -> None:
     light, heavy = [1_000] * 1_000, [100_000] * 10
 
     parts = weighed([*light, *heavy])
 
-    assert [sum(part) for part in parts][:4] == [500_000, 375_000, 225_000, 200_000]
+    assert [sum(part) for part in parts][:5] == [500_000, 500_000, 200_000, 200_000, 100_000]
     assert sum(parts[-1]) == 100_000
     assert sum(map(len, parts)) == 1_010
 

@@ -161,7 +161,8 @@ def cut_by_weight(
     rows: pa.Table, options: FsckOptions, job: FsckJob, *, slot_count: int
 ) -> list[pa.Table]:
     """The parts: large ones first, then ever smaller ones, but that no ledger is cut; or as many as told, much
-    alike. ``slot_count``: tasks that run at once.
+    alike. ``slot_count``: tasks that run at once: they come in rounds of as many that weigh alike, so that all
+    slots end together (factoring, by Hummel, Schonberg and Flynn, 1992).
 
     The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
     there may be no time for all.
@@ -173,9 +174,12 @@ def cut_by_weight(
         least, most = _weight_range(options, slot_count)
 
         def weight_max(left: int) -> int:
-            return max(least, min(most, _quotient_up(left, PART_SHARE * slot_count)))
+            if left >= least * PART_SHARE * slot_count:
+                return min(most, _quotient_up(left, PART_SHARE * slot_count))
+            rounds_left = max(1, left // (least * slot_count))
+            return max(least, _quotient_up(left, rounds_left * slot_count))
 
-        bounds = _bounds(weights, weight_max, PART_MAX[options.level])
+        bounds = _bounds(weights, weight_max, slot_count, PART_MAX[options.level])
     if not job.time_budget_s:
         bounds.sort(key=lambda bound: -sum(weights[slice(*bound)]))
     return [rows.slice(start, stop - start) for start, stop in bounds]
@@ -191,11 +195,11 @@ def _weight_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
 
 
 def _bounds(
-    weights: Sequence[int], weight_max: Callable[[int], int], count_max: int
+    weights: Sequence[int], weight_max: Callable[[int], int], slot_count: int, count_max: int
 ) -> list[tuple[int, int]]:
     """Where parts begin and end, which is behind their last ledger. One that weighs more is a part of its own.
 
-    ``weight_max``: of the next part, by what is left.
+    ``weight_max``: of each part of the next round, by what is left.
     """
     bounds = []
     left, limit = sum(weights), weight_max(sum(weights))
@@ -204,7 +208,9 @@ def _bounds(
         if position > start and (weight + each > limit or position - start == count_max):
             bounds.append((start, position))
             left -= weight
-            start, weight, limit = position, 0, weight_max(left)
+            start, weight = position, 0
+            if len(bounds) % slot_count == 0:
+                limit = weight_max(left)
         weight += each
     if weights:
         bounds.append((start, len(weights)))
