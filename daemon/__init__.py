@@ -6,10 +6,8 @@
 and the ``local_bookie``. ``settings``, the way to ``zookeeper`` that they say, ``state`` on the local
 disk, ``logs`` and their ``tracebacks``.
 
-``visit`` is the session of commands that look and go: ``status`` with its ``leader_status`` and
-``status_verdict``, ``planning``, and the modules called after a command each: ``status_command``, ``ledger_command``,
-``queue_command``, ``plan_command``, ``restore_command``, ``observe_command``. ``observing`` only
-looks on, ``observe_node`` and ``observe_report`` say what it sees. ``fsck_command`` with its ``fsck_options``
-and ``fsck_texts``; ``fsck_running`` what a run has around it. ``operating/``: the commands by which operators
-change things, by ``option_types`` that they share; ``local/``: a real cluster on loopback; ``demo/``: what ``make demo`` shows.
+``visit`` is the session of commands that look and go: ``planning``, and the modules called after a command each,
+``ledger_command``, ``queue_command``, ``plan_command``, ``restore_command``, and those with more to them, ``status/``,
+``observe/``, which only looks on, ``fsck/``. ``operating/``: the commands by which operators change things, by
+``option_types`` that they share; ``local/``: a real cluster on loopback; ``demo/``: what ``make demo`` shows.
 """

@@ -29,8 +29,8 @@ class LazyGroup(click.Group):
 
     modules: ClassVar[dict[str, str]] = {
         "daemon": "daemon.daemon_command:daemon",
-        "status": "daemon.status_command:status",
-        "observe": "daemon.observe_command:observe",
+        "status": "daemon.status.command:status",
+        "observe": "daemon.observe.command:observe",
         "queue": "daemon.queue_command:queue",
         "plan": "daemon.plan_command:plan",
         "ledger": "daemon.ledger_command:ledger",
@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
         "limits": "daemon.operating.limits_command:limits",
         "hold": "daemon.operating.hold_command:hold",
         "check": "daemon.operating.check_command:check",
-        "fsck": "daemon.fsck_command:fsck",
+        "fsck": "daemon.fsck.command:fsck",
         "disable": "daemon.operating.switch_command:disable",
         "enable": "daemon.operating.switch_command:enable",
         "local": "daemon.local.commands:local",

@@ -13,8 +13,8 @@ import structlog
 import uvloop
 
 from daemon.auditor_half import new_outages, run_auditor_session
-from daemon.observe_node import ReportFile, run_observer_session
-from daemon.observing import open_observing
+from daemon.observe.node import ReportFile, run_observer_session
+from daemon.observe.observing import open_observing
 from daemon.rack_sources import check_rack_sources
 from daemon.session import open_session
 from daemon.settings import Settings

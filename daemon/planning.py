@@ -11,8 +11,8 @@ from auditor.scan import may_be_named
 from daemon.local_bookie import local_bookie
 from daemon.operating.bookie_ids import known_bookies, require_known
 from daemon.placing import begin_placing
-from daemon.status import gather_status
-from daemon.status_verdict import verdict_text
+from daemon.status.gathering import gather_status
+from daemon.status.verdict import verdict_text
 from daemon.visit import Visit
 from ledgers.bookie.client import BookieClient
 from ledgers.bookie.opening import open_bookies

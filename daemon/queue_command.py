@@ -11,10 +11,10 @@ import click
 
 from auditor.causes import MarkReasons
 from daemon.cli import config_option, output_option
-from daemon.operating.marks import shut_text
+from daemon.operating.marks import of_these_marks, shut_text
 from daemon.operating.progress import counted, printable
-from daemon.status import lock_record, note_record
-from daemon.status_command import age_s, seconds_until
+from daemon.status.command import age_s, seconds_until
+from daemon.status.records import lock_record, note_record
 from daemon.visit import Visit, run_visit
 from replication.cluster.membership import live_nodes
 from replication.cluster.own_state import own_path
@@ -81,10 +81,8 @@ async def queue_rows(
     held = await read_locks(cluster.store, cluster.ur, ledger_ids)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
     locks = {lock.ledger_id: lock for lock in held}
-    notes = {
-        note.ledger_id: note
-        for note in await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
-    }
+    noted = await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
+    notes = {note.ledger_id: note for note in await of_these_marks(cluster, noted)}
     reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
     return [
         {

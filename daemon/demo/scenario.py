@@ -15,7 +15,8 @@ from daemon.demo.watching import Say, Timeline, line, stuck_ledgers
 from daemon.demo.workload import Workload, open_workload
 from daemon.local.cluster import LocalCluster
 from daemon.settings import Settings
-from daemon.status import Status, gather_status
+from daemon.status.gathering import gather_status
+from daemon.status.state import Status
 from daemon.visit import Visit, visit
 from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId

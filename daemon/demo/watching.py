@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.demo.nodes import Node
-from daemon.status import Status
+from daemon.status.state import Status
 from replication.waiting.notes import WaitingNote
 
 

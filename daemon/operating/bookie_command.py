@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from daemon.cli import EXIT_FAILED, config_option, output_option
-from daemon.leader_status import losses_due_ms
 from daemon.operating.bookies import BookieRow, bookie_rows, missed, with_losses
 from daemon.operating.decommission_command import decommission
 from daemon.operating.drain_command import drain
 from daemon.operating.maintenance_command import maintenance
 from daemon.operating.progress import counted, tell
 from daemon.operating.unreadable_orders import unreadable_texts
+from daemon.status.leader import losses_due_ms
 from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from replication.cluster.order_book import OrderBook

@@ -8,7 +8,6 @@ from pathlib import Path
 import click
 
 from daemon.cli import EXIT_FAILED, config_option, output_option
-from daemon.leader_status import is_named_by_none
 from daemon.operating.bookie_ids import (
     BookieArgument,
     known_bookies,
@@ -20,6 +19,7 @@ from daemon.operating.java_leader import leader_concerns
 from daemon.operating.progress import counted, tell
 from daemon.operating.unreadable_orders import unreadable_texts, unreadable_windows
 from daemon.option_types import Duration, ReasonText
+from daemon.status.leader import is_named_by_none
 from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError

@@ -1,10 +1,11 @@
 """The marks of both queues, the one that Java shares and our own, as a command sees them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from daemon.visit import Visit
 from replication.cluster.own_state import own_path
 from replication.queue.listing import MarkedLedger, marked_ledger_ids, read_marks
+from replication.waiting.notes import WaitingNote
 
 
 async def listed(cluster: Visit) -> set[int]:
@@ -29,6 +30,12 @@ async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int,
         before = czxids.get(marked.ledger_id, marked.czxid)
         czxids[marked.ledger_id] = min(before, marked.czxid)
     return czxids
+
+
+async def of_these_marks(cluster: Visit, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
+    """Without those of marks that are gone, which tell nothing of the ones that stand there now."""
+    czxids = await marked_since(cluster, [note.ledger_id for note in notes])
+    return [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
 
 
 def shut_text(marked: MarkedLedger) -> str:

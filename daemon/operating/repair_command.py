@@ -28,7 +28,7 @@ from daemon.operating.repair_by_hand import (
 )
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
-from daemon.status import help_text, note_record
+from daemon.status.records import help_text, note_record
 from daemon.threads import own_cause
 from daemon.visit import log_errors_only, visit
 from ledgers.metadata import BookieId

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from daemon.operating.marks import listed, marked_since, marks_of, shut_text
 from daemon.operating.progress import duration_text, printable
-from daemon.status import help_text
+from daemon.status.records import help_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from replication.cluster.membership import Half, live_nodes

@@ -11,9 +11,7 @@ from auditor.checks.reports import LOGGED_MAX
 from auditor.findings import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Transfer
-from ledgers.errors import (
-    UnreadableError,
-)
+from ledgers.errors import UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId, LedgerState
 from replication.cluster.own_state import own_path

@@ -13,10 +13,10 @@ from auditor.fsck.results.cluster import Cluster
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from daemon import fsck_command
 from daemon.cli import main
-from daemon.fsck_command import fsck
-from daemon.fsck_running import Marked, Places, Wanted, write_racks
+from daemon.fsck import command as fsck_command
+from daemon.fsck.command import fsck
+from daemon.fsck.running import Marked, Places, Wanted, write_racks
 from daemon.settings import Settings
 from ledgers.metadata import BookieId
 from tests.fsck.results import damaged, leave_results, seen

@@ -1,6 +1,6 @@
 """What tests of `status` have in common."""
 
-from daemon.status import Status
+from daemon.status.state import Status
 from replication.cluster.membership import Half, NodeInfo
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote

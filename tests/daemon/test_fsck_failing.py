@@ -13,8 +13,8 @@ from auditor.fsck.publishing import Fault, Foreseen, Show
 from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary
-from daemon import fsck_command
-from daemon.fsck_running import Marked, holding_output
+from daemon.fsck import command as fsck_command
+from daemon.fsck.running import Marked, holding_output
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
 from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call, call_run, failing, fake_runs

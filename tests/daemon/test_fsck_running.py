@@ -23,7 +23,7 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.running import FsckProgress
 from auditor.fsck.verdicts import Grade
 from auditor.java_sight import Damage
-from daemon.fsck_running import (
+from daemon.fsck.running import (
     Marked,
     Places,
     Wanted,
@@ -38,7 +38,7 @@ from daemon.fsck_running import (
     run,
     write_racks,
 )
-from daemon.fsck_texts import Meter, faults_lines, faults_record
+from daemon.fsck.texts import Meter, faults_lines, faults_record
 from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.errors import RejectedError, SettingsError
@@ -85,7 +85,7 @@ def test_without_pyspark_it_says_what_to_install(
             raise ImportError(name)
         return importlib
 
-    monkeypatch.setattr("daemon.fsck_running.importlib.import_module", found)
+    monkeypatch.setattr("daemon.fsck.running.importlib.import_module", found)
 
     with pytest.raises(SettingsError, match=r"pip install 'bookmender\[fsck\]'"):
         check_spark({})
@@ -207,7 +207,7 @@ def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
     async def visit(settings: Settings) -> AsyncIterator[Visit]:
         yield seen
 
-    monkeypatch.setattr("daemon.fsck_running.visit", visit)
+    monkeypatch.setattr("daemon.fsck.running.visit", visit)
     return seen.settings
 
 

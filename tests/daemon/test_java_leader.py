@@ -8,7 +8,7 @@ import pytest
 
 from daemon.operating import hold_command, maintenance_command
 from daemon.operating.java_leader import UNREADABLE_VOTE, disregards, java_leader, leader_concerns
-from daemon.status_command import render
+from daemon.status.command import render
 from replication.cluster.order_book import OrderBook, hold_place, maintenance_place
 from replication.cluster.orders import HoldOrder, MaintenanceWindow
 from replication.queue import payloads

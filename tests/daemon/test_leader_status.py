@@ -11,16 +11,16 @@ from auditor.checks.kinds import KINDS
 from auditor.checks.records import CheckRecord, CheckRun, check_path
 from auditor.index.note import IndexNote, index_note_path
 from auditor.settings import AuditorSettings
-from daemon.leader_status import (
+from daemon.operating.check_rows import CheckRow
+from daemon.status.command import render
+from daemon.status.leader import (
     LeaderState,
     PendingLoss,
     gather_leader,
     index_text,
     losses_due_ms,
 )
-from daemon.operating.check_rows import CheckRow
-from daemon.status import Status
-from daemon.status_command import render
+from daemon.status.state import Status
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half
 from replication.cluster.orders import HoldOrder

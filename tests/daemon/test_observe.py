@@ -15,10 +15,10 @@ from structlog.testing import capture_logs
 from auditor.endangered import Endangered
 from auditor.observation import Absence, Difference, MissingBookie, Observation
 from auditor.own_queue import OwnQueue
-from daemon.observe_command import built, exit_code
-from daemon.observe_node import ReportFile, Teller
-from daemon.observe_report import to_record, to_text
-from daemon.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
+from daemon.observe.command import built, exit_code
+from daemon.observe.node import ReportFile, Teller
+from daemon.observe.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
+from daemon.observe.report import to_record, to_text
 from daemon.planning import Previews
 from daemon.visit import Visit
 from ledgers.errors import SettingsError, UnauthorizedError, UnavailableError

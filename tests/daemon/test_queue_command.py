@@ -1,17 +1,22 @@
 """``bookmender queue list``: why each ledger is marked."""
 
+from dataclasses import replace
+
 import pytest
 
 from auditor.causes import Cause, Why, causes_path, causes_to_bytes
 from auditor.findings import Finding
 from daemon.queue_command import line_of, queue_rows
+from daemon.status.gathering import gather_status
 from replication.cluster.order_book import OrderBook, drain_place
 from replication.cluster.orders import DrainOrder
 from replication.cluster.own_state import findings_path
 from replication.queue import payloads
 from replication.queue.listing import MarkedLedger, read_locks, read_marks
 from replication.queue.payloads import Mark
-from tests.daemon.visits import visiting
+from replication.reasons import Reason
+from tests.daemon.status_values import note
+from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import UR
@@ -105,3 +110,51 @@ async def test_the_queue_tells_why_a_ledger_of_our_own_queue_is_marked(
     (row,) = await queue_rows(visiting(cluster), marked, own=[5])
 
     assert line_of(row, now_ms=now_ms) == f"ledger 5: {line}"
+
+
+@in_virtual_time
+async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    due_ms = cluster.clock.wall_ms() + 4_500
+
+    async with cluster.node("host-b") as worker:
+        waiting = replace(note(1, Reason.NO_TARGET, "no room"), tries=3, next_try_ms=due_ms)
+        await worker.notes.write(waiting)
+        (row,) = await rows_of(cluster, 1)
+
+    line = f"ledger 1: misses {B1} — no-target: no room"
+    assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
+    assert line_of(row, now_ms=due_ms) == line
+
+
+@in_virtual_time
+async def test_the_queue_tells_when_a_grace_is_over() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    now_ms = cluster.clock.wall_ms()
+
+    async with cluster.node("host-b") as worker:
+        waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
+        await worker.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
+        (row,) = await rows_of(cluster, 1)
+
+    line = f"ledger 1: misses {B1} — open-ledger-grace: left to its writer"
+    assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
+    assert line_of(row, now_ms=now_ms) == f"{line}; grace over in 9 s"
+
+
+@in_virtual_time
+async def test_what_was_noted_of_a_mark_that_is_gone_is_not_told_of_the_next_one() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    async with cluster.node("host-b") as worker:
+        await worker.notes.write(note(1, Reason.NO_TARGET, "no room"))
+        await cluster.store.delete(payloads.mark_path(UR, 1), version=-1)  # by a worker of Java's
+        await cluster.mark(B2, ledger_id=1)
+
+        status = await gather_status(visiting(cluster), clock=cluster.clock)
+        (row,) = await rows_of(cluster, 1)
+
+    assert (status.waiting, status.waiting_count) == ((), 0)
+    assert row["waiting"] is None

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from daemon.operating import repair_command
 from daemon.operating.repair_by_hand import RepairedByHand, find_ledgers, shut_away, wait_done
-from daemon.status import help_text
+from daemon.status.records import help_text
 from replication.cluster.own_state import own_path, waiting_path
 from replication.queue import payloads
 from replication.reasons import Reason

@@ -6,10 +6,10 @@ import pytest
 
 from auditor.index.note import IndexNote
 from auditor.records import AuditRecord
-from daemon.leader_status import LeaderState
 from daemon.operating.bookies import BookieRow, BookieState
-from daemon.status import help_text
-from daemon.status_command import render
+from daemon.status.command import render
+from daemon.status.leader import LeaderState
+from daemon.status.records import help_text
 from replication.cluster.membership import Half, NodeInfo
 from replication.cluster.orders import HoldOrder, MaintenanceWindow
 from replication.queue.listing import LockedLedger

@@ -2,18 +2,18 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 from auditor.index.note import IndexNote
 from auditor.records import AuditRecord
 from daemon.operating.drains import order_drains
 from daemon.operating.maintenance_command import concerns as window_concerns
 from daemon.operating.maintenance_command import open_window
-from daemon.queue_command import line_of, queue_rows
+from daemon.queue_command import line_of
 from daemon.settings import Settings
-from daemon.status import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status, gather_status
-from daemon.status_command import render
-from daemon.status_verdict import verdict_text
+from daemon.status.command import render
+from daemon.status.gathering import gather_status
+from daemon.status.state import UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status
+from daemon.status.verdict import verdict_text
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.metadata import BookieId
@@ -21,12 +21,11 @@ from ledgers.registration import Registration
 from replication.cluster.membership import Half
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
-from replication.queue.listing import read_marks
 from replication.reasons import Reason
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import WHOLE, note
-from tests.daemon.visits import visiting
+from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import ROOT, UR
@@ -211,43 +210,6 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
         f"ledger 2: misses {B1} (locked by host-b for 10 s)",
         f"ledger 3: misses {B1} (locked by java-host, no node of ours, for 10 s)",
     ]
-
-
-@in_virtual_time
-async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
-    cluster = await Cluster.start()
-    await cluster.mark(B1, ledger_id=1)
-    due_ms = cluster.clock.wall_ms() + 4_500
-
-    async with cluster.node("host-b") as worker:
-        waiting = replace(note(1, Reason.NO_TARGET, "no room"), tries=3, next_try_ms=due_ms)
-        await worker.notes.write(waiting)
-        (row,) = await rows_of(cluster, 1)
-
-    line = f"ledger 1: misses {B1} — no-target: no room"
-    assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
-    assert line_of(row, now_ms=due_ms) == line
-
-
-@in_virtual_time
-async def test_the_queue_tells_when_a_grace_is_over() -> None:
-    cluster = await Cluster.start()
-    await cluster.mark(B1, ledger_id=1)
-    now_ms = cluster.clock.wall_ms()
-
-    async with cluster.node("host-b") as worker:
-        waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
-        await worker.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
-        (row,) = await rows_of(cluster, 1)
-
-    line = f"ledger 1: misses {B1} — open-ledger-grace: left to its writer"
-    assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
-    assert line_of(row, now_ms=now_ms) == f"{line}; grace over in 9 s"
-
-
-async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
-    marked = await read_marks(cluster.store, UR, ledger_ids)
-    return await queue_rows(visiting(cluster), marked, own=())
 
 
 @in_virtual_time

@@ -4,8 +4,8 @@ import pytest
 
 from auditor.findings import Finding
 from daemon.queue_command import line_of, queue_rows
-from daemon.status import gather_status
-from daemon.status_command import render
+from daemon.status.command import render
+from daemon.status.gathering import gather_status
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half, Membership
 from replication.cluster.own_state import findings_path, own_path

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from daemon.status import gather_status
-from daemon.status_command import render
+from daemon.status.command import render
+from daemon.status.gathering import gather_status
 from ledgers.metadata import LedgerState
 from tests.daemon.status_values import WHOLE
 from tests.daemon.visits import visiting

@@ -7,10 +7,10 @@ import pytest
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.index.note import IndexNote
-from daemon.leader_status import LeaderState
 from daemon.operating.bookies import BookieRow, BookieState
-from daemon.status_command import render
-from daemon.status_verdict import verdict_text
+from daemon.status.command import render
+from daemon.status.leader import LeaderState
+from daemon.status.verdict import verdict_text
 from ledgers.metadata import BookieId
 from replication.cluster.orders import MaintenanceWindow
 from replication.reasons import Reason

@@ -6,7 +6,6 @@ from types import ModuleType
 import click
 import pytest
 
-from daemon import status_command
 from daemon.operating import (
     bookie_command,
     drain_command,
@@ -15,6 +14,7 @@ from daemon.operating import (
     maintenance_command,
 )
 from daemon.operating.maintenance_command import open_window
+from daemon.status import command as status_command
 from replication.cluster.order_book import (
     OrderBook,
     checks_place,

@@ -1,8 +1,10 @@
 """What a command sees of a cluster in memory."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from daemon.operating.drains import order_drains
+from daemon.queue_command import queue_rows
 from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.formats.layout import Layout
@@ -10,8 +12,9 @@ from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
+from replication.queue.listing import read_marks
 from tests.replication.cluster import Cluster
-from tests.replication.nodes import ROOT
+from tests.replication.nodes import ROOT, UR
 
 
 def visiting(cluster: Cluster) -> Visit:
@@ -45,3 +48,9 @@ class Heard:
 
 async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | None = None) -> None:
     await order_drains(visiting(cluster), bookies, may_fence=may_fence, clock=cluster.clock)
+
+
+async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
+    """As ``queue list`` has them."""
+    marked = await read_marks(cluster.store, UR, ledger_ids)
+    return await queue_rows(visiting(cluster), marked, own=())

@@ -19,8 +19,8 @@ from auditor.fsck.results.last import (
 )
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from daemon.status import gather_status
-from daemon.status_command import render
+from daemon.status.command import render
+from daemon.status.gathering import gather_status
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.store import Stat
 from tests.daemon.visits import visiting

@@ -9,8 +9,8 @@ import structlog
 from prometheus_client import Gauge
 
 from auditor.observation import Absence, Observation
-from daemon.observe_report import SHOWN_MAX, to_record
-from daemon.observing import PLANNED_MAX, Sight, open_observing
+from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
+from daemon.observe.report import SHOWN_MAX, to_record
 from daemon.planning import Previews
 from daemon.settings import Settings
 from ledgers.errors import SettingsError

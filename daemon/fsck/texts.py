@@ -17,7 +17,7 @@ from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict
-from daemon.fsck_running import Marked
+from daemon.fsck.running import Marked
 from daemon.operating.progress import Eta, counted, duration_text, printable
 from daemon.plan_command import size_text
 

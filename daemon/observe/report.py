@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from auditor.observation import Absence, MissingBookie, Observation
-from daemon.observing import Sight
+from daemon.observe.observing import Sight
 from daemon.operating.hold import hold_record, hold_text
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.plan_command import size_text

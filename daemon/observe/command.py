@@ -12,8 +12,8 @@ import click
 
 from auditor.index.keeper import IndexKeeper
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, json_option, output_option
-from daemon.observe_report import to_record, to_text
-from daemon.observing import PLANNED_MAX, Sight, open_observing
+from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
+from daemon.observe.report import to_record, to_text
 from daemon.operating.progress import CountLine
 from daemon.settings import Settings, load_settings
 from daemon.threads import own_cause

@@ -15,7 +15,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option
-from daemon.fsck_options import (
+from daemon.fsck.options import (
     Share,
     SparkSetting,
     format_option,
@@ -26,7 +26,7 @@ from daemon.fsck_options import (
     settings_for,
     uri_option,
 )
-from daemon.fsck_running import (
+from daemon.fsck.running import (
     Marked,
     Wanted,
     check_spark,
@@ -215,7 +215,7 @@ def what_stays(wanted: Wanted) -> str:
 
 
 def _run(settings: Settings, wanted: Wanted) -> Summary:
-    from daemon.fsck_texts import showing_progress
+    from daemon.fsck.texts import showing_progress
 
     places = asyncio.run(look_up_places(settings))
     try:
@@ -232,7 +232,7 @@ def _left(
     """The report, the marks; and all of it told, for programs and for people."""
     from auditor.fsck.results.reading import Results
     from auditor.fsck.results.report import write_report
-    from daemon.fsck_texts import faults_lines, faults_record, summary_lines
+    from daemon.fsck.texts import faults_lines, faults_record, summary_lines
 
     results = Results.open(output, summary.run)
     report = write_report(results, read_racks(output))
@@ -297,7 +297,7 @@ def mark_command(
     settings = settings_for(uri, config)
     log_errors_only(settings)
     found = _results(results)
-    from daemon.fsck_texts import faults_lines, faults_record
+    from daemon.fsck.texts import faults_lines, faults_record
 
     faults = _faults(found)
     came_of_it = _mark(settings, found, faults, is_marking=mark)
@@ -331,7 +331,7 @@ def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     """
     need_modules("pyarrow")
     from auditor.fsck.results.past import past_verdicts
-    from daemon.fsck_texts import past_lines, past_record
+    from daemon.fsck.texts import past_lines, past_record
 
     with failing_as_unknown(lambda: NO_RESULTS):
         past = past_verdicts(folder, ledger_id)
@@ -366,7 +366,7 @@ def diff_command(before: str, after: str | None, output_format: str) -> None:
     from auditor.fsck.results.changes import compare
     from auditor.fsck.results.cluster import check_same_cluster
     from auditor.fsck.results.reading import Results
-    from daemon.fsck_texts import changes_lines, changes_record
+    from daemon.fsck.texts import changes_lines, changes_record
 
     with failing_as_unknown(lambda: NO_RESULTS):
         if after is None:

@@ -1,39 +1,19 @@
-"""The state of a cluster's recovery at one moment: gathered here, printed by ``status_command``."""
+"""The state of a cluster's recovery at one moment, and the one word for it. Pure."""
 
-import asyncio
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.election import current_leader
-from auditor.fsck.results.last import read_closer, read_last
 from auditor.fsck.results.summary import Summary
-from auditor.own_queue import read_own_queue
-from auditor.records import AuditRecord, last_audit
-from daemon.leader_status import LeaderState, gather_leader
-from daemon.operating.bookies import BookieRow, BookieState, bookie_rows, missed, with_losses
-from daemon.operating.hold import current_hold, hold_record
-from daemon.operating.progress import printable
-from daemon.visit import Visit
-from ledgers.clock import Clock, SystemClock
-from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from auditor.records import AuditRecord
+from daemon.operating.bookies import BookieRow
+from daemon.operating.hold import hold_record
+from daemon.status.leader import LeaderState
+from daemon.status.records import audit_record, lock_record, node_record, note_record
 from ledgers.metadata import BookieId
-from replication.cluster.membership import Half, NodeInfo, live_nodes
-from replication.cluster.order_book import OrderBook
+from replication.cluster.membership import Half, NodeInfo
 from replication.cluster.orders import HoldOrder
-from replication.queue import payloads
-from replication.queue.listing import (
-    LockedLedger,
-    MarkedLedger,
-    locked_ledger_ids,
-    marked_ledger_ids,
-    read_locks,
-    read_marks,
-)
-from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes
-from replication.waiting.unproven_ends import unproven_ledger_ids
+from replication.queue.listing import LockedLedger
+from replication.waiting.notes import WaitingNote
 
 WAITING_SHOWN_MAX = 1_000
 LOCKS_READ_MAX = 1_000
@@ -245,153 +225,3 @@ class Status:
                 "ledgers": [note_record(note) for note in self.waiting],
             },
         }
-
-
-def node_record(node: NodeInfo) -> dict[str, Any]:
-    return {
-        "host": node.host,
-        "pid": node.pid,
-        "half": node.half.value,
-        "bookie_id": node.bookie_id,
-        "started_ms": node.started_ms,
-    }
-
-
-def audit_record(audit: AuditRecord) -> dict[str, Any]:
-    return {
-        "finished_ms": audit.finished_ms,
-        "ledgers": audit.ledger_count,
-        "marks": audit.mark_count,
-        "unreadable": audit.unreadable_count,
-        "unreadable_ledgers": list(audit.unreadable),
-    }
-
-
-def note_record(note: WaitingNote) -> dict[str, Any]:
-    return {
-        "ledger_id": note.ledger_id,
-        "reason": note.reason.value,
-        "detail": note.detail,
-        "node": note.node,
-        "since_ms": note.since_ms,
-        "tries": note.tries,
-        "next_try_ms": note.next_try_ms,
-        "grace_until_ms": note.grace_until_ms,
-    }
-
-
-def help_text(note: WaitingNote) -> str:
-    """Of a ledger that time alone will not help, or that a hold keeps waiting, for people."""
-    what = "the hold to end" if note.reason is Reason.HOLD else "help"
-    return printable(
-        f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"
-    )
-
-
-def lock_record(lock: LockedLedger) -> dict[str, Any]:
-    return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
-
-
-async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status:
-    """Raises UnavailableError when something could not be read whole. ``clock``: the real one, if None."""
-    clock = clock or SystemClock()
-    store, ur = cluster.store, cluster.ur
-    nodes = await live_nodes(store, ur)
-    leader = await current_leader(store, ur)
-    marked = await read_marks(store, ur, await marked_ledger_ids(store, ur))
-    marked_ids = {ledger.ledger_id for ledger in marked}
-    own = await read_own_queue(store, ur, shared=marked_ids)
-    queued_ids = marked_ids.union(own.ledger_ids)
-    locked_ids = await locked_ledger_ids(store, ur)
-    notes = WaitingNotes(store, ur)
-    noted = sorted(await notes.ledger_ids() & queued_ids)
-    orders = await OrderBook(store, ur).read()
-    bookies = await bookie_rows(cluster, orders, clock=clock)
-    leader_node = next(
-        (n.info for n in nodes if leader and n.session_id == leader.session_id), None
-    )
-    away = missed(bookies)
-    auditing = await gather_leader(
-        cluster,
-        leader_session_id=leader.session_id if leader and leader_node else None,
-        away=away,
-        on_purpose=[row.bookie for row in bookies if row.is_away_on_purpose],
-        marked=marked,
-        clock=clock,
-    )
-    not_lost = auditing.loss_due_ms.keys()
-    return Status(
-        leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
-        leader_node=leader_node,
-        nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.half.value))),
-        writable=tuple(row.bookie for row in bookies if row.state is BookieState.WRITABLE),
-        read_only=tuple(row.bookie for row in bookies if row.state is BookieState.READ_ONLY),
-        lost=tuple(bookie for bookie in away if bookie not in not_lost),
-        away=tuple(bookie for bookie in away if bookie in not_lost),
-        wiped=tuple(row.bookie for row in bookies if row.is_wiped and leader_node is not None),
-        is_disabled=await store.exists(payloads.disable_path(ur)) is not None,
-        marked_count=len(marked),
-        by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
-        by_bookie=tuple(sorted(_bookie_counts(marked).items())),
-        under_repair=len(locked_ids & queued_ids),
-        waiting=tuple(await notes.read_all(noted[:WAITING_SHOWN_MAX])),
-        waiting_count=len(noted),
-        audit=await _audit_as_it_is_now(cluster),
-        own_marked_count=len(own),
-        own_damaged_count=len(own.damaged),
-        ordered=tuple(
-            row
-            for row in with_losses(bookies, auditing.loss_due_ms)
-            if row.drain is not None or row.maintenance is not None
-        ),
-        hold=await current_hold(cluster, clock=clock),
-        auditing=auditing,
-        unreadable_orders=orders.unreadable,
-        foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
-        unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),
-        fsck=await read_last(store, ur),
-        fsck_closer=await read_closer(store, ur),
-    )
-
-
-async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:
-    """The last audit, without those that it could not read and that can be read by now, or are gone.
-
-    Of very many only the ids that it tells of, a hundred at most, are looked at again.
-    """
-    audit = await last_audit(cluster.store, cluster.ur)
-    if audit is None or not audit.unreadable:
-        return audit
-    are_unreadable = await asyncio.gather(*(_is_unreadable(cluster, i) for i in audit.unreadable))
-    still = tuple(i for i, is_so in zip(audit.unreadable, are_unreadable, strict=True) if is_so)
-    mended_count = len(audit.unreadable) - len(still)
-    return replace(audit, unreadable=still, unreadable_count=audit.unreadable_count - mended_count)
-
-
-async def _is_unreadable(cluster: Visit, ledger_id: int) -> bool:
-    try:
-        await cluster.manager.read(ledger_id)
-    except (CorruptionError, UnauthorizedError):
-        return True
-    except NoSuchLedgerError:
-        return False
-    return False
-
-
-async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[LockedLedger, ...]:
-    """Of the first ``LOCKS_READ_MAX`` locks, those known to be of no node of ours; the oldest first."""
-    locks = await read_locks(cluster.store, cluster.ur, locked_ids[:LOCKS_READ_MAX])
-    # After the locks: a node that joined in between is not to be taken for somebody else.
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
-    foreign = [lock for lock in locks if lock.since_ms and lock.session_id not in ours]
-    return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
-
-
-def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:
-    return Counter(len(ledger.mark.replicas) for ledger in marked if ledger.mark is not None)
-
-
-def _bookie_counts(marked: Sequence[MarkedLedger]) -> Counter[str]:
-    return Counter(
-        replica for ledger in marked if ledger.mark is not None for replica in ledger.mark.replicas
-    )

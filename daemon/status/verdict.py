@@ -4,7 +4,7 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.operating.bookies import loss_due_text
 from daemon.operating.progress import counted, duration_text
-from daemon.status import VERDICTS, Status
+from daemon.status.state import VERDICTS, Status
 from replication.cluster.membership import Half
 
 

@@ -14,19 +14,20 @@ from auditor.fsck.results.advice import counts_text
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli import config_option, output_option
-from daemon.leader_status import (
+from daemon.operating.hold import hold_text
+from daemon.operating.java_leader import disregards
+from daemon.operating.progress import counted, duration_text, printable
+from daemon.operating.unreadable_orders import unreadable_texts
+from daemon.status.gathering import gather_status
+from daemon.status.leader import (
     away_text,
     check_texts,
     delay_text,
     index_text,
     lost_text,
 )
-from daemon.operating.hold import hold_text
-from daemon.operating.java_leader import disregards
-from daemon.operating.progress import counted, duration_text, printable
-from daemon.operating.unreadable_orders import unreadable_texts
-from daemon.status import VERDICTS, Status, gather_status
-from daemon.status_verdict import verdict_text
+from daemon.status.state import VERDICTS, Status
+from daemon.status.verdict import verdict_text
 from daemon.visit import run_visit
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half

@@ -1,0 +1,1 @@
+"""``bookmender fsck``: ``command`` with its ``options`` and ``texts``; ``running`` is what a run on Spark has around it."""

@@ -1,0 +1,55 @@
+"""Parts of the state as JSON, which other commands show, too."""
+
+from typing import Any
+
+from auditor.records import AuditRecord
+from daemon.operating.progress import printable
+from replication.cluster.membership import NodeInfo
+from replication.queue.listing import LockedLedger
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
+
+
+def node_record(node: NodeInfo) -> dict[str, Any]:
+    return {
+        "host": node.host,
+        "pid": node.pid,
+        "half": node.half.value,
+        "bookie_id": node.bookie_id,
+        "started_ms": node.started_ms,
+    }
+
+
+def audit_record(audit: AuditRecord) -> dict[str, Any]:
+    return {
+        "finished_ms": audit.finished_ms,
+        "ledgers": audit.ledger_count,
+        "marks": audit.mark_count,
+        "unreadable": audit.unreadable_count,
+        "unreadable_ledgers": list(audit.unreadable),
+    }
+
+
+def note_record(note: WaitingNote) -> dict[str, Any]:
+    return {
+        "ledger_id": note.ledger_id,
+        "reason": note.reason.value,
+        "detail": note.detail,
+        "node": note.node,
+        "since_ms": note.since_ms,
+        "tries": note.tries,
+        "next_try_ms": note.next_try_ms,
+        "grace_until_ms": note.grace_until_ms,
+    }
+
+
+def help_text(note: WaitingNote) -> str:
+    """Of a ledger that time alone will not help, or that a hold keeps waiting, for people."""
+    what = "the hold to end" if note.reason is Reason.HOLD else "help"
+    return printable(
+        f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"
+    )
+
+
+def lock_record(lock: LockedLedger) -> dict[str, Any]:
+    return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
