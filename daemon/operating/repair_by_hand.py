@@ -38,8 +38,8 @@ POLLED_LEDGERS_PER_S = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedByHand:
-    """``waiting``: those that are left, each of which waits for help, or for a safety hold to end; empty when
-    all is done.
+    """``waiting``: those that are left, each of which waits for help, or for a safety hold or a maintenance
+    window to end; empty when all is done.
 
     ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
     others, by id: no such ledger, or metadata or a mark that cannot be read.
@@ -159,7 +159,7 @@ async def wait_done(
 ) -> tuple[WaitingNote, ...]:
     """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
 
-    A hold may last for hours, and an operator ends it: it is told and not waited out.
+    A hold or a maintenance window may last for hours, and an operator ends it: it is told and not waited out.
     """
     left = sorted(ledger_ids)
     while left := await _still_marked(store, ur, left):
@@ -183,7 +183,7 @@ def _is_in_vain(note: WaitingNote) -> bool:
     again, and they may be all that the ledger missed."""
     if note.reason is Reason.END_UNPROVEN:
         return note.tries > 1
-    return note.reason.needs_help or note.reason is Reason.HOLD
+    return note.reason.needs_help or note.reason in (Reason.HOLD, Reason.MAINTENANCE)
 
 
 async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[int]:

@@ -17,6 +17,7 @@ from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_k
 from daemon.operating.progress import (
     ProgressLine,
     counted,
+    duration_text,
     printable,
     saying_when_interrupted,
 )
@@ -31,7 +32,10 @@ from daemon.state import open_journal
 from daemon.status.records import help_text, note_record
 from daemon.threads import own_cause
 from daemon.visit import log_errors_only, visit
+from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
 
 
 @click.command()
@@ -57,8 +61,8 @@ def repair(
     auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
 
     Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help, or for a
-    safety hold to end, are not there or cannot be read, which keeps none of the others from being repaired; 3
-    when it could not tell.
+    safety hold or a maintenance window to end, are not there or cannot be read, which keeps none of the others
+    from being repaired; 3 when it could not tell.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
@@ -69,7 +73,8 @@ def repair(
     if output == "json":
         click.echo(json.dumps(_record(done), indent=2))
     else:
-        click.echo(_text(done, mark_only=mark_only))
+        now_ms = SystemClock().wall_ms()
+        click.echo(result_text(done, mark_only=mark_only, now_ms=now_ms))
     sys.exit(EXIT_FAILED if done.waiting or done.failed else 0)
 
 
@@ -115,9 +120,18 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
     return record
 
 
-def _text(done: RepairedByHand, *, mark_only: bool) -> str:
-    lines = [*map(help_text, done.waiting)]
+def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
+    """For people."""
+    lines = [help_text(note) + _next_try(note, now_ms=now_ms) for note in done.waiting]
     lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]
     whole = counted(done.ledger_count - len(done.waiting), "ledger")
     lines.append(f"{whole} {'marked' if mark_only else 'whole, as far as repair looks'}")
     return "\n".join(lines)
+
+
+def _next_try(note: WaitingNote, *, now_ms: int) -> str:
+    """Of what is away on purpose, when the nodes go on with it; empty where nobody knows."""
+    if note.reason is not Reason.MAINTENANCE or note.next_try_ms <= now_ms:
+        return ""
+    left = duration_text((note.next_try_ms - now_ms) / 1000)
+    return f"; next try in {left}, or when they are back"

@@ -44,11 +44,17 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 
 
 def help_text(note: WaitingNote) -> str:
-    """Of a ledger that time alone will not help, or that a hold keeps waiting, for people."""
-    what = "the hold to end" if note.reason is Reason.HOLD else "help"
+    """Of a ledger that time alone will not help, or that a hold or a window keeps waiting, for people."""
+    what = _WAITED_FOR.get(note.reason, "help")
     return printable(
         f"ledger {note.ledger_id} waits for {what}: {note.reason.value}: {note.detail}"
     )
+
+
+_WAITED_FOR = {
+    Reason.HOLD: "the hold to end",
+    Reason.MAINTENANCE: "the bookies, or the end of their maintenance",
+}
 
 
 def lock_record(lock: LockedLedger) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import UR
 
+NOW_MS = 1_000_000
+
 
 @in_virtual_time
 async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> None:
@@ -54,6 +56,7 @@ async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
         pytest.param(Reason.NO_TARGET, id="a bookie must come"),
         pytest.param(Reason.NO_COVERAGE, id="some of its own must come back"),
         pytest.param(Reason.HOLD, id="somebody must end the hold"),
+        pytest.param(Reason.MAINTENANCE, id="its bookies are away on purpose, perhaps for hours"),
     ],
 )
 @in_virtual_time
@@ -148,3 +151,34 @@ def test_it_is_said_for_people_and_for_programs(
     assert text.stdout.splitlines() == ["ledger 99: no such ledger", whole]
     assert json.loads(record.stdout)["failed"] == [{"ledger_id": 99, "error": "no such ledger"}]
     assert json.loads(record.stdout)["error"] == "nothing could be done for 1 ledger"
+
+
+@pytest.mark.parametrize(
+    ("next_try_ms", "when"),
+    [
+        pytest.param(
+            NOW_MS + 3_455_000, "; next try in 57 min 35 s, or when they are back", id="later"
+        ),
+        pytest.param(0, "", id="an earlier release's note"),
+    ],
+)
+def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
+    next_try_ms: int, when: str
+) -> None:
+    detail = "B1 is away for maintenance; B2 is away for maintenance"
+    note = WaitingNote(
+        ledger_id=0,
+        reason=Reason.MAINTENANCE,
+        detail=detail,
+        node="host-a",
+        since_ms=0,
+        next_try_ms=next_try_ms,
+    )
+    done = RepairedByHand(ledger_count=1, waiting=(note,))
+
+    told = repair_command.result_text(done, mark_only=False, now_ms=NOW_MS)
+
+    assert told.splitlines() == [
+        f"ledger 0 waits for the bookies, or the end of their maintenance: maintenance: {detail}{when}",
+        "0 ledgers whole, as far as repair looks",
+    ]
