@@ -83,7 +83,7 @@ class SummingUp:
         return LedgerVerdict(
             ledger_id=self._versioned.ledger_id,
             grade=_grade(fragments, found),
-            findings=tuple(finding for finding in _ORDER if finding in found),
+            findings=tuple(sorted(found, key=_ORDER.index)),
             rests_on_unknown=any(fragment.rests_on_unknown for fragment in fragments),
             evidence=tuple(evidence[:EVIDENCE_MAX]),
             evidence_left_out=max(0, len(evidence) - EVIDENCE_MAX),
