@@ -1,10 +1,13 @@
 """Closing an open ledger by hand: whether somebody may still write it, and then recovery, under its lock.
 
 Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to go by. To
-close it locks the writer out for good. So where it may be alive that takes a person's word.
+close it locks the writer out for good. So where it may be alive that takes a person's word. Where so few of its
+bookies answer that nobody can find its end (rule S5) nothing is begun: it would lock the writer out for nothing.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -18,19 +21,28 @@ from daemon.settings import Settings
 from daemon.visit import Visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import NotEnoughBookiesError, RejectedError, UnavailableError, UnprovenEndError
+from ledgers.errors import (
+    JournalError,
+    LockLostError,
+    NotEnoughBookiesError,
+    RejectedError,
+    SessionLostError,
+    UnavailableError,
+    UnprovenEndError,
+)
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.operations.last_entries import highest_entry_id
-from ledgers.store import Check, MetadataStore
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
+from ledgers.operations.last_entries import last_entry_id
+from ledgers.store import Check, MetadataStore, Operation
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.orders import Orders
-from replication.planning.open_ledger import OpenLedgers
+from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.planning.targets import Receivers
 from replication.queue.lock_by_hand import locked
 
 
 class CloseRefusedError(RejectedError):
-    """Somebody may still write the ledger, or nothing is to be fenced now. The message says why."""
+    """Somebody may still write the ledger, or it cannot be closed now. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +51,16 @@ class Closing:
 
     ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why somebody
     may still write it. ``held_back``: why nothing is to be fenced now, whoever writes; empty: it may be.
+    ``cannot_close``: why nobody can find its end now, and what helps; empty: it can be tried. ``end_doubt``: why
+    that may be in vain, as in ``end_doubts``.
     """
 
     found: VersionedMetadata
     last_entry_id: int | None = None
     doubts: tuple[str, ...] = ()
     held_back: str = ""
+    cannot_close: str = ""
+    end_doubt: str = ""
     closed: VersionedMetadata | None = None
 
 
@@ -68,6 +84,43 @@ def doubts_about(
     if idle_s < after_s:
         return [f"for all that is known it got its last entry {duration_text(idle_s)} ago"]
     return []
+
+
+def why_unclosable(
+    metadata: LedgerMetadata, told: Mapping[BookieId, int | None], view: ClusterView
+) -> str:
+    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where it may.
+
+    ``told``: of each member of the last ensemble the last entry that it says it has, None where it does not answer.
+    """
+    silent = frozenset(bookie for bookie, last in told.items() if last is None)
+    if not wanted_for_coverage(metadata, told.keys() - silent):
+        return ""
+    named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
+    return (
+        f"it cannot be closed now, forced or not: no answer from {named}, and without more of them nobody can know "
+        f"where it ends; {whom_to_start(metadata, silent)}"
+    )
+
+
+def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
+    if bookie in view.available:
+        return "registered, but silent"
+    return "away" if bookie in view.cookies else "gone for good: it has no cookie"
+
+
+def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
+    """Which of the silent bookies, as long as they are too many, have to answer before its end can be found."""
+    everybody = frozenset(metadata.last_segment.ensemble)
+    alone = [b for b in silent if not wanted_for_coverage(metadata, everybody - silent | {b})]
+    needed = [b for b in silent if wanted_for_coverage(metadata, everybody - {b})]
+    if alone:
+        which = " or ".join(sorted(alone))
+    elif len(needed) == len(silent):
+        which = " and ".join(sorted(silent))
+    else:
+        which = f"enough of {', '.join(sorted(silent))}"
+    return f"start {which} (empty, if what was there is gone), then give the same command again"
 
 
 class LedgerCloser:
@@ -101,21 +154,34 @@ class LedgerCloser:
         found = await self._manager.read(ledger_id)
         if found.metadata.is_closed:
             return Closing(found=found)
-        members = self._view.available.intersection(found.metadata.last_segment.ensemble)
-        last_entry_id = await highest_entry_id(self._bookies, members, ledger_id)
-        doubts = doubts_about(
-            (await read_sightings(self._store, self._ur)).get(ledger_id),
-            last_entry_id=last_entry_id,
-            written_ms=found.stat.mtime_ms,
-            now_ms=self._clock.wall_ms(),
-            after_s=self._after_s,
-        )
+        told = await self._last_entries(found)
+        last_entry_id = max((last for last in told.values() if last is not None), default=None)
+        doubts: list[str] = []
+        if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
+            doubts = doubts_about(
+                (await read_sightings(self._store, self._ur)).get(ledger_id),
+                last_entry_id=last_entry_id,
+                written_ms=found.stat.mtime_ms,
+                now_ms=self._clock.wall_ms(),
+                after_s=self._after_s,
+            )
         return Closing(
             found=found,
             last_entry_id=last_entry_id,
             doubts=tuple(doubts),
             held_back=_held_back(self._view.orders),
+            cannot_close=why_unclosable(found.metadata, told, self._view),
+            end_doubt=end_doubts(found, self._view),
         )
+
+    async def _last_entries(self, found: VersionedMetadata) -> dict[BookieId, int | None]:
+        """What each member of the last ensemble says it has. One that ZooKeeper does not show is asked, too: it may
+        have lost its session alone."""
+        members = found.metadata.last_segment.ensemble
+        told = await asyncio.gather(
+            *(last_entry_id(self._bookies, bookie, found.ledger_id) for bookie in members)
+        )
+        return dict(zip(members, told, strict=True))
 
     async def close(
         self,
@@ -128,34 +194,25 @@ class LedgerCloser:
     ) -> Closing:
         """Recover and close it; one that is closed already stays as it is. Is it marked, the nodes try it at once.
 
-        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not
-        while a hold stands. ``accepts_loss``: see ``OpenLedgers.recover``. Raises CloseRefusedError; UnavailableError when somebody else holds the
-        ledger; else as ``recover_ledger``.
+        ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not while a hold
+        stands, or so few answer that no end can be found. ``accepts_loss``: see ``OpenLedgers.recover``. Raises
+        CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``, and says
+        what was done by then.
         """
         async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
             before = await self.look(ledger_id)
             if before.found.metadata.is_closed:
                 return before
-            if before.held_back:
-                raise CloseRefusedError(before.held_back, ledger_id=ledger_id)
+            if refused := before.held_back or before.cannot_close:
+                raise CloseRefusedError(refused, ledger_id=ledger_id)
             if before.doubts and not is_forced:
                 raise CloseRefusedError(
                     f"{'; '.join(before.doubts)}; to close it locks a writer that is alive out for good",
                     ledger_id=ledger_id,
                 )
-            try:
-                closed = await self._open_ledgers.recover(
-                    before.found,
-                    self._view,
-                    accepts_loss=accepts_loss,
-                    guards=[session, lock],
-                )
-            except UnprovenEndError as error:
-                hint = await self._open_ledgers.way_out(before.found, error)
-                raise CloseRefusedError(f"{error}; {hint}") from error
-            except NotEnoughBookiesError as error:
-                why = self._open_ledgers.why_no_target(before.found)
-                raise CloseRefusedError(f"{error}; {why}") from error
+            closed = await self._recover(
+                before.found, accepts_loss=accepts_loss, guards=[session, lock]
+            )
             with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
                 await try_now(
                     ledger_id, self._store, self._ur, guards=[session, lock], clock=self._clock
@@ -166,6 +223,42 @@ class LedgerCloser:
             doubts=before.doubts,
             closed=closed,
         )
+
+    async def _recover(
+        self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Operation]
+    ) -> VersionedMetadata:
+        try:
+            return await self._open_ledgers.recover(
+                found, self._view, accepts_loss=accepts_loss, guards=guards
+            )
+        except UnprovenEndError as error:
+            hint = await self._open_ledgers.way_out(found, error)
+            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
+        except NotEnoughBookiesError as error:
+            why = self._open_ledgers.why_no_target(found)
+            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{why}") from error
+        except (JournalError, SessionLostError, LockLostError):
+            raise
+        except UnavailableError as error:
+            told = await self._last_entries(found)
+            silent = frozenset(bookie for bookie, last in told.items() if last is None)
+            hint = (
+                whom_to_start(found.metadata, silent)
+                if wanted_for_coverage(found.metadata, told.keys() - silent)
+                else "its bookies answer now: give the same command again"
+            )
+            raise UnavailableError(f"{error}; {await self._so_far(found)}{hint}") from error
+
+    async def _so_far(self, found: VersionedMetadata) -> str:
+        """What a recovery that failed has done; the error's own text says who was fenced. Empty: nothing new."""
+        try:
+            now = await self._manager.read(found.ledger_id)
+        except (UnavailableError, RejectedError):
+            return ""
+        is_new = found.metadata.state is LedgerState.OPEN
+        if now.metadata.state is not LedgerState.IN_RECOVERY or not is_new:
+            return ""
+        return "it is IN_RECOVERY now, and what was fenced takes nothing from its writer any more; "
 
 
 def _held_back(orders: Orders) -> str:

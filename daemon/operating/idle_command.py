@@ -119,16 +119,16 @@ def close(
     refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle);
     and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost.
 
-    Where too many of its bookies were wiped, or are silent, its end cannot be proven, and it is left as it is (exit 1).
-    If they will never have more to say, --accept-loss closes it after the last entry that is there: what only
-    they had is lost in any case. Where so many are silent that nothing is proven of any end, it does not close it
-    either: enough of them must be started first, and it is said which.
+    Where so many of its bookies are silent that nobody can know where it ends, nothing closes it: that is refused
+    before anything is fenced, and it is said which have to be started first. Where too many of them were wiped, its end
+    cannot be proven. If they will never have more to say, --accept-loss closes it after the last entry that is there:
+    what only they had is lost in any case.
 
     The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
     its settings.
 
-    Exits 0 when it is done or shown, or the ledger is closed already; 1 when it is refused; 3 when too few
-    bookies answer: then it can be tried again.
+    Exits 0 when it is done or shown, or the ledger is closed already; 1 when it is refused; 3 when bookies failed in
+    the midst of it, or somebody else works on it: then it can be tried again.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
@@ -164,6 +164,8 @@ def _closing_record(done: Closing) -> dict[str, Any]:
         "length": metadata.length if metadata.is_closed else None,
         "doubts": list(done.doubts),
         "held_back": done.held_back,
+        "cannot_close": done.cannot_close,
+        "end_doubt": done.end_doubt or None,
         "has_changed": done.closed is not None,
     }
 
@@ -182,14 +184,20 @@ def closing_text(done: Closing, *, is_forced: bool) -> str:
         f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} by what its bookies say",
         f"  on {', '.join(metadata.last_segment.ensemble)}",
         *(f"  doubt: {doubt}" for doubt in done.doubts),
+        *([f"  its end may not be provable: {doubt}"] if (doubt := _end_doubt(done)) else []),
         f"nothing was changed: {_next_step(done, is_forced=is_forced)}",
     ]
     return "\n".join(lines)
 
 
+def _end_doubt(done: Closing) -> str:
+    """Not beside what rules out that it is tried at all."""
+    return "" if done.cannot_close else done.end_doubt
+
+
 def _next_step(done: Closing, *, is_forced: bool) -> str:
-    if done.held_back:
-        return done.held_back
+    if in_the_way := "; ".join(filter(None, [done.held_back, done.cannot_close])):
+        return in_the_way
     if not done.doubts:
         return "--yes closes it"
     if is_forced:

@@ -85,6 +85,12 @@ def has_every_answer(results: Results[T]) -> bool:
     return all(result.answer is not Answer.UNKNOWN for result in results.values())
 
 
+def _fenced(results: Results[T]) -> str:
+    """Those that are known to refuse the writer from now on; others may be, their answer lost."""
+    fenced = [bookie for bookie, result in results.items() if result.answer is not Answer.UNKNOWN]
+    return ", ".join(fenced) or "none"
+
+
 class EndFinder:
     """One attempt at finding a ledger's end, from the metadata that marked it IN_RECOVERY."""
 
@@ -151,7 +157,7 @@ class EndFinder:
             if is_every_answer
             else "too few bookies of the last ensemble could be fenced"
         )
-        context = {} if is_every_answer else {"replies": said(results)}
+        context = {} if is_every_answer else {"fenced": _fenced(results), "replies": said(results)}
         if self._distrusted.isdisjoint(results):
             return UnavailableError(cause, ledger_id=self._ledger_id, **context)
         rescue = Rescue(

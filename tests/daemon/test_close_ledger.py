@@ -1,37 +1,27 @@
 """Open ledgers by hand: when one may be closed, that it is closed under its lock, and what follows."""
 
 import asyncio
-import random
-from collections.abc import Mapping
 
 import pytest
 
-from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
-from daemon.operating.close_ledger import CloseRefusedError, Closing, LedgerCloser, doubts_about
+from auditor.checks.idle_sightings import Sighting
+from daemon.operating.close_ledger import CloseRefusedError, doubts_about
 from daemon.operating.idle_command import closing_text
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState
-from ledgers.placement import RandomPlacement
-from ledgers.registration import Registration
-from replication.cluster.cluster_view import ViewSource
-from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, hold_place, tries_place
 from replication.cluster.orders import HoldOrder, Orders
-from replication.cluster.own_state import own_path
-from replication.planning.open_ledger import OpenLedgers
-from replication.planning.targets import Receivers
 from replication.queue import payloads
-from replication.queue.payloads import Mark
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotes
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
+from tests.daemon.closing import DAY_S, close, closer, idle_ledger, unproven_ledger
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT, UR, node_info, working
+from tests.replication.nodes import LEDGER, UR, working
 from tests.replication.repairs import watch_fencing
 
-DAY_S = 86_400
 SEEN = Sighting(last_entry_id=9, since_ms=1_000)
 
 
@@ -66,58 +56,6 @@ def test_what_speaks_against_closing(
 
 
 # --- On a cluster in memory ------------------------------------------------------------------------
-
-
-async def remember(cluster: Cluster, sightings: Mapping[int, Sighting]) -> None:
-    """As the leader's check does."""
-    await cluster.store.create(idle_path(UR), sightings_to_json(sightings), with_parents=True)
-
-
-async def idle_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
-    """Entries 0 to 9, of which the check says that they came more than a day ago."""
-    cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3), state=state)
-    await remember(cluster, {LEDGER: Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
-    await asyncio.sleep(DAY_S)
-    return cluster
-
-
-async def closer(cluster: Cluster) -> LedgerCloser:
-    views = ViewSource(
-        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
-    )
-    view = await views.refresh()
-    receivers = Receivers(RandomPlacement(random.Random(0)), clock=cluster.clock)
-    return LedgerCloser(
-        store=cluster.store,
-        manager=cluster.manager,
-        bookies=cluster.bookies,
-        view=view,
-        open_ledgers=OpenLedgers(
-            manager=cluster.manager,
-            bookies=cluster.bookies,
-            views=views,
-            fallback_digest=DIGEST,
-            receivers=receivers,
-            clock=cluster.clock,
-        ),
-        ur=UR,
-        after_s=DAY_S,
-        clock=cluster.clock,
-    )
-
-
-async def close(
-    cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
-) -> Closing:
-    membership = await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
-    return await (await closer(cluster)).close(
-        LEDGER,
-        session=membership.guard.check,
-        holder="me",
-        is_forced=is_forced,
-        accepts_loss=accepts_loss,
-    )
 
 
 @pytest.mark.compat(
@@ -194,19 +132,6 @@ async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
 
 
 @in_virtual_time
-async def test_while_too_few_bookies_answer_it_is_not_closed_and_not_locked() -> None:
-    cluster = await idle_ledger()
-    for bookie in (B1, B2):
-        cluster.bookie(bookie).is_down = True
-
-    with pytest.raises(UnavailableError):
-        await close(cluster)
-
-    assert not (await cluster.metadata()).is_closed
-    assert await cluster.locked() == []
-
-
-@in_virtual_time
 async def test_a_closed_ledger_stays_as_it_is() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2))
@@ -242,33 +167,6 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
 
 
 @in_virtual_time
-async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_started_first() -> (
-    None
-):
-    """Entries were acknowledged by two of three: so two of them have to answer, be it that they have nothing."""
-    cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
-    for bookie in (B1, B2, B3):
-        await cluster.kill(bookie)
-    await cluster.wipe(B1)
-    await cluster.revive(B1)
-
-    with pytest.raises(
-        CloseRefusedError, match=f"first start enough of {B2}, {B3} .*--accept-loss"
-    ):
-        await close(cluster, is_forced=True)
-    with pytest.raises(UnavailableError, match="could be fenced"):
-        await close(cluster, is_forced=True, accepts_loss=True)
-    await cluster.revive(B2)
-    with pytest.raises(CloseRefusedError, match="start its other bookies, or"):
-        await close(cluster, is_forced=True)
-    done = await close(cluster, is_forced=True, accepts_loss=True)
-
-    assert done.closed is not None
-    assert done.closed.metadata.last_entry_id == 9
-
-
-@in_virtual_time
 async def test_where_nobody_takes_its_last_entries_it_is_said_what_is_lacking() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     ensemble = (B1, B2, B3)
@@ -279,20 +177,6 @@ async def test_where_nobody_takes_its_last_entries_it_is_said_what_is_lacking() 
         await close(cluster, is_forced=True)
 
     assert not (await cluster.metadata()).is_closed
-
-
-async def unproven_ledger(*, own: bool = False) -> Cluster:
-    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared one."""
-    cluster = await idle_ledger()
-    for bookie in (B1, B2):
-        await cluster.kill(bookie)
-        await cluster.wipe(bookie)
-        await cluster.revive(bookie)
-    mark = payloads.mark_path(own_path(UR) if own else UR, LEDGER)
-    await cluster.store.create(
-        mark, payloads.mark_to_bytes(Mark(replicas=(B1, B2))), with_parents=True
-    )
-    return cluster
 
 
 SLOW = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)

@@ -8,7 +8,7 @@ from auditor.checks.idle_sightings import Sighting
 from daemon.operating.idle_command import exit_code
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from ledgers.metadata import LedgerState
-from tests.daemon.test_close_ledger import DAY_S, remember
+from tests.daemon.closing import DAY_S, remember
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2

@@ -1,0 +1,90 @@
+"""Open ledgers that are closed by hand on a cluster in memory, for the tests of it."""
+
+import asyncio
+import random
+from collections.abc import Mapping
+
+from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
+from daemon.operating.close_ledger import Closing, LedgerCloser
+from ledgers.metadata import LedgerState
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Half, Membership
+from replication.cluster.order_book import OrderBook
+from replication.cluster.own_state import own_path
+from replication.planning.open_ledger import OpenLedgers
+from replication.planning.targets import Receivers
+from replication.queue import payloads
+from replication.queue.payloads import Mark
+from tests.replication.cluster import DIGEST, Cluster
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+
+DAY_S = 86_400
+
+
+async def remember(cluster: Cluster, sightings: Mapping[int, Sighting]) -> None:
+    """As the leader's check does."""
+    await cluster.store.create(idle_path(UR), sightings_to_json(sightings), with_parents=True)
+
+
+async def idle_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
+    """Entries 0 to 9, of which the check says that they came more than a day ago."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), state=state)
+    await remember(cluster, {LEDGER: Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
+    await asyncio.sleep(DAY_S)
+    return cluster
+
+
+async def closer(cluster: Cluster) -> LedgerCloser:
+    views = ViewSource(
+        Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
+    )
+    view = await views.refresh()
+    receivers = Receivers(RandomPlacement(random.Random(0)), clock=cluster.clock)
+    return LedgerCloser(
+        store=cluster.store,
+        manager=cluster.manager,
+        bookies=cluster.bookies,
+        view=view,
+        open_ledgers=OpenLedgers(
+            manager=cluster.manager,
+            bookies=cluster.bookies,
+            views=views,
+            fallback_digest=DIGEST,
+            receivers=receivers,
+            clock=cluster.clock,
+        ),
+        ur=UR,
+        after_s=DAY_S,
+        clock=cluster.clock,
+    )
+
+
+async def close(
+    cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
+) -> Closing:
+    membership = await Membership.join(cluster.store, UR, node_info("me", Half.HAND))
+    return await (await closer(cluster)).close(
+        LEDGER,
+        session=membership.guard.check,
+        holder="me",
+        is_forced=is_forced,
+        accepts_loss=accepts_loss,
+    )
+
+
+async def unproven_ledger(*, own: bool = False) -> Cluster:
+    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our own queue or in the shared one."""
+    cluster = await idle_ledger()
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+    mark = payloads.mark_path(own_path(UR) if own else UR, LEDGER)
+    await cluster.store.create(
+        mark, payloads.mark_to_bytes(Mark(replicas=(B1, B2))), with_parents=True
+    )
+    return cluster
