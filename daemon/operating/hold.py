@@ -1,6 +1,6 @@
 """The safety hold as operators see and order it: no further ledger is marked for lost bookies, nothing fenced."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +18,13 @@ BOOKIES_SHOWN_MAX = 20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldState:
     """``hold``: the one that stands now; None when nothing is held. ``away``: set up, not registered, and
-    neither under maintenance nor draining."""
+    neither under maintenance nor draining; ``excused``: one of both."""
 
     hold: HoldOrder | None
     away: tuple[BookieId, ...]
     bookie_count: int
-    """Of those that are there and those that are away."""
+    """Of those that are there and those that are away, for whatever reason."""
+    excused: tuple[BookieId, ...] = ()
     unreadable: str = ""
     """The path of an order that stands there and cannot be read: ``hold`` is what it is taken for."""
 
@@ -32,6 +33,7 @@ class HoldState:
             "is_held": self.hold is not None,
             "hold": None if self.hold is None else hold_record(self.hold),
             "away": list(self.away),
+            "away_on_purpose": list(self.excused),
             "bookie_count": self.bookie_count,
             "unreadable_orders": [self.unreadable] if self.unreadable else [],
         }
@@ -42,9 +44,18 @@ class HoldState:
 
     @property
     def away_text(self) -> str:
-        more = ", …" if len(self.away) > BOOKIES_SHOWN_MAX else ""
-        named = f": {', '.join(self.away[:BOOKIES_SHOWN_MAX])}{more}" if self.away else ""
-        return f"{len(self.away)} of {self.bookie_count} bookies are away{named}"
+        count = len(self.away) + len(self.excused)
+        text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} away"
+        if not self.excused:
+            return f"{text}: {_named(self.away)}" if self.away else text
+        share = f"{len(self.excused)} of them" if self.away else "all"
+        text = f"{text}, {share} under maintenance or draining: {_named(self.excused)}"
+        return f"{text}; not so: {_named(self.away)}" if self.away else text
+
+
+def _named(bookies: Sequence[BookieId]) -> str:
+    more = ", …" if len(bookies) > BOOKIES_SHOWN_MAX else ""
+    return ", ".join(bookies[:BOOKIES_SHOWN_MAX]) + more
 
 
 def hold_record(hold: HoldOrder) -> dict[str, Any]:
@@ -100,11 +111,13 @@ async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
     place = hold_place(cluster.ur)
     available = (await registered_bookies(cluster)).available
     cookies = await cluster.registration.cookies()
-    away = cookies.keys() - available.keys() - orders.maintenance.keys() - orders.draining.keys()
+    gone = cookies.keys() - available.keys()
+    excused = gone & (orders.maintenance.keys() | orders.draining.keys())
     return HoldState(
         hold=orders.hold if orders.is_held else None,
-        away=tuple(sorted(away)),
-        bookie_count=len(away) + len(available),
+        away=tuple(sorted(gone - excused)),
+        excused=tuple(sorted(excused)),
+        bookie_count=len(gone) + len(available),
         unreadable=place.path if place.path in orders.unreadable else "",
     )
 

@@ -110,7 +110,11 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     state, has_ended = run_visit(config, act)
     _print(state, output)
     if state.hold is not None and not has_ended:
-        click.echo("nothing was changed: with --yes the ledgers of those are marked", err=True)
+        click.echo(
+            "nothing was changed: with --yes the ledgers of those that are away, and not under maintenance, "
+            "are marked",
+            err=True,
+        )
         sys.exit(EXIT_FAILED)
 
 

@@ -13,6 +13,7 @@ from daemon.operating import hold_command
 from daemon.operating.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
 from daemon.visit import Visit
 from ledgers.errors import ConflictError
+from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import HOLD
 from replication.cluster.order_book import OrderBook, drain_place, hold_place, maintenance_place
 from replication.cluster.orders import DrainOrder, HoldOrder, MaintenanceWindow
@@ -57,7 +58,35 @@ async def test_without_a_hold_who_is_away_is_told_but_for_those_that_are_so_on_p
 
     state = await read_hold(visiting(cluster), clock=cluster.clock)
 
-    assert state == HoldState(hold=None, away=(B1,), bookie_count=5)
+    assert state == HoldState(hold=None, away=(B1,), excused=(B2, B3), bookie_count=7)
+
+
+@pytest.mark.parametrize(
+    ("away", "excused", "text"),
+    [
+        pytest.param((), (), "0 of 4 bookies are away", id="nobody"),
+        pytest.param((B1,), (), f"1 of 4 bookies is away: {B1}", id="one"),
+        pytest.param(
+            (),
+            (B1, B2),
+            f"2 of 4 bookies are away, all under maintenance or draining: {B1}, {B2}",
+            id="all of them on purpose",
+        ),
+        pytest.param(
+            (B3,),
+            (B1,),
+            f"2 of 4 bookies are away, 1 of them under maintenance or draining: {B1}; not so: {B3}",
+            id="some on purpose",
+        ),
+    ],
+)
+def test_who_is_away_on_purpose_is_counted_and_told_apart(
+    away: tuple[BookieId, ...], excused: tuple[BookieId, ...], text: str
+) -> None:
+    state = HoldState(hold=None, away=away, excused=excused, bookie_count=4)
+
+    assert state.away_text == text
+    assert state.to_json()["away_on_purpose"] == list(excused)
 
 
 @in_virtual_time
