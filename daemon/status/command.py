@@ -288,9 +288,10 @@ def _leader(found: Status) -> str:
 
 
 def _nodes(found: Status) -> str:
-    processes: dict[tuple[str, int], list[str]] = {}
+    """Each half of a process once: until it expires, the session before its present one is there as well."""
+    processes: dict[tuple[str, int], dict[str, None]] = {}
     for node in found.nodes:
-        processes.setdefault((node.host, node.pid), []).append(node.half.value)
+        processes.setdefault((node.host, node.pid), {})[node.half.value] = None
     shown = ", ".join(
         f"{printable(host)} (pid {pid}: {' and '.join(halves)})"
         for (host, pid), halves in processes.items()

@@ -117,13 +117,13 @@ def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmark
         if marked_count > named_count:  # the index is of one moment, the queue of another
             marked = f"{marked_count:,} marked for it (counted some seconds apart)"
         return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked}{why}"
+    if not state.are_all_named:
+        if state.index is not None and state.index.is_complete:  # what is told is from before
+            return f"{bookie}, whether any ledger names it is not known yet: the leader counts"
+        return f"{bookie}, named by no ledger that was read so far{why}"
     if state.index is not None and state.index.unreadable_count:
         return f"{bookie}, named by no ledger that can be read"
-    if state.are_all_named:
-        return (
-            f"{bookie}, named by no ledger any more: start it, or bookmender bookie decommission it"
-        )
-    return f"{bookie}, named by no ledger that was read so far"
+    return f"{bookie}, named by no ledger any more: start it, or bookmender bookie decommission it"
 
 
 def away_text(

@@ -228,7 +228,11 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
             id="all is copied",
         ),
         pytest.param(
-            {"b": 0}, False, 0, "b, named by no ledger that was read so far", id="unknown"
+            {"b": 0},
+            False,
+            0,
+            "b, whether any ledger names it is not known yet: the leader counts",
+            id="a new leader has not counted since its index is complete",
         ),
     ],
 )
@@ -239,6 +243,14 @@ def test_what_is_left_to_do_for_a_lost_bookie(
     status = replace(led(state), by_bookie=(("b", marked_count),))
 
     assert f"          lost: {text}" in render(status, now_ms=0).splitlines()
+
+
+def test_while_the_index_is_built_none_that_was_read_may_name_a_lost_bookie() -> None:
+    found = led(LeaderState(index=BUILDING, naming={BookieId("b"): 0}))
+
+    why = "the leader has not read every ledger's metadata yet"
+    text = f"          lost: b, named by no ledger that was read so far: {why}"
+    assert text in render(found, now_ms=0).splitlines()
 
 
 def led(state: LeaderState) -> Status:

@@ -12,9 +12,10 @@ from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.verdict import verdict_text
 from ledgers.metadata import BookieId
+from replication.cluster.membership import Half
 from replication.cluster.orders import MaintenanceWindow
 from replication.reasons import Reason
-from tests.daemon.status_values import WHOLE, note
+from tests.daemon.status_values import WHOLE, node, note
 from tests.replication.ledger_values import B1, B2
 
 BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
@@ -163,3 +164,10 @@ def test_of_a_grace_its_end_is_told(until_ms: tuple[int, int], text: str) -> Non
     lines = render(status, now_ms=0).splitlines()
 
     assert f"  2 open-ledger-grace, for up to 0 s, {text}: ledger 0, 1" in lines
+
+
+def test_a_half_whose_former_session_has_not_expired_yet_is_shown_once() -> None:
+    auditor, worker = (node("host-a", 11, half) for half in (Half.AUDITOR, Half.WORKER))
+    found = replace(WHOLE, nodes=(auditor, auditor, worker, worker))
+
+    assert "nodes     host-a (pid 11: auditor and worker)" in render(found, now_ms=0).splitlines()
