@@ -26,7 +26,7 @@ from ledgers.errors import (
     UnprovenEndError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId
+from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
@@ -36,6 +36,7 @@ from replication.planning.open_ledger import (
     OpenLedgers,
     WriterSighting,
     held_back,
+    is_to_be_ended,
     wanted_for_coverage,
 )
 from replication.planning.plan import Plan, plan_repair
@@ -176,7 +177,7 @@ class Repairer:
         self, take: Take, survey: Survey, memory: Memory, slots: Slots
     ) -> Outcome | None:
         """Plan, copy, write; None: to be looked at again."""
-        if survey.is_abandoned:
+        if is_to_be_ended(survey, memory.distrusted):
             return await self._recover(take, survey.versioned, survey.view, memory)
         plan = plan_repair(
             survey,
@@ -296,7 +297,8 @@ class Repairer:
         """
         survey, after = results.survey, results.metadata
         may_unmark = (
-            results.is_complete
+            survey.metadata.state is not LedgerState.IN_RECOVERY  # that may have to be ended first
+            and results.is_complete
             and results.entry_count <= SECOND_CHECK_ENTRIES
             and self._is_unchanged(after.bookies, survey.view)
         )

@@ -24,7 +24,7 @@ from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
 from ledgers.errors import UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.metadata import BookieId, LedgerMetadata, Segment
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.ensembles import BookiePool
 from ledgers.operations.last_entries import NO_ENTRY, last_entry_id
 from ledgers.operations.recovery import recover_ledger
@@ -33,7 +33,8 @@ from ledgers.store import Operation
 from ledgers.striping import covers
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
-from replication.planning.survey import OpenEnd
+from replication.planning.check import Verdict
+from replication.planning.survey import OpenEnd, Survey
 from replication.planning.targets import Receivers
 from replication.reasons import Blocked, Reason, close_hint
 
@@ -146,6 +147,24 @@ def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
         ],
     }
     return "; ".join(f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named)
+
+
+def is_to_be_ended(survey: Survey, distrusted: Collection[BookieId] = ()) -> bool:
+    """Whether a recovery that was begun and never ended comes before all else: where an open fragment lacks copies; and
+    where nothing is missing, if the end can be proven. Else the ledger would be unmarked with its writer locked out,
+    and nobody to close it. ``distrusted``: bookies that are known to have lost entries.
+    """
+    if survey.is_abandoned:
+        return True
+    if survey.metadata.state is not LedgerState.IN_RECOVERY:
+        return False
+    view, members = survey.view, frozenset(survey.metadata.last_segment.ensemble)
+    believed = members.difference(view.initialised_after(survey.versioned.stat.czxid), distrusted)
+    return (
+        members <= view.checked  # who drains is fenced on an order alone (rule S16)
+        and all(finding.verdict is Verdict.GOOD for finding in survey.findings)
+        and _do_cover(believed, survey.metadata)
+    )
 
 
 def wanted_for_coverage(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
-from replication.planning.open_ledger import end_doubts, held_back
+from replication.planning.open_ledger import end_doubts, held_back, is_to_be_ended
 from replication.planning.plan import Plan, Repair, plan_repair
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.planning.targets import Receivers
@@ -65,7 +65,7 @@ class Previewer:
                 plan = Plan(blocked=(blocked,))
             case OpenEnd() as found:
                 plan = await self._plan_open(found, distrusted)
-            case Survey() as survey if survey.is_abandoned:
+            case Survey() as survey if is_to_be_ended(survey, distrusted):
                 waits = held_back(self._view.orders) or _until_recovered(survey)
                 plan = Plan(blocked=(waits,))
             case Survey() as survey:

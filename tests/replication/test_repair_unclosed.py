@@ -259,17 +259,6 @@ async def test_a_recovery_that_never_ended_is_ended_where_a_copy_after_the_lac_i
 
 
 @in_virtual_time
-async def test_a_recovery_that_never_ended_is_left_where_all_that_is_shown_is_there() -> None:
-    cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
-    fenced = watch_fencing(cluster)
-
-    assert (await repair(cluster)).kind is OutcomeKind.DONE
-
-    assert fenced == []
-    assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
-
-
-@in_virtual_time
 async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
     await lose_tail(cluster, B1, B2)
