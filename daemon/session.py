@@ -75,7 +75,7 @@ async def open_session(
 ) -> AsyncIterator[Session]:
     """A session of its own, joined and with a first view of the bookies; closed at the end.
 
-    Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
+    Raises UnavailableError (no such cluster, too), SettingsError (another layout), UnauthorizedError.
     """
     store = await open_store(settings)
     try:

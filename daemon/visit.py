@@ -33,7 +33,7 @@ class Visit:
 
     @classmethod
     async def on(cls, store: MetadataStore, settings: Settings) -> Self:
-        """On a session that somebody else closes. Raises SettingsError (no such cluster)."""
+        """On a session that somebody else closes. Raises SettingsError (another layout), UnavailableError (no such cluster)."""
         return cls(
             settings=settings,
             store=store,
@@ -48,7 +48,7 @@ class Visit:
 
 @asynccontextmanager
 async def visit(settings: Settings) -> AsyncIterator[Visit]:
-    """Raises SettingsError (no such cluster), UnavailableError (no ZooKeeper there)."""
+    """Raises SettingsError (another layout), UnavailableError (no ZooKeeper, or no cluster there)."""
     store = await open_store(settings)
     try:
         yield await Visit.on(store, settings)

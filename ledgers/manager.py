@@ -15,6 +15,7 @@ from ledgers.errors import (
     NoSuchLedgerError,
     NotEmptyError,
     SettingsError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from ledgers.formats.layout import Layout, MetadataUri, parse_layout
@@ -57,14 +58,15 @@ class LedgerManager:
     ) -> "LedgerManager":
         """For the cluster that ``uri`` names.
 
-        Raises SettingsError when there is no cluster, or its LAYOUT is not what the URI says (rule S8).
+        Raises UnavailableError when there is no cluster: the URI may name another path, or ZooKeeper have lost what it
+        had. SettingsError: its LAYOUT is not what the URI says (rule S8).
         """
         try:
             data, _ = await store.get(f"{uri.root}/LAYOUT")
         except NoNodeError as error:
-            raise SettingsError(
+            raise UnavailableError(
                 f"there is no BookKeeper cluster at {uri.root} of {uri.hosts}: it has no LAYOUT; "
-                "is the path of the metadata service URI the ledgers root?"
+                "is the path of the metadata service URI the ledgers root, or was ZooKeeper emptied?"
             ) from error
         layout = parse_layout(data)
         if uri.layout not in (None, layout):

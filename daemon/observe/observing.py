@@ -113,7 +113,7 @@ def ledgers_to_repair(seen: Observation) -> list[int]:
 async def open_observing(settings: Settings) -> AsyncIterator[Observing]:
     """A session that cannot write, with its index being built. What ends the session ends the body.
 
-    Raises UnavailableError, SettingsError (no such cluster, another layout), UnauthorizedError.
+    Raises UnavailableError (no such cluster, too), SettingsError (another layout), UnauthorizedError.
     """
     zookeeper, clock = await open_store(settings), SystemClock()
     store = ReadOnlyStore(zookeeper)

@@ -12,6 +12,7 @@ from ledgers.errors import (
     NodeExistsError,
     NoSuchLedgerError,
     SettingsError,
+    UnavailableError,
     UnknownOutcomeError,
 )
 from ledgers.formats.layout import Layout, serialize_layout
@@ -45,11 +46,17 @@ async def test_another_layout_in_the_uri_is_an_error_that_names_both(world: Worl
 
 
 @on_loop
-async def test_where_there_is_no_cluster_the_error_says_so(world: World) -> None:
+async def test_where_there_is_no_cluster_nobody_can_tell_and_both_causes_are_named(
+    world: World,
+) -> None:
+    """An emptied ZooKeeper, which whoever watches must not take for a typing error."""
     store = await world.open()
 
-    with pytest.raises(SettingsError, match=f"no BookKeeper cluster at {world.root}"):
+    with pytest.raises(UnavailableError, match=f"no BookKeeper cluster at {world.root}") as caught:
         await LedgerManager.open(store, uri(world))
+
+    assert "is the path of the metadata service URI the ledgers root" in str(caught.value)
+    assert "was ZooKeeper emptied" in str(caught.value)
 
 
 # --- One ledger ----------------------------------------------------------------------------------
