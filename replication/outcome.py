@@ -21,7 +21,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """What became of a repair.
 
     ``sighting``: given with the grace reasons, to come back with. ``retry_at_ms``: wall-clock, when
-    what is in the way will be over; None where nobody knows.
+    what is in the way will be over; None where nobody knows. ``besides``: what else is in the way.
     """
 
     kind: OutcomeKind
@@ -29,6 +29,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     detail: str = ""
     sighting: WriterSighting | None = None
     retry_at_ms: int | None = None
+    besides: frozenset[Reason] = frozenset()
     entry_count: int = 0
     entry_bytes: int = 0
 
@@ -44,4 +45,5 @@ def waiting(blocked: Blocked, sighting: WriterSighting | None = None) -> Outcome
         detail=blocked.detail,
         sighting=sighting,
         retry_at_ms=blocked.until_ms,
+        besides=blocked.besides,
     )

@@ -73,17 +73,20 @@ _NEEDS_HELP = frozenset(
 class Blocked:
     """What stands in the way of a repair. ``detail`` is a sentence for an operator.
 
-    ``until_ms``: wall-clock, when it will be over; None where nobody knows.
+    ``until_ms``: wall-clock, when it will be over; None where nobody knows. ``besides``: reasons of others that
+    it stands for.
     """
 
     reason: Reason
     detail: str
     until_ms: int | None = None
+    besides: frozenset[Reason] = frozenset()
 
 
 def gravest(blocked: Sequence[Blocked]) -> Blocked:
-    """One for all of them, at least one: what needs help comes first, then what came first."""
-    ordered = sorted(blocked, key=lambda each: not each.reason.needs_help)  # stable
+    """One for all of them, at least one: that entries have no copy comes first, as what helps the others may not help
+    these; then what needs help, then what came first."""
+    ordered = sorted(blocked, key=lambda each: gravity(each.reason))  # stable
     untils = [each.until_ms for each in ordered]
     return Blocked(
         reason=ordered[0].reason,
@@ -92,7 +95,13 @@ def gravest(blocked: Sequence[Blocked]) -> Blocked:
         until_ms=min((u for u in untils if u is not None), default=None)
         if None not in untils
         else None,
+        besides=frozenset(each.reason for each in ordered) - {ordered[0].reason},
     )
+
+
+def gravity(reason: Reason) -> int:
+    """By which reasons are told, the least first."""
+    return 0 if reason is Reason.NO_COPY else 1 if reason.needs_help else 2
 
 
 def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:

@@ -215,7 +215,11 @@ class WaitingList:
 
     def _wait_s(self, outcome: Outcome, *, tries: int) -> float:
         if outcome.retry_at_ms is None:
-            return self._pace.wait_s(outcome.reason, tries=tries, rng=self._rng)
+            # Time may help with one of several.
+            return min(
+                self._pace.wait_s(reason, tries=tries, rng=self._rng)
+                for reason in (outcome.reason, *outcome.besides)
+            )
         left_s = max(0, outcome.retry_at_ms - self._clock.wall_ms()) / 1000
         return left_s + self._rng.uniform(0, self._pace.wait_min_s)
 
