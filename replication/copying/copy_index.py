@@ -8,7 +8,7 @@ held at a time does not grow with it.
 
 import asyncio
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from ledgers.bookies import Answer, Bookies, Transfer
 from ledgers.entry import EntryDigest
@@ -97,14 +97,13 @@ class _Copy:
         if not self._without_copy:
             await self.copy_run(ends)
             return
-        *others, kept_back = ends
+        *others, last = ends
         await self.copy_run(others)
         if self.is_cut_short:
             return
-        if any(end in self._without_copy for end in others):  # it tells of all the rest
-            await self.copy_run([kept_back])
-        else:
-            self._kept_back = [kept_back]
+        self._kept_back = kept_back_of(ends, lost=self._without_copy)
+        if not self._kept_back:
+            await self.copy_run([last])
 
     async def copy_run(self, run: Sequence[int]) -> None:
         if len(run) <= SLICE_ENTRIES:  # nearly always, and worth a task saved
@@ -170,6 +169,12 @@ class _Copy:
             return False
         self._resumes_left -= 1
         return True
+
+
+def kept_back_of(ends: Sequence[int], *, lost: Container[int]) -> Sequence[int]:
+    """The end that is not written where entries between them are lost: none where the other is lost itself."""
+    is_told = any(end in lost for end in ends[:-1])  # it tells of all the rest
+    return () if is_told else ends[-1:]
 
 
 def slices_of(run: Sequence[int]) -> Iterator[Sequence[int]]:

@@ -29,12 +29,19 @@ class CopyJob(Struct, frozen=True, kw_only=True):
         """What is to be written first, and the ends, which in place come after it (see ``copy_index``)."""
         if self.target != self.fragment.ensemble[self.index]:
             return self.entry_ids, ()
-        stored = self.fragment.entries_of(self.index)
-        ends = {stored.first, stored.last}
-        return (
-            [entry_id for entry_id in self.entry_ids if entry_id not in ends],
-            [entry_id for entry_id in self.entry_ids if entry_id in ends],
-        )
+        return ends_apart(self.fragment, self.index, self.entry_ids)
+
+
+def ends_apart(
+    fragment: Fragment, index: int, entry_ids: Sequence[int]
+) -> tuple[Sequence[int], Sequence[int]]:
+    """Those between the first and the last entry that the index stores, and those of these two."""
+    stored = fragment.entries_of(index)
+    ends = {stored.first, stored.last}
+    return (
+        [entry_id for entry_id in entry_ids if entry_id not in ends],
+        [entry_id for entry_id in entry_ids if entry_id in ends],
+    )
 
 
 class CopyOutcome(Struct, frozen=True, kw_only=True):

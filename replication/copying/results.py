@@ -8,7 +8,9 @@ from msgspec import Struct
 
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId, LedgerMetadata
+from replication.copying.copy_index import LACKING_MAX
 from replication.copying.copy_job import CopyOutcome
+from replication.copying.foresight import Foresight
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
@@ -21,12 +23,13 @@ class CopyResults(
     Struct, frozen=True, kw_only=True, dict=True
 ):  # dict: the properties are computed once
     """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
-    that acknowledged its copies."""
+    that acknowledged its copies. ``are_foreseen``: nothing was copied, and nobody asked (``Foresight``)."""
 
     survey: Survey
     plan: Plan
     outcomes: Sequence[CopyOutcome]
     is_unchanged: Callable[[BookieId], bool]
+    are_foreseen: bool = False
 
     @cached_property
     def metadata(self) -> LedgerMetadata:
@@ -56,25 +59,55 @@ class CopyResults(
         unknown = {entry_id for _, outcome in self._pairs for entry_id in outcome.unknown}
         return [
             *self.plan.blocked,
-            *(_no_copy(lost, away) for away, lost in self._lost_by_away().items()),
+            *(_no_copy(lost, holders) for holders, lost in self._lost_by_holders().items()),
             *self._left(),
             *([_no_answer(unknown)] if unknown else []),
         ]
 
-    def _lost_by_away(self) -> dict[tuple[BookieId, ...], set[int]]:
-        """Entries without a good copy, by the bookies that are away and should have one."""
-        if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
+    @property
+    def lasting(self) -> list[tuple[Repair, CopyOutcome]]:
+        """Those whose target is to be named, or is already: what else was copied was copied in vain."""
+        named = {(change.fragment, change.index) for change in (*self._moves, *self._splits)}
+        return [pair for pair in self._pairs if pair[0].is_in_place or pair[0].key in named]
+
+    def _lost_by_holders(self) -> dict["_Holders", set[int]]:
+        """Entries without a good copy, also of copies that have no target."""
+        lacking = self._lacking()
+        if not lacking:  # nearly always
             return {}
         away: dict[Fragment, list[Finding]] = defaultdict(list)
         for finding in self.survey.findings:
             if finding.verdict in (Verdict.LOST, Verdict.AWAY):
                 away[finding.fragment].append(finding)
-        lost: dict[tuple[BookieId, ...], set[int]] = defaultdict(set)
-        for repair, outcome in self._pairs:
-            for entry_id in outcome.without_copy:
-                holders = (f.bookie for f in away[repair.fragment] if entry_id in f.entries)
-                lost[tuple(holders)].add(entry_id)
+        lost: dict[_Holders, set[int]] = defaultdict(set)
+        seen: set[int] = set()
+        for fragment, entry_ids, is_foreseen in lacking:
+            are_others_unasked = is_foreseen and self._are_others_there(fragment)
+            for entry_id in set(entry_ids) - seen:
+                holders = tuple(f.bookie for f in away[fragment] if entry_id in f.entries)
+                lost[_Holders(away=holders, are_others_unasked=are_others_unasked)].add(entry_id)
+            seen.update(entry_ids)
         return lost
+
+    def _lacking(self) -> list[tuple[Fragment, Sequence[int], bool]]:
+        """What is without a copy of each fragment, and whether that is foreseen only."""
+        lacking: list[tuple[Fragment, Sequence[int], bool]] = [
+            (repair.fragment, outcome.without_copy, self.are_foreseen)
+            for repair, outcome in self._pairs
+            if outcome.without_copy
+        ]
+        if not self.plan.untargeted:  # nearly always
+            return lacking
+        foresight = Foresight(self.survey)
+        return lacking + [
+            (f.fragment, foresight.lacking(f.fragment, f.index, f.entries).without_copy, True)
+            for f in self.plan.untargeted
+        ]
+
+    def _are_others_there(self, fragment: Fragment) -> bool:
+        """Whether there are bookies of the ledger's other parts, which a copy asks at last."""
+        others = self.survey.metadata.bookies - frozenset(fragment.ensemble)
+        return not others.isdisjoint(self.survey.view.available)
 
     def _left(self) -> list[Blocked]:
         """What shares the fate of entries without a copy (``_left_count``), if anything."""
@@ -86,6 +119,8 @@ class CopyResults(
         copies = (
             "1 copy of another entry is" if count == 1 else f"{count} copies of other entries are"
         )
+        if any(len(outcome.without_copy) > LACKING_MAX for outcome in self.outcomes):
+            copies = "copies of other entries are"  # nobody counted on
         return [Blocked(reason=Reason.NO_COPY, detail=f"{copies} not made on their account")]
 
     @property
@@ -152,9 +187,15 @@ def _left_count(repair: Repair, outcome: CopyOutcome) -> int:
     return len(repair.entry_ids) - len(outcome.without_copy) - len(outcome.unknown)
 
 
-def _no_copy(lost: Collection[int], away: Sequence[BookieId]) -> Blocked:
-    """``away``: as in ``CopyResults._lost_by_away``; whether their copies are good nobody knows."""
-    entries = _listed(sorted(lost))
+class _Holders(Struct, frozen=True, kw_only=True):
+    """``away``: the bookies that should have an entry and are away; whether their copies are good nobody knows."""
+
+    away: tuple[BookieId, ...]
+    are_others_unasked: bool
+
+
+def _no_copy(lost: Collection[int], holders: _Holders) -> Blocked:
+    entries, away = _listed(sorted(lost)), holders.away
     if not away:
         detail = f"no good copy of {entries} is found, and no bookie that should have one is away"
     else:
@@ -162,6 +203,8 @@ def _no_copy(lost: Collection[int], away: Sequence[BookieId]) -> Blocked:
             f"{entries} may have good copies on {' and '.join(away)} only, "
             f"which {'is' if len(away) == 1 else 'are'} away"
         )
+    if holders.are_others_unasked:
+        detail += " (bookies of the ledger's other parts were not asked)"
     return Blocked(reason=Reason.NO_COPY, detail=detail)
 
 
@@ -175,4 +218,5 @@ def _listed(entry_ids: Sequence[int]) -> str:
     shown = ", ".join(map(str, entry_ids[:5]))
     if len(entry_ids) == 1:
         return f"entry {shown}"
-    return f"{len(entry_ids)} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"
+    count = f"{len(entry_ids)}" if len(entry_ids) <= LACKING_MAX else f"more than {LACKING_MAX:,}"
+    return f"{count} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"

@@ -56,6 +56,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     def bad_count(self) -> int:
         return len(self.absent) + len(self.mismatched) + len(self.unreadable)
 
+    def is_bad(self, entry_id: int) -> bool:
+        return any(entry_id in bad for bad in (self.absent, self.mismatched, self.unreadable))
+
     @property
     def bookie(self) -> BookieId:
         return self.fragment.ensemble[self.index]

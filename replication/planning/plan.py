@@ -49,6 +49,8 @@ class Repair(Struct, frozen=True, kw_only=True):
 class Plan(Struct, frozen=True, kw_only=True):
     repairs: tuple[Repair, ...] = ()
     blocked: tuple[Blocked, ...] = ()
+    untargeted: tuple[Finding, ...] = ()
+    """Those of ``blocked`` that no bookie can take over."""
 
     @property
     def is_whole(self) -> bool:
@@ -72,7 +74,7 @@ def plan_repair(survey: Survey, targets: Targets, *, moves_misplaced: bool = Fal
     planning = _Planning(survey, targets)
     for finding in survey.findings:
         planning.see_to(finding)
-    return Plan(repairs=tuple(planning.repairs), blocked=tuple(planning.blocked))
+    return planning.plan
 
 
 def _plan_moves(survey: Survey, targets: Targets) -> Plan:
@@ -82,7 +84,7 @@ def _plan_moves(survey: Survey, targets: Targets) -> Plan:
     planning = _Planning(survey, targets)
     for fragment in dict.fromkeys(finding.fragment for finding in survey.findings):
         planning.put_in_place(fragment)
-    return Plan(repairs=tuple(planning.repairs), blocked=tuple(planning.blocked))
+    return planning.plan
 
 
 def _is_key_suspect(survey: Survey) -> bool:
@@ -101,8 +103,17 @@ class _Planning:
         """Bytes that the steps so far will send."""
         self._ensembles: dict[int, list[BookieId]] = {}
         """By first entry: as they will be after the steps so far."""
-        self.repairs: list[Repair] = []
-        self.blocked: list[Blocked] = []
+        self._repairs: list[Repair] = []
+        self._blocked: list[Blocked] = []
+        self._untargeted: list[Finding] = []
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(
+            repairs=tuple(self._repairs),
+            blocked=tuple(self._blocked),
+            untargeted=tuple(self._untargeted),
+        )
 
     def see_to(self, finding: Finding) -> None:
         if finding.verdict is Verdict.GOOD:
@@ -110,8 +121,10 @@ class _Planning:
         step = self._step(finding)
         if isinstance(step, Repair):
             self._note(step)
-        else:
-            self.blocked.append(step)
+            return
+        self._blocked.append(step)
+        if step.reason is Reason.NO_TARGET:
+            self._untargeted.append(finding)
 
     def put_in_place(self, fragment: Fragment) -> None:
         """Move copies until the ensemble keeps the placement policy's rule, or nobody makes it any better.
@@ -131,7 +144,7 @@ class _Planning:
                     excluded=fragment.ensemble,
                 )
             except NotEnoughBookiesError as error:
-                self.blocked.append(self._misplaced(fragment, error))
+                self._blocked.append(self._misplaced(fragment, error))
                 break
             for move in moves:
                 ensemble[move.index] = move.target
@@ -255,7 +268,7 @@ class _Planning:
         return self._ensembles.setdefault(fragment.first_entry_id, list(fragment.ensemble))
 
     def _note(self, repair: Repair) -> None:
-        self.repairs.append(repair)
+        self._repairs.append(repair)
         self._loads[repair.target] = self._loads.get(repair.target, 0) + repair.byte_count
         self._ensemble(repair.fragment)[repair.index] = repair.target
 
@@ -301,6 +314,11 @@ class _Planning:
         rules = why_nobody(self._targets, taken) or f"the placement policy allows none: {error}"
         return Blocked(
             reason=Reason.NO_TARGET,
-            detail=f"no bookie can take over from {finding.bookie}: {rules}; add a bookie",
+            detail=f"no bookie can take over from {finding.bookie}: {rules}; {self._advice(finding)}",
             until_ms=self._targets.quarantine_end_ms(besides=taken),
         )
+
+    def _advice(self, finding: Finding) -> str:
+        """A bookie that is away keeps its cookie, unless it is never to come back."""
+        may_return = finding.verdict is Verdict.LOST and finding.bookie in self._survey.view.cookies
+        return "start it again, or add a bookie" if may_return else "add a bookie"

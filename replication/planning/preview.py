@@ -1,4 +1,8 @@
-"""What a worker would do about a ledger now: looked at and planned by its own code, and left at that."""
+"""What a worker would do about a ledger now: looked at and planned by its own code, and left at that.
+
+What comes of the plan is foreseen (``foresight``) by the code that decides what the worker writes: no copy is
+promised of which no bookie that is there has the entries.
+"""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,6 +12,8 @@ from msgspec.structs import replace
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
+from replication.copying.foresight import Foresight, made_of
+from replication.copying.results import CopyResults
 from replication.planning.open_ledger import end_doubts, held_back, is_to_be_ended
 from replication.planning.plan import Plan, Repair, plan_repair
 from replication.planning.survey import OpenEnd, Survey, Surveyor
@@ -17,7 +23,7 @@ from replication.reasons import Blocked, Reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """The plan for one ledger. ``is_gone``: there is no such ledger (any more)."""
+    """What would be copied of one ledger, and what is in the way. ``is_gone``: there is no such ledger (any more)."""
 
     ledger_id: int
     plan: Plan
@@ -69,10 +75,13 @@ class Previewer:
                 waits = held_back(self._view.orders) or _until_recovered(survey)
                 plan = Plan(blocked=(waits,))
             case Survey() as survey:
-                plan = plan_repair(
+                plan = foreseen(
+                    plan_repair(
+                        survey,
+                        self._receivers.targets(self._view),
+                        moves_misplaced=self._moves_misplaced,
+                    ),
                     survey,
-                    self._receivers.targets(self._view),
-                    moves_misplaced=self._moves_misplaced,
                 )
         return Preview(ledger_id=ledger_id, plan=plan)
 
@@ -82,8 +91,30 @@ class Previewer:
         plan = Plan()
         if closed_part is not None:
             plan = plan_repair(closed_part, self._receivers.targets(self._view))
+            plan = foreseen(plan, closed_part)
         waits = held_back(self._view.orders) or _until_closed(found)
         return replace(plan, blocked=(*plan.blocked, waits))
+
+
+def foreseen(plan: Plan, survey: Survey) -> Plan:
+    """The copies that will be made of it, and last, and all that will be in the way."""
+    foresight = Foresight(survey)
+    results = CopyResults(
+        survey=survey,
+        plan=plan,
+        outcomes=[foresight.outcome(repair) for repair in plan.repairs],
+        is_unchanged=lambda bookie: True,
+        are_foreseen=True,
+    )
+    lasting = [
+        (repair, made_of(repair, outcome, is_split=results.is_split))
+        for repair, outcome in results.lasting
+    ]
+    return Plan(
+        repairs=tuple(made for repair, made in lasting if made.entry_ids or not repair.entry_ids),
+        blocked=tuple(dict.fromkeys(results.in_the_way)),
+        untargeted=plan.untargeted,
+    )
 
 
 def _until_recovered(survey: Survey) -> Blocked:

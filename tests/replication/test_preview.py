@@ -24,7 +24,7 @@ from replication.cluster.orders import HoldOrder
 from replication.planning.preview import Preview, Previewer
 from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
-from replication.reasons import Reason
+from replication.reasons import Reason, gravest
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT, UR
@@ -254,3 +254,122 @@ async def test_what_is_to_be_moved_is_shown_where_that_is_wanted() -> None:
     assert unwanted.plan.is_whole
     [step] = wanted.repairs
     assert step.target == B3
+
+
+UNASKED = " (bookies of the ledger's other parts were not asked)"
+
+
+def who_is_away(*bookies: BookieId) -> str:
+    return f"may have good copies on {' and '.join(bookies)} only, which are away"
+
+
+@pytest.mark.parametrize(
+    ("last", "there", "copied", "told"),
+    [
+        pytest.param(
+            29,
+            (B1, B2, B3, B4),
+            10,
+            [f"10 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}"],
+            id="so few that the ledger is split around them",
+        ),
+        pytest.param(
+            59,
+            (B1, B2, B3, B4),
+            0,
+            [
+                f"20 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}",
+                "20 copies of other entries are not made on their account",
+            ],
+            id="so many that nothing is copied",
+        ),
+        pytest.param(
+            29,
+            (B1, B2, B3),
+            0,
+            [f"10 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}"],
+            id="no bookie that might take them",
+        ),
+        pytest.param(
+            29,
+            (B1, B2, B3, B4, B5),
+            20,
+            [f"10 entries (1, 4, 7, 10, 13, …) {who_is_away(B2, B3)}"],
+            id="bookies for all of them",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_no_copy_is_promised_of_entries_whose_bookies_are_all_away(
+    last: int, there: Sequence[BookieId], copied: int, told: Sequence[str]
+) -> None:
+    """Of the entries on B2 and B3 alone; before a worker came, and after."""
+    cluster = await Cluster.start(*there)
+    await cluster.write_ledger((B1, B2, B3), last=last)
+    await cluster.kill(B2, B3)
+
+    found = await preview(cluster)
+    outcome = await repair(cluster)
+    after = await preview(cluster)
+
+    assert found.entry_count == copied
+    assert found.byte_count == copied * ENTRY_BYTES
+    for each in (found, after):
+        lacking = [b.detail for b in each.plan.blocked if b.reason is Reason.NO_COPY]
+        assert [detail.removesuffix(UNASKED) for detail in lacking] == list(told)
+    assert after.repairs == ()
+    assert outcome.reason is Reason.NO_COPY
+    assert outcome.detail == gravest(after.plan.blocked).detail.replace(UNASKED, "")
+    assert copied in (0, outcome.entry_count)
+
+
+@pytest.mark.parametrize(
+    ("is_on_purpose", "refilled", "left"),
+    [
+        pytest.param(False, (0, 6, 9), [], id="the ledger is split around it"),
+        pytest.param(
+            True,
+            (0, 6),
+            ["1 copy of another entry is not made on their account"],
+            id="it may well come back, and an end is kept back",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_a_copy_in_place_is_foreseen_without_what_nobody_has(
+    is_on_purpose: bool, refilled: tuple[int, ...], left: Sequence[str]
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    if is_on_purpose:
+        await keep_away(cluster, B3)
+    await cluster.kill(B3)
+    for bookie in (B1, B2):
+        cluster.bookie(bookie).lose(LEDGER, 4)
+    for entry_id in (0, 6, 9):
+        cluster.bookie(B1).lose(LEDGER, entry_id)
+
+    found = await preview(cluster, distrusted=(B1, B2))
+    await repair(cluster)
+
+    copies = {step.replaced: tuple(step.entry_ids) for step in found.repairs}
+    assert copies[B1] == refilled
+    assert B2 not in copies
+    assert tuple(e for e in (0, 4, 6, 9) if cluster.holds(B1, LEDGER, e)) == refilled
+    lacking = [b.detail for b in found.plan.blocked if b.reason is Reason.NO_COPY]
+    assert lacking == [f"entry 4 may have good copies on {B3} only, which is away", *left]
+
+
+@in_virtual_time
+async def test_what_bookies_of_other_parts_may_have_is_left_open() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), (B3, B4), starts=(0, 5))
+    cluster.put(LEDGER, 4, B3)
+    await cluster.kill(B2)
+    cluster.bookie(B1).lose(LEDGER, 4)
+
+    [blocked] = (await preview(cluster)).plan.blocked
+    await repair(cluster)
+
+    assert blocked.detail == (f"entry 4 may have good copies on {B2} only, which is away{UNASKED}")
+    assert (await preview(cluster)).plan.is_whole

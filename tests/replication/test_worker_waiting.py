@@ -247,3 +247,29 @@ async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
     assert note is not None
     assert note.reason is Reason.NO_COPY
     assert f"away, and wanted back: {B1}, {B2}" in note.detail
+
+
+@in_virtual_time
+async def test_a_copy_that_is_nowhere_is_told_first_and_tried_as_often_as_what_time_may_help() -> (
+    None
+):
+    """Another bookie may have room again any moment, for the entries that have a copy left."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B2, B3)
+    await cluster.kill(B2, B3)
+    times_s = times_taken(cluster)
+
+    async with cluster.node(settings=PATIENT) as node, working(node):
+        await asyncio.sleep(100)
+    note = await node_note(cluster)
+
+    assert note.reason is Reason.NO_COPY
+    assert note.detail.startswith(
+        f"3 entries (1, 4, 7) may have good copies on {B2} and {B3} only, which are away; "
+        f"no bookie can take over from {B2}: "
+    )
+    assert note.detail.endswith(
+        f"start it again, or add a bookie; away, and wanted back: {B2}, {B3}"
+    )
+    assert len(times_s) >= 4
