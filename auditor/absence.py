@@ -31,12 +31,14 @@ class StoredAbsences:
     ``naming``: how many ledgers name each of them, and each that is away on purpose, for people; empty when
     an earlier release wrote it.
     ``are_all_named``: whether every ledger was counted.
+    ``copyless``: how many ledgers have entries whose every copy is on these; None where that was not counted.
     """
 
     since_ms: Mapping[BookieId, int] = field(default_factory=dict)
     seen_ms: int = 0
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
+    copyless: int | None = None
 
     def named(self, *, now_ms: int) -> frozenset[BookieId]:
         """Those that some ledger names; none where that was noted too long ago."""
@@ -56,6 +58,7 @@ class StoredAbsences:
         wall_ms: int,
         naming: Mapping[BookieId, int] | None = None,
         are_all_named: bool = False,
+        copyless: int | None = None,
     ) -> "StoredAbsences":
         return cls(
             since_ms={
@@ -65,6 +68,7 @@ class StoredAbsences:
             seen_ms=wall_ms,
             naming=naming or {},
             are_all_named=are_all_named,
+            copyless=copyless,
         )
 
     def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:

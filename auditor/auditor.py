@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from auditor.copyless import CopylessCounter
 from auditor.delay import RecoveryDelay
 from auditor.endangered import Missing, reborn_bookies
 from auditor.holds import Holds
@@ -85,6 +86,7 @@ class Auditor:
         )
         self._marks = LossMarks(keeper.index, marker)
         self._absences = Absences(store, ur, clock, outages)
+        self._copyless = CopylessCounter(keeper, clock, on_count=self._absences.note_soon)
         self._causes = CauseNotes(store, ur, clock)
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
@@ -105,7 +107,12 @@ class Auditor:
             tasks.create_task(self._wake_on_delay())
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
-            tasks.create_task(self._absences.keep_noted(self._records, keeper.index.naming_count))
+            tasks.create_task(self._copyless.run())
+            tasks.create_task(
+                self._absences.keep_noted(
+                    self._records, keeper.index.naming_count, self._copyless.of
+                )
+            )
             while True:
                 wait_s = await self._try_run_once()
                 await wait_woken(self._wake, timeout_s=wait_s)
@@ -157,6 +164,7 @@ class Auditor:
     def _see(self, view: ClusterView) -> None:
         keeper = self._keeper
         self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
+        self._copyless.see(self._absences.away)
         self._has_looked = True
 
     def _missing(self, view: ClusterView) -> Missing:

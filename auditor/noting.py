@@ -7,6 +7,8 @@ merely looks on (``observer``) keeps them likewise and notes nothing.
 import asyncio
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Self
 
 import structlog
 
@@ -31,8 +33,19 @@ COUNTS_WRITE_S = 5.0
 RETRY_S = 5.0
 """After a note that could not be written."""
 
-Counts = tuple[Mapping[BookieId, int], bool]
-"""How many ledgers name each bookie that is away, and whether every ledger was counted."""
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """``naming``: how many ledgers name each bookie that is away. The rest: as in ``StoredAbsences``."""
+
+    naming: Mapping[BookieId, int] = field(default_factory=dict)
+    are_all_named: bool = False
+    copyless: int | None = None
+
+    def tell_first(self, before: Self) -> bool:
+        """Whether they answer what those before left open: that is noted at once."""
+        is_known = self.copyless is not None and before.copyless is None
+        return is_known or (self.are_all_named and not before.are_all_named)
 
 
 class Absences:
@@ -52,7 +65,7 @@ class Absences:
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Those that the record names."""
-        self._written_counts: Counts = ({}, False)
+        self._written_counts = _Counts()
         self._tried_s = -math.inf
         self._are_all_named = False
         self._write_due_s = math.inf
@@ -109,16 +122,35 @@ class Absences:
     def _outage(self) -> Outage:
         return NO_OUTAGE if self._outages is None else self._outages.last
 
-    async def keep_noted(self, records: Records, naming_count: Callable[[BookieId], int]) -> None:
+    @property
+    def away(self) -> frozenset[BookieId]:
+        """Every bookie that is, on purpose or not."""
+        return self._on_purpose.union(self.since_s)
+
+    def note_soon(self) -> None:
+        """What is counted of them has changed."""
+        self._was_seen.set()
+
+    async def keep_noted(
+        self,
+        records: Records,
+        naming_count: Callable[[BookieId], int],
+        copyless_count: Callable[[Collection[BookieId]], int | None],
+    ) -> None:
         """When they change, and now and then that they go on: however long an audit takes meanwhile.
 
-        ``naming_count``: how many ledgers name a bookie, as far as it is known now.
+        ``naming_count``: how many ledgers name a bookie, as far as it is known now. ``copyless_count``: how
+        many have entries whose every copy is on these; None while they are counted.
         Until cancelled. Raises SessionLostError or LeadershipLostError.
         """
         while True:
             await self._wait_for_news()
             try:
-                await self._note(records, naming_count)
+                away = self.away
+                naming = {bookie: naming_count(bookie) for bookie in away}
+                await self._note(
+                    records, away, _Counts(naming, self._are_all_named, copyless_count(away))
+                )
             except SessionLostError:
                 raise
             except UnavailableError as error:
@@ -129,12 +161,11 @@ class Absences:
         await wait_woken(self._was_seen, timeout_s=self._write_due_s - self._clock.now_s())
         self._was_seen.clear()
 
-    async def _note(self, records: Records, naming_count: Callable[[BookieId], int]) -> None:
-        now_s, away = self._clock.now_s(), self._on_purpose.union(self.since_s)
-        naming = {bookie: naming_count(bookie) for bookie in away}
-        counts = (naming, self._are_all_named)
-        if away and counts != self._written_counts:
-            self._write_due_s = min(self._write_due_s, self._tried_s + COUNTS_WRITE_S)
+    async def _note(self, records: Records, away: frozenset[BookieId], counts: _Counts) -> None:
+        now_s, before = self._clock.now_s(), self._written_counts
+        if away and counts != before:
+            pause_s = 0.0 if counts.tell_first(before) else COUNTS_WRITE_S
+            self._write_due_s = min(self._write_due_s, self._tried_s + pause_s)
         if away == self._written and now_s < self._write_due_s:
             return
         self._tried_s = now_s
@@ -143,8 +174,9 @@ class Absences:
                 self.since_s,
                 now_s=now_s,
                 wall_ms=self._clock.wall_ms(),
-                naming=naming,
-                are_all_named=self._are_all_named,
+                naming=counts.naming,
+                are_all_named=counts.are_all_named,
+                copyless=counts.copyless,
             )
         )
         self._written, self._written_counts = away, counts

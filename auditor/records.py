@@ -89,6 +89,7 @@ class Records:
             "bookies": dict(sorted(absences.since_ms.items())),
             "naming": dict(sorted(absences.naming.items())),
             "are_all_named": absences.are_all_named,
+            "copyless": absences.copyless,
         }
         await self._batcher.put(_absences_path(self._ur), json.dumps(record).encode())
 
@@ -145,11 +146,12 @@ def _absences(record: Mapping[str, Any]) -> StoredAbsences:
 
 
 def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Nothing where an earlier release wrote the record."""
+    """Nothing, or not all, where an earlier release wrote the record."""
     if "naming" not in record:
         return {}
     naming = part(record, "naming")
     return {
+        "copyless": None if record.get("copyless") is None else whole(record, "copyless"),
         "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
         "are_all_named": switch(record, "are_all_named"),
     }

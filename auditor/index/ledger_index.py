@@ -8,6 +8,7 @@ bookies by number, and its id stands in the ``SortedIds`` of each of its bookies
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from msgspec import Struct
 from auditor.index.ledger_block import LedgerBlock, Row
 from auditor.index.numbering import Numbering
 from auditor.index.sorted_ids import SortedIds
+from auditor.index.write_sets import WriteSets, used_write_sets
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 
@@ -32,6 +34,7 @@ class IndexedLedger(Struct, frozen=True, kw_only=True):
     length: int
     """Payload bytes; 0 while it is not closed."""
     ensembles: tuple[tuple[BookieId, ...], ...]
+    write_sets: WriteSets = ()
     czxid: int
     mzxid: int
 
@@ -44,6 +47,7 @@ class IndexedLedger(Struct, frozen=True, kw_only=True):
             ack_quorum=metadata.ack_quorum,
             length=metadata.length,
             ensembles=tuple(segment.ensemble for segment in metadata.segments),
+            write_sets=used_write_sets(metadata),
             czxid=stat.czxid,
             mzxid=stat.mzxid,
         )
@@ -54,8 +58,8 @@ class IndexedLedger(Struct, frozen=True, kw_only=True):
         return frozenset().union(*self.ensembles)
 
 
-Shape = tuple[LedgerState, int, int, int]
-"""State, write quorum, ack quorum and ensemble size: few ledgers differ from all others in it."""
+Shape = tuple[LedgerState, int, int, int, WriteSets]
+"""State, write quorum, ack quorum, ensemble size and used write sets: few ledgers differ from all others in it."""
 
 
 class LedgerIndex:
@@ -135,7 +139,9 @@ class LedgerIndex:
         if place is None:
             return None
         row = place[0].row(place[1])
-        state, write_quorum, ack_quorum, ensemble_size = self._shapes.values[row.words[0]]
+        state, write_quorum, ack_quorum, ensemble_size, write_sets = self._shapes.values[
+            row.words[0]
+        ]
         names = tuple([self._bookies.values[number] for number in row.words[1:]])
         return IndexedLedger(
             ledger_id=ledger_id,
@@ -147,6 +153,7 @@ class LedgerIndex:
                 names[start : start + ensemble_size]
                 for start in range(0, len(names), ensemble_size)
             ),
+            write_sets=write_sets,
             czxid=row.czxid,
             mzxid=row.mzxid,
         )
@@ -175,6 +182,25 @@ class LedgerIndex:
         number = self._bookies.find(bookie)
         return 0 if number is None else len(self._naming[number])
 
+    def naming_several(
+        self, bookies: Collection[BookieId], *, count_least: int, first: int = 0
+    ) -> tuple[list[int], int | None]:
+        """Ledgers of one block, from ``first`` on, that name so many of these bookies or more, ascending; and where to
+        go on, None at the end."""
+        found = [self._bookies.find(bookie) for bookie in bookies]
+        naming = [self._naming[number] for number in found if number is not None]
+        block_number = bisect_right(self._firsts, first)
+        if len(naming) < count_least or not self._blocks:
+            return [], None
+        stop = self._firsts[block_number] if block_number < len(self._firsts) else None
+        counts = Counter(i for ledger_ids in naming for i in ledger_ids.between(first, stop))
+        return sorted(i for i, count in counts.items() if count >= count_least), stop
+
+    @property
+    def write_quorum_least(self) -> int:
+        """Of any ledger that there is or was; 1 where there was none."""
+        return min((shape[1] for shape in self._shapes.values), default=1)
+
     def ledger_ids(self, first: int = 0, *, count_max: int) -> list[int]:
         """At most so many known ids from ``first`` on, ascending, the unreadable ones included."""
         found: list[int] = []
@@ -199,6 +225,7 @@ class LedgerIndex:
         shape = (
             *(metadata.state, metadata.write_quorum),
             *(metadata.ack_quorum, metadata.ensemble_size),
+            used_write_sets(metadata),
         )
         words = [self._shapes.number(shape)]
         for segment in metadata.segments:

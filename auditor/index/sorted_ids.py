@@ -49,6 +49,17 @@ class SortedIds:
             ids += block.tolist()
         return ids
 
+    def between(self, first: int, stop: int | None) -> list[int]:
+        """Those from ``first`` to before ``stop``; None: to the end."""
+        ids: list[int] = []
+        for number in range(max(0, bisect_right(self._firsts, first) - 1), len(self._blocks)):
+            block = self._blocks[number]
+            if stop is not None and block[0] >= stop:
+                break
+            end = len(block) if stop is None else bisect_left(block, stop)
+            ids += block[bisect_left(block, first) : end]
+        return ids
+
     def _split(self, number: int) -> None:
         """Copies, as a slice is no larger than it must be."""
         block = self._blocks[number]

@@ -141,3 +141,36 @@ async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_abse
     assert (first.naming, first.are_all_named) == ({B1: 2, B4: 0}, True)
     assert first.since_ms == {}
     assert second.seen_ms > first.seen_ms, "so that readers know that it is not an earlier leader's"
+
+
+@in_virtual_time
+async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B2), (B2, B3), (B3, B4))
+    noted: list[int | None] = []
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        for bookie in (B1, B2, B3):
+            await maintain(cluster, bookie, for_s=3600)
+            await cluster.kill(bookie)
+            await asyncio.sleep(SOON_S)
+            noted.append((await read_absences(cluster.store, UR)).copyless)
+        await cluster.revive(B2)
+        await asyncio.sleep(SOON_S)
+        noted.append((await read_absences(cluster.store, UR)).copyless)
+
+    assert noted == [0, 2, 3, 0]
+
+
+@in_virtual_time
+async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_is_complete() -> (
+    None
+):
+    """Its first note is of an index that is still empty."""
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+
+        stored = await read_absences(cluster.store, UR)
+
+    assert (stored.naming, stored.are_all_named) == ({B1: 1}, True)

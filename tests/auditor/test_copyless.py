@@ -1,0 +1,172 @@
+"""Which ledgers have entries whose every copy is on bookies that are away, and how the leader counts them."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from auditor.copyless import PAUSE_S, CopylessCounter, has_copyless
+from auditor.index.ledger_index import IndexedLedger, LedgerIndex
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.store import Stat
+from tests.auditor.indexing import SOON_S, closed, keeping, with_ledgers
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+
+A, B, C, D = B1, B2, B3, B4
+
+
+def ledger(
+    *segments: tuple[int, Sequence[BookieId]], write_quorum: int, last: int | None
+) -> LedgerMetadata:
+    """Of segments, each with its first entry; open where no last entry is given."""
+    return LedgerMetadata(
+        ensemble_size=len(segments[0][1]),
+        write_quorum=write_quorum,
+        ack_quorum=1,
+        state=LedgerState.OPEN if last is None else LedgerState.CLOSED,
+        last_entry_id=-1 if last is None else last,
+        length=0 if last is None else last + 1,
+        segments=tuple(Segment(first_entry_id=e, ensemble=tuple(each)) for e, each in segments),
+    )
+
+
+@pytest.mark.parametrize(
+    ("metadata", "away", "is_so"),
+    [
+        pytest.param(ledger((0, (A, B)), write_quorum=2, last=9), [A, B], True, id="all of it"),
+        pytest.param(ledger((0, (A, B)), write_quorum=2, last=9), [A], False, id="a copy is left"),
+        pytest.param(ledger((0, (A, B)), write_quorum=1, last=9), [A], True, id="single copies"),
+        pytest.param(
+            ledger((0, (A, B, C)), write_quorum=2, last=9),
+            [B, C],
+            True,
+            id="a third of the entries",
+        ),
+        pytest.param(
+            ledger((0, (A, B, C)), write_quorum=2, last=9), [A, C], True, id="around the end"
+        ),
+        pytest.param(
+            ledger((0, (A, B, C, D)), write_quorum=2, last=9), [A, C], False, id="no neighbours"
+        ),
+        pytest.param(
+            ledger((0, (A, B, C)), write_quorum=3, last=9), [A, B], False, id="two of three"
+        ),
+        pytest.param(
+            ledger((0, (A, B, C)), write_quorum=2, last=0), [B, C], False, id="one entry, elsewhere"
+        ),
+        pytest.param(
+            ledger((0, (A, B, C)), write_quorum=2, last=0), [A, B], True, id="one entry, there"
+        ),
+        pytest.param(ledger((0, (A, B)), write_quorum=2, last=-1), [A, B], False, id="no entry"),
+        pytest.param(
+            ledger((0, (A, B)), write_quorum=2, last=None),
+            [A, B],
+            True,
+            id="open: it may have some",
+        ),
+        pytest.param(
+            ledger((0, (A, B, C)), (4, (A, D, C)), write_quorum=2, last=4),
+            [C, D],
+            True,
+            id="the last segment has one entry, and starts with the second bookie",
+        ),
+        pytest.param(
+            ledger((0, (A, B, C)), (4, (A, D, C)), write_quorum=2, last=4),
+            [A, D],
+            False,
+            id="no entry there",
+        ),
+        pytest.param(
+            ledger((0, (A, B)), (0, (A, C)), write_quorum=2, last=9),
+            [A, B],
+            False,
+            id="a segment without entries",
+        ),
+    ],
+)
+def test_a_ledger_is_so_if_all_of_a_write_set_that_has_entries_is_away(
+    metadata: LedgerMetadata, away: Collection[BookieId], is_so: bool
+) -> None:
+    index, stat = LedgerIndex(), Stat(version=0, czxid=1, mzxid=1)
+    index.put(7, metadata, stat)
+    indexed = index.get(7)
+
+    assert indexed == IndexedLedger.of(7, metadata, stat)
+    assert has_copyless(indexed, frozenset(away)) is is_so
+
+
+@in_virtual_time
+async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
+    ledgers = await with_ledgers(0)
+    for ledger_id, bookies in enumerate([(A, B), (A, B), (A, C), (C, D)]):
+        await ledgers.write(ledger_id, *bookies)
+    told: list[int | None] = []
+
+    async with keeping(ledgers) as keeper:
+        counter = CopylessCounter(
+            keeper, ledgers.clock, on_count=lambda: told.append(counter.of(counter.away))
+        )
+        counting = asyncio.create_task(counter.run())
+        for away in ([A], [A, B], [A, B, C], [D, C], []):
+            counter.see(frozenset(away))
+            assert counter.of(frozenset(away)) is None, "not counted yet"
+            await asyncio.sleep(SOON_S)
+        assert counter.of(frozenset([A])) is None, "of others than these"
+        counting.cancel()
+
+    assert told == [0, 2, 3, 1, 0]
+
+
+@in_virtual_time
+async def test_ledgers_that_change_are_counted_after_a_while() -> None:
+    ledgers = await with_ledgers(0)
+    away = frozenset([A, B])
+
+    async with keeping(ledgers) as keeper:
+        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+        counting = asyncio.create_task(counter.run())
+        counter.see(away)
+        await asyncio.sleep(SOON_S)
+        assert counter.of(away) == 0
+        await ledgers.write(1, A, B)
+        await asyncio.sleep(PAUSE_S + SOON_S)
+        assert counter.of(away) == 1
+        counting.cancel()
+
+
+@in_virtual_time
+async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> None:
+    ledgers = await with_ledgers(0)
+    for ledger_id in range(3):
+        await ledgers.write(ledger_id, A, B)
+
+    async with keeping(ledgers) as keeper:
+        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+        counter.see(frozenset([A]))
+        counting = asyncio.create_task(counter.run_once())
+        await asyncio.sleep(0)
+        counter.see(frozenset([A, B]))
+        await counting
+        await counter.run_once()
+
+    assert counter.of(frozenset([A, B])) == 3
+
+
+def test_whoever_names_several_is_found_a_block_at_a_time() -> None:
+    index = LedgerIndex()
+    for ledger_id in range(5_000):
+        bookies = (A, B) if ledger_id % 3 == 0 else (A, C) if ledger_id % 3 == 1 else (C, D)
+        index.put(ledger_id, closed(*bookies), Stat(version=0, czxid=1, mzxid=1))
+
+    found: list[int] = []
+    first: int | None = 0
+    parts = 0
+    while first is not None:
+        part, first = index.naming_several([A, B, BookieId("nobody")], count_least=2, first=first)
+        found += part
+        parts += 1
+
+    assert found == list(range(0, 5_000, 3))
+    assert parts > 4
+    assert index.naming_several([A, BookieId("nobody")], count_least=2) == ([], None)
