@@ -253,7 +253,7 @@ class ReplicationWorker:
         until_s = self._clock.now_s() + self._settings.open_ledger_grace_s
         async with slots.lent():
             while (left_s := until_s - self._clock.now_s()) > 0:
-                if is_overtaken(sighting, self._views.current.orders):
+                if is_overtaken(sighting, self._views.current):
                     return False
                 await self._views.wait_change(self._views.change_count, timeout_s=left_s)
         return True

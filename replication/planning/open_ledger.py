@@ -65,8 +65,12 @@ class WriterSighting:
         return Reason.OPEN_LEDGER_GRACE if self.grace_count == 1 else Reason.WRITER_ALIVE
 
     @property
+    def absent(self) -> frozenset[BookieId]:
+        return frozenset(self.last_entries).difference(self.lacking)
+
+    @property
     def detail(self) -> str:
-        absent = ", ".join(sorted(self.last_entries.keys() - set(self.lacking)))
+        absent = ", ".join(sorted(self.absent))
         lacking = ", ".join(self.lacking)
         if self.grace_count == 1:
             if absent:
@@ -101,10 +105,13 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     return None
 
 
-def is_overtaken(sighting: WriterSighting, orders: Orders) -> bool:
-    """Whether a grace that goes on has lost its reason: a drain was taken back, or its order to fence."""
+def is_overtaken(sighting: WriterSighting, view: ClusterView) -> bool:
+    """Whether a grace that goes on has lost its reason: a drain was taken back, or its order to fence; or every bookie
+    that was absent is back."""
+    if sighting.absent and sighting.absent <= view.available:
+        return True
     return not all(
-        (order := orders.draining.get(bookie)) is not None and order.may_fence
+        (order := view.orders.draining.get(bookie)) is not None and order.may_fence
         for bookie in sighting.draining
     )
 

@@ -6,7 +6,9 @@ import pytest
 
 from ledgers.errors import FencedError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.registration import BookieView, RegisteredBookie
+from replication.cluster.cluster_view import ClusterView
 from replication.cluster.order_book import drain_place
 from replication.cluster.orders import DrainOrder, Orders
 from replication.planning.open_ledger import WriterSighting, is_overtaken
@@ -46,6 +48,11 @@ async def notes_over(node: Node, span_s: int) -> list[WaitingNote]:
         await asyncio.sleep(1)
         found.append(await noted(node))
     return found
+
+
+async def is_told(node: Node, reason: Reason) -> bool:
+    note = await node.notes.read(LEDGER)
+    return note is not None and note.reason is reason
 
 
 # --- An end that cannot be proven -------------------------------------------------------------------
@@ -239,25 +246,71 @@ async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace
 
 
 DRAINING = WriterSighting(segment=SEGMENT, last_entries={}, draining=(B1, B2))
-ABSENT = WriterSighting(segment=SEGMENT, last_entries={B1: 3})
+ABSENT = WriterSighting(segment=SEGMENT, last_entries={B1: 3, B2: 3})
+LACKING = WriterSighting(segment=SEGMENT, last_entries={B1: 3}, lacking=(B1,), first_lacking=4)
 FENCING = DrainOrder(since_ms=1, may_fence=True)
 
 
 @pytest.mark.parametrize(
-    ("sighting", "orders", "is_over"),
+    ("sighting", "orders", "there", "is_over"),
     [
-        pytest.param(DRAINING, Orders(draining={B1: FENCING, B2: FENCING}), False, id="as it was"),
-        pytest.param(DRAINING, Orders(draining={B1: FENCING}), True, id="one is drained no more"),
+        pytest.param(DRAINING, {B1: FENCING, B2: FENCING}, [B1, B2], False, id="as it was"),
+        pytest.param(DRAINING, {B1: FENCING}, [B1, B2], True, id="one is drained no more"),
         pytest.param(
             DRAINING,
-            Orders(draining={B1: FENCING, B2: DrainOrder(since_ms=1)}),
+            {B1: FENCING, B2: DrainOrder(since_ms=1)},
+            [B1, B2],
             True,
             id="nothing is to be fenced for it any more",
         ),
-        pytest.param(ABSENT, Orders(), False, id="no order was its reason"),
+        pytest.param(ABSENT, {}, [B3], False, id="no order was its reason, and they are away"),
+        pytest.param(ABSENT, {}, [B1, B3], False, id="one of them is back"),
+        pytest.param(ABSENT, {}, [B1, B2, B3], True, id="both are back"),
+        pytest.param(LACKING, {}, [B1, B2], False, id="it was there all along, and lacks entries"),
     ],
 )
-def test_a_grace_for_a_drains_sake_goes_with_its_order(
-    sighting: WriterSighting, orders: Orders, is_over: bool
+def test_a_grace_goes_with_its_reason(
+    sighting: WriterSighting,
+    orders: dict[BookieId, DrainOrder],
+    there: list[BookieId],
+    is_over: bool,
 ) -> None:
-    assert is_overtaken(sighting, orders) is is_over
+    bookies = {
+        b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True) for b in there
+    }
+    view = ClusterView(bookies=BookieView(writable=bookies), orders=Orders(draining=orders))
+
+    assert is_overtaken(sighting, view) is is_over
+
+
+@in_virtual_time
+async def test_once_its_bookies_are_back_a_ledger_waits_for_no_grace() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2, B3)
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: is_told(node, Reason.NO_COVERAGE))
+        await asyncio.sleep(2 * SETTINGS.retry_min_s)
+        assert (await noted(node)).grace_until_ms, "its next grace has begun"
+        await cluster.revive(B2)
+        await cluster.revive(B3)
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < 2
+    assert (await cluster.metadata()).is_closed
+
+
+@in_virtual_time
+async def test_with_only_one_of_them_back_the_grace_goes_on() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2, B3)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(SETTINGS.open_ledger_grace_s - 10)
+        await cluster.revive(B3)
+        await asyncio.sleep(8)
+        assert fenced == []
+        await asyncio.sleep(4)
+
+    assert fenced
