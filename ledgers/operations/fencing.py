@@ -88,7 +88,7 @@ def has_every_answer(results: Results[T]) -> bool:
 def _fenced(results: Results[T]) -> str:
     """Those that are known to refuse the writer from now on; others may be, their answer lost."""
     fenced = [bookie for bookie, result in results.items() if result.answer is not Answer.UNKNOWN]
-    return ", ".join(fenced) or "none"
+    return ", ".join(sorted(fenced)) or "none"
 
 
 class EndFinder:
