@@ -13,11 +13,15 @@ from daemon.restore_command import earlier_metadata_hint, restore
 from daemon.visit import Visit, run_visit
 from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
+from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.open_ledger import end_doubts
 from replication.waiting.unproven_ends import UnprovenEnd, read_unproven_end
 
-SET_UP_LATER = "  set up later: after the ledger was made; what they had of it before is lost, unless it was copied since"
+SET_UP_LATER = (
+    "  set up later than this: what they had of it before is gone, unless it was copied again: "
+    "bookmender repair {} reads all that they have of it"
+)
 
 
 @click.group()
@@ -30,7 +34,8 @@ def ledger() -> None:
 @config_option
 @output_option
 def show(ledger_id: int, config: Path | None, output: str) -> None:
-    """The metadata of one ledger, which of its bookies are there, and which were set up after the ledger was made.
+    """The metadata of one ledger, which of its bookies are there, and which were set up since: after the ledger was
+    made, or, where it is closed, after its metadata was last written.
 
     Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt, else null).
 
@@ -71,10 +76,18 @@ def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | 
     return f"its end may not be provable: {doubts}" if doubts else ""
 
 
+def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:
+    """Bookies set up after the ledger was made; of a closed one after its metadata was last written: those before may
+    have come into it by a repair, and then have all of it."""
+    return view.initialised_after(
+        found.stat.mzxid if found.metadata.is_closed else found.stat.czxid
+    )
+
+
 def _record(
     found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None
 ) -> dict[str, Any]:
-    metadata, young = found.metadata, view.initialised_after(found.stat.czxid)
+    metadata, young = found.metadata, set_up_later(found, view)
     return {
         "ledger_id": found.ledger_id,
         "version": found.version,
@@ -115,7 +128,7 @@ def _text(record: dict[str, Any]) -> str:
         members = (_member(bookie, segment) for bookie in segment["ensemble"])
         lines.append(f"  from entry {segment['first_entry_id']}: {', '.join(members)}")
     if any(segment["set_up_later"] for segment in record["segments"]):
-        lines.append(SET_UP_LATER)
+        lines.append(SET_UP_LATER.format(record["ledger_id"]))
     if record["end_doubt"]:
         lines.append(f"  {printable(record['end_doubt'])}")
     return "\n".join(lines)

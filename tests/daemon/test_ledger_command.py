@@ -94,11 +94,35 @@ def test_a_bookie_that_was_set_up_after_the_ledger_is_told(monkeypatch: pytest.M
 
     assert f"  from entry 0: {B1} (set up later), {B2} (set up later), {B3}" in lines
     assert (
-        "  set up later: after the ledger was made; what they had of it before is lost, unless it was copied since"
+        "  set up later than this: what they had of it before is gone, unless it was copied again: "
+        f"bookmender repair {LEDGER} reads all that they have of it"
     ) in lines
     record = shown(monkeypatch, two_wiped, "-o", "json")
     assert isinstance(record, dict)
     assert record["segments"][0]["set_up_later"] == [B1, B2]
+
+
+async def repaired_since(cluster: Cluster) -> None:
+    """Closed; B2 was set up anew, and the metadata written after that, as by a repair that put it in."""
+    written = await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+    await cluster.store.set(cluster.manager.path(LEDGER), written.data, version=written.version)
+
+
+async def wiped_since(cluster: Cluster) -> None:
+    await repaired_since(cluster)
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    await cluster.revive(B2)
+
+
+def test_of_a_closed_ledger_only_who_was_set_up_after_its_last_change_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert f"  from entry 0: {B1}, {B2}, {B3}" in shown(monkeypatch, repaired_since)
+    assert f"  from entry 0: {B1}, {B2} (set up later), {B3}" in shown(monkeypatch, wiped_since)
 
 
 @pytest.mark.parametrize(
