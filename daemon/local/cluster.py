@@ -315,4 +315,12 @@ def _check_ports(spec: ClusterSpec) -> None:
     }
     for port, server in servers.items():
         if not ports.is_free(port):
-            raise SettingsError(f"port {port} of {server} is taken by another process")
+            # A bookie's is part of its id.
+            otherwise = (
+                "--port names another"
+                if port == spec.zookeeper_port
+                else "take another folder (--data)"
+            )
+            raise SettingsError(
+                f"port {port} of {server} is taken by another process: end that, or {otherwise}"
+            )

@@ -41,7 +41,10 @@ def take(data: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        raise TakenError(f"a cluster is running already on {data}") from error
+        raise TakenError(
+            f"a cluster is running already on {data}: `bookmender local down` stops it, and keeps what it stored; "
+            "then give the same command again"
+        ) from error
     return lock
 
 

@@ -252,7 +252,7 @@ def test_up_that_is_refused_leaves_nothing_in_a_folder_that_it_made(
         error = run("up", "--foreground", "--port", str(taken.getsockname()[1])).exception
 
     assert isinstance(error, SettingsError)
-    assert "is taken by another process" in str(error)
+    assert "is taken by another process: end that, or --port names another" in str(error)
     assert data.exists() is not is_new
 
 
@@ -341,7 +341,10 @@ def test_up_that_is_interrupted_before_it_made_a_cluster_says_so(
 
 @pytest.mark.parametrize(
     ("zookeeper", "said"),
-    [("down", "local down`, then `bookmender local up`"), ("up", "is running already")],
+    [
+        ("down", "local down`, then `bookmender local up`"),
+        ("up", "is running already on {data}: `bookmender local down` stops it"),
+    ],
 )
 def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
     data: Path, monkeypatch: pytest.MonkeyPatch, zookeeper: str, said: str
@@ -365,7 +368,7 @@ def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
         supervisor.join(timeout=10)
 
     assert isinstance(error, SettingsError)
-    assert said in str(error)
+    assert said.format(data=data) in str(error)
 
 
 def test_up_on_a_folder_that_a_program_of_ones_own_holds_says_that_it_is_taken(
