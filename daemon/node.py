@@ -47,6 +47,7 @@ def run_node(settings: Settings) -> int:
         observer = HalfThread("observer", session, loop_factory=uvloop.new_event_loop)
         return _run(settings, [observer], partial(open_observing, settings))
     with closing(open_journal(settings)) as journal:
+        journal.try_out()
         halves = _halves(settings, journal)
         return _run(settings, halves, partial(open_session, settings, Half.WORKER, journal))
 

@@ -55,6 +55,8 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 BYTES_MAX = 8 * FILE_BYTES_MAX
 """Of all processes of this host. Not a number of files: a process that starts again and again has many."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
+_TRIED = b"\n" * 4096
+"""As much as a record, and no line that anybody reads, should a crash leave it there."""
 
 
 class MetadataJournal:
@@ -107,6 +109,16 @@ class MetadataJournal:
                     "is never changed without a record of what it was: make room there"
                 ) from error
 
+    def try_out(self) -> None:
+        """Whether a record could be written now, which a full disk shows no sooner: logged as a write would be."""
+        with self._lock:
+            try:
+                self._append(_TRIED)
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - len(_TRIED))
+                self._tell(None)
+            except OSError as error:
+                self._tell(error)
+
     def _append(self, line: bytes) -> None:
         """All of it, or none. Raises OSError."""
         file = os.fstat(self._file.fileno())  # a single look: each lets other threads run first
@@ -141,7 +153,7 @@ class MetadataJournal:
 
     def close(self) -> None:
         with self._lock:
-            is_empty = self._file.tell() == 0
+            is_empty = os.fstat(self._file.fileno()).st_size == 0
             self._file.close()
             if is_empty:
                 self._path.unlink(missing_ok=True)

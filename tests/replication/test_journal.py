@@ -221,6 +221,38 @@ def test_it_is_logged_once_while_it_fails_and_once_when_it_is_over(tmp_path: Pat
     journal.close()
 
 
+@pytest.mark.parametrize("room_bytes", [0, 150], ids=["none", "too little for a record"])
+def test_that_nothing_can_be_written_is_logged_at_the_start_and_the_first_record_is_tried_all_the_same(
+    tmp_path: Path, room_bytes: int
+) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+
+    with capture_logs() as logs:
+        with files_of_at_most(room_bytes):
+            journal.try_out()
+        journal.record(1, b"", b"x")
+
+    assert [line["event"] for line in logs] == ["journal.unwritable", "journal.writable"]
+    assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1]
+    journal.close()
+
+
+def test_a_try_that_succeeds_leaves_nothing_behind(tmp_path: Path) -> None:
+    tried = MetadataJournal(tmp_path, process="host-1")
+    with capture_logs() as logs:
+        tried.try_out()
+    tried.close()
+    assert (logs, list(tmp_path.iterdir())) == ([], [])
+
+    kept = MetadataJournal(tmp_path, process="host-1")
+    kept.record(1, b"", b"x")
+    kept.try_out()
+    kept.record(2, b"", b"x")
+    kept.close()
+
+    assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 2]
+
+
 def test_what_a_crash_cut_short_spoils_no_line_behind_it(tmp_path: Path) -> None:
     (tmp_path / "metadata-host-1.jsonl").write_bytes(b'{"version":1,"time_ms":1,"ledger_id":1,"bef')
     journal = MetadataJournal(tmp_path, process="host-1")
