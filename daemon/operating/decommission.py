@@ -242,7 +242,7 @@ async def _wait_moved(
         if told := await stuck.unexplained(left):
             tell(told)
         waiting = await waiting_count(cluster, left)
-        show(len(left), waiting=waiting, beside=waiting_text(waiting))
+        show(len(left), waiting=waiting, beside=waiting_text(waiting, left=len(left)))
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
         left = await _still_naming(cluster, left, bookie)
 

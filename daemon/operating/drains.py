@@ -154,7 +154,11 @@ async def wait_drained(
             if reasons := await left.look(drains):
                 return replace(drains, stuck=tuple(reasons))
             waiting = left.waiting_count
-            show(drains.ledgers_left, waiting=waiting, beside=waiting_text(waiting))
+            show(
+                drains.ledgers_left,
+                waiting=waiting,
+                beside=waiting_text(waiting, left=drains.ledgers_left),
+            )
         await clock.sleep(POLL_S)
 
 

@@ -143,11 +143,12 @@ async def waiting_count(cluster: Visit, ledger_ids: Collection[int]) -> int:
     return len(noted.intersection(ledger_ids))
 
 
-def waiting_text(count: int) -> str:
-    """That so many wait, for whoever waits for them; empty if none does."""
+def waiting_text(count: int, *, left: int) -> str:
+    """That so many of those ``left`` wait, for whoever waits for them; empty if none does."""
     if not count:
         return ""
-    return f"{count:,} of them {'waits' if count == 1 else 'wait'}, bookmender queue list says why"
+    told = f"{count:,} of them {'waits' if count == 1 else 'wait'}, bookmender queue list says why"
+    return told if count < left else f"{told}; where all need help, this ends a minute later"
 
 
 def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:

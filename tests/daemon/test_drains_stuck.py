@@ -53,7 +53,9 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
     assert why == f"  {told}"
     assert drains.to_json()["waiting_for_help"] == [told]
     assert heard.waiting[-1] == 1
-    assert heard.beside[-1] == "1 of them waits, bookmender queue list says why"
+    assert heard.beside[-1] == (
+        "1 of them waits, bookmender queue list says why; where all need help, this ends a minute later"
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from daemon.operating.stuck import SOON_S, unexplained_text, waits_for_help
+from daemon.operating.stuck import SOON_S, unexplained_text, waiting_text, waits_for_help
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 
@@ -96,3 +96,22 @@ def test_a_note_counts_once_its_next_try_was_made_or_will_not_be_soon(
 )
 def test_that_nobody_says_why_nothing_moves_is_said(count: int, said: str) -> None:
     assert unexplained_text(count, still_s=120.0).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("count", "left", "told"),
+    [
+        pytest.param(0, 12, "", id="none"),
+        pytest.param(1, 12, "1 of them waits, bookmender queue list says why", id="one"),
+        pytest.param(
+            12,
+            12,
+            "12 of them wait, bookmender queue list says why; where all need help, this ends a minute later",
+            id="all of them: what that is waited for",
+        ),
+    ],
+)
+def test_of_ledgers_that_wait_it_is_told_how_the_waiting_for_them_ends(
+    count: int, left: int, told: str
+) -> None:
+    assert waiting_text(count, left=left) == told
