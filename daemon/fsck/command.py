@@ -359,8 +359,8 @@ def _exit_code(past: "Sequence[PastVerdict]") -> int:
 def diff_command(before: str, after: str | None, output_format: str) -> None:
     """Ledgers of which two runs say something else, that are new, or gone.
 
-    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, 3 when results cannot be
-    read, else 0.
+    Of one folder alone: its last two runs. Exits 1 when something is worse than it was, 2 where there are no such
+    results, 3 when they cannot be read, else 0.
     """
     need_modules("pyarrow")
     from auditor.fsck.results.changes import compare
