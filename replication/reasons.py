@@ -34,6 +34,11 @@ class Reason(enum.Enum):
         return self in (Reason.LEFT_TO_OTHERS, Reason.JOURNAL)
 
     @property
+    def is_a_grace(self) -> bool:
+        """Whether the ledger is left to its writer."""
+        return self in (Reason.OPEN_LEDGER_GRACE, Reason.WRITER_ALIVE)
+
+    @property
     def is_of_recovery(self) -> bool:
         """Whether the ledger may have been recovered in vain: while its next grace goes on, that is what is to be known."""
         return self in _OF_RECOVERY

@@ -33,7 +33,7 @@ from ledgers.metadata import BookieId
 from replication.cluster.membership import Half
 from replication.cluster.orders import HoldOrder
 from replication.queue.listing import LockedLedger
-from replication.reasons import Reason
+from replication.reasons import Reason, gravity
 from replication.waiting.notes import WaitingNote
 
 LEDGERS_SHOWN_MAX = 8
@@ -77,7 +77,8 @@ status.help = "\n".join(
         "remaining_s, counts);",
         "hold, last_audit, last_fsck (the summary of its last run; marked: ledgers marked since, if any were),",
         "closer_fsck (of an earlier one that looked more closely and found something wrong, if none as close came",
-        "after), ordered_bookies, unproven_ends, waiting.",
+        "after), ordered_bookies, unproven_ends, waiting (overtaken: ledgers that are due, as a bookie came or an order",
+        "changed since the try that is told of).",
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does, or bookmender fsck, whose last run changes no verdict: the line tells what it found. Exits 0 when whole, or short of copies only while operators have bookies",
@@ -127,7 +128,9 @@ def render(found: Status, *, now_ms: int) -> str:
         shown, total = len(found.waiting), found.waiting_count
         first = f"the first {shown} of {total}; " if shown < total else ""
         lines.append(f"waiting   ({first}bookmender queue list tells of each)")
-        lines += [_waiting(reason, found.waiting, now_ms=now_ms) for reason in Reason]
+        lines.append(_due(sorted(found.overtaken)))
+        told = [note for note in found.waiting if note.ledger_id not in found.overtaken]
+        lines += [_waiting(each, told, now_ms=now_ms) for each in sorted(Reason, key=gravity)]
     return "\n".join(line for line in lines if line)
 
 
@@ -240,6 +243,16 @@ def _some(ledger_ids: Sequence[int]) -> str:
     return ", ".join(map(str, ledger_ids[:LEDGERS_SHOWN_MAX])) + more
 
 
+def _due(ledger_ids: Sequence[int]) -> str:
+    """Of those that are tried before their time: what was in the way may be so no more."""
+    if not ledger_ids:
+        return ""
+    return (
+        f"  {len(ledger_ids)} due, as a bookie came or an order changed since the last try: "
+        f"ledger {_some(ledger_ids)}"
+    )
+
+
 def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> str:
     """One line for all ledgers that wait for the same reason, with what is said of the first."""
     notes = [note for note in waiting if note.reason is reason]
@@ -254,10 +267,13 @@ def _waiting(reason: Reason, waiting: Sequence[WaitingNote], *, now_ms: int) -> 
 
 
 def _when(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
-    """What comes next of those that wait for the same reason: of a grace its end."""
+    """What comes next of those that wait for the same reason: of a grace its end, which what failed waits for, too."""
     if all(note.grace_until_ms for note in notes):
         left_s = min(seconds_until(note.grace_until_ms, now_ms) for note in notes)
-        return f"grace over in {duration_text(left_s)}" if left_s else "grace over"
+        if notes[0].reason.is_a_grace:
+            return f"grace over in {duration_text(left_s)}" if left_s else "grace over"
+        if left_s:
+            return f"next try in {duration_text(left_s)}, when its grace is over"
     next_s = min(seconds_until(note.next_try_ms, now_ms) for note in notes)
     return f"next try in {duration_text(next_s)}" if next_s else "next try due"
 

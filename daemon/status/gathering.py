@@ -9,6 +9,7 @@ from auditor.election import current_leader
 from auditor.fsck.results.last import read_closer, read_last
 from auditor.own_queue import read_own_queue
 from auditor.records import AuditRecord, last_audit
+from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import BookieState, bookie_rows, missed, with_losses
 from daemon.operating.hold import current_hold
 from daemon.operating.marks import of_these_marks
@@ -17,8 +18,10 @@ from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, WAITING_SHOWN_M
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from replication.cluster.cluster_view import ClusterView
 from replication.cluster.membership import live_nodes
 from replication.cluster.order_book import OrderBook
+from replication.cluster.orders import Orders
 from replication.queue import payloads
 from replication.queue.listing import (
     LockedLedger,
@@ -28,8 +31,9 @@ from replication.queue.listing import (
     read_locks,
     read_marks,
 )
-from replication.waiting.notes import WaitingNotes
+from replication.waiting.notes import WaitingNote, WaitingNotes
 from replication.waiting.unproven_ends import unproven_ledger_ids
+from replication.waiting.world import World
 
 
 async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status:
@@ -78,6 +82,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         under_repair=len(locked_ids & queued_ids),
         waiting=tuple(waiting),
         waiting_count=len(noted) - len(readable) + len(waiting),
+        overtaken=await _overtaken(cluster, waiting, orders, now_ms=clock.wall_ms()),
         audit=await _audit_as_it_is_now(cluster),
         own_marked_count=len(own),
         own_damaged_count=len(own.damaged),
@@ -94,6 +99,18 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         fsck=await read_last(store, ur),
         fsck_closer=await read_closer(store, ur),
     )
+
+
+async def _overtaken(
+    cluster: Visit, waiting: Sequence[WaitingNote], orders: Orders, *, now_ms: int
+) -> frozenset[int]:
+    """Of these, as workers will see it. Where no bookie is registered nothing got better (rule S8)."""
+    if not waiting:
+        return frozenset()
+    view = ClusterView(bookies=await registered_bookies(cluster), orders=orders.at(now_ms))
+    world = World.of(view)
+    overtaken = (note for note in waiting if note.is_overtaken(now_ms=now_ms, world=world))
+    return frozenset(note.ledger_id for note in overtaken if view.available)
 
 
 async def _audit_as_it_is_now(cluster: Visit) -> AuditRecord | None:

@@ -91,6 +91,8 @@ class Status:
     """Of its last run."""
     fsck_closer: Summary | None = None
     """Of an earlier one that looked more closely and found something wrong, if none as close came after."""
+    overtaken: frozenset[int] = frozenset()
+    """Ledgers of ``waiting`` that are tried before their time: what their notes tell was before a bookie came."""
 
     @property
     def verdict(self) -> str:
@@ -177,7 +179,9 @@ class Status:
     @property
     def _is_stuck(self) -> bool:
         """Whether each ledger that is marked, in either queue, waits for help."""
-        stuck_count = sum(note.reason.needs_help for note in self.waiting)
+        stuck_count = sum(
+            note.reason.needs_help and note.ledger_id not in self.overtaken for note in self.waiting
+        )
         return stuck_count >= self.queued_count
 
     def to_json(self) -> dict[str, Any]:
@@ -223,5 +227,6 @@ class Status:
             "waiting": {
                 "count": self.waiting_count,
                 "ledgers": [note_record(note) for note in self.waiting],
+                "overtaken": sorted(self.overtaken),
             },
         }

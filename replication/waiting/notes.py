@@ -71,6 +71,13 @@ class WaitingNote:
             return 0
         return min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
 
+    def is_overtaken(self, *, now_ms: int, world: World) -> bool:
+        """Whether the world is a better one than it tells of, so that the ledger is tried before its time."""
+        if self.reason.is_of_this_node or self.world is None:
+            return False
+        is_in_grace = self.reason.is_a_grace and now_ms < self.grace_until_ms
+        return not is_in_grace and world.has_improved_since(self.world, self.reason)
+
     def tries_for(self, reason: Reason, *, world: World) -> int:
         """How often it failed in a row for this reason, in a world no worse than this one."""
         if self.reason is not reason or self.world is None:

@@ -55,6 +55,27 @@ def test_how_long_a_note_binds(note: WaitingNote, now_ms: int, world: World, wai
     assert note.wait_ms(now_ms=now_ms, world=world) == wait_ms
 
 
+GRACE = replace(NOTE, reason=Reason.OPEN_LEDGER_GRACE, grace_until_ms=900)
+
+
+@pytest.mark.parametrize(
+    ("note", "world", "is_overtaken"),
+    [
+        pytest.param(NOTE, WORLD, False, id="all is as it was"),
+        pytest.param(NOTE, BETTER, True, id="a bookie came"),
+        pytest.param(replace(NOTE, world=None), BETTER, False, id="of the first releases"),
+        pytest.param(replace(NOTE, reason=Reason.JOURNAL), BETTER, False, id="no bookie helps"),
+        pytest.param(GRACE, BETTER, False, id="its grace goes on all the same"),
+        pytest.param(replace(GRACE, reason=Reason.NO_COVERAGE), BETTER, True, id="it may end"),
+        pytest.param(replace(GRACE, grace_until_ms=400), BETTER, True, id="its grace is over"),
+    ],
+)
+def test_what_a_note_tells_may_have_changed_since(
+    note: WaitingNote, world: World, is_overtaken: bool
+) -> None:
+    assert note.is_overtaken(now_ms=400, world=world) is is_overtaken
+
+
 @pytest.mark.parametrize(
     ("note", "reason", "world", "tries"),
     [
