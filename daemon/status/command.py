@@ -73,8 +73,9 @@ status.help = "\n".join(
         "built, or so far; read of expected while it is built), recovery_delay_s (recovery_delay_error: why it is",
         "that of the settings, though lostBookieRecoveryDelay stands),",
         "pending_losses (lost_ms: when each will be lost), away_named_by (how many ledgers name each bookie that",
-        "is away; told every few seconds; is_complete: every ledger was counted), running_checks (ledgers_left,",
-        "remaining_s, counts);",
+        "is away; told every few seconds; is_complete: every ledger was counted), copyless_ledgers (how many have",
+        "entries whose every copy is on these; what may be in an open ledger counts as if it were; null: not counted",
+        "yet), running_checks (ledgers_left, remaining_s, counts);",
         "hold, last_audit, last_fsck (the summary of its last run; marked: ledgers marked since, if any were),",
         "closer_fsck (of an earlier one that looked more closely and found something wrong, if none as close came",
         "after), ordered_bookies, unproven_ends, waiting (overtaken: ledgers that are due, as a bookie came or an order",
@@ -82,7 +83,8 @@ status.help = "\n".join(
         "",
         "Whether every copy that nobody missed yet is there, it cannot know: a check of all ledgers",
         "does, or bookmender fsck, whose last run changes no verdict: the line tells what it found. Exits 0 when whole, or short of copies only while operators have bookies",
-        "away (maintenance); 1 when not; 3 when it could not tell (no-bookies, no-auditor, indexing, no ZooKeeper).",
+        "away (maintenance); 1 when not; 3 when it could not tell (no-bookies, no-auditor, indexing, no ZooKeeper; and",
+        "maintenance of several bookies, where no leader of ours has counted yet whether each entry has a copy left).",
     ]
 )
 

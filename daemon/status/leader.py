@@ -54,6 +54,9 @@ class LeaderState:
     """How many ledgers name each bookie that is away, on purpose or not, as the leader told lately."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
+    copyless: int | None = None
+    """Ledgers that have entries whose every copy is on a bookie that is away; None where nobody has counted them
+    since the last of these went or came."""
 
     @property
     def loss_due_ms(self) -> Mapping[BookieId, int | None]:
@@ -81,6 +84,7 @@ class LeaderState:
                 "ledgers": dict(sorted(self.naming.items())),
                 "is_complete": self.are_all_named,
             },
+            "copyless_ledgers": self.copyless,
         }
 
 
@@ -181,6 +185,14 @@ async def gather_leader(
     checks = await read_checks(cluster, clock=clock)
     absences, now_ms = await read_absences(store, ur), clock.wall_ms()
     is_fresh = absences.is_fresh(now_ms=now_ms)
+    are_all_named = (
+        is_fresh
+        and absences.are_all_named
+        and index is not None
+        and is_its_own
+        and index.is_complete
+    )
+    is_counted = is_fresh and absences.naming.keys() == {*away, *on_purpose}
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
@@ -192,11 +204,9 @@ async def gather_leader(
         naming={b: absences.naming[b] for b in (*away, *on_purpose) if b in absences.naming}
         if is_fresh
         else {},
-        are_all_named=is_fresh
-        and absences.are_all_named
-        and index is not None
-        and is_its_own
-        and index.is_complete,
+        are_all_named=are_all_named,
+        # None so far says nothing.
+        copyless=absences.copyless if is_counted and (absences.copyless or are_all_named) else None,
     )
 
 

@@ -24,7 +24,8 @@ VERDICTS = {
     "no-bookies": "no bookie is registered at all: is it ZooKeeper, or the network? nothing is concluded",
     "held": "a safety hold stands: no further ledger is marked for lost bookies, and nothing is fenced",
     "whole": "no ledger is marked, no bookie is lost or away",
-    "maintenance": "likewise, but bookies are away on purpose: their ledgers are a copy short meanwhile",
+    "maintenance": "likewise, but bookies are away on purpose: their ledgers are short of copies meanwhile",
+    "copies-away": "nothing is marked, but of some entries every copy is on a bookie that is away: nobody can read them",
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",
     "stuck": "every ledger that is marked waits for help: a bookie to come, or a person",
     "disabled": "ledgers are marked, and auto-recovery is switched off",
@@ -111,6 +112,8 @@ class Status:
             return "bookies-lost"
         if self.wiped:
             return "bookies-wiped"
+        if self.auditing.copyless:
+            return "copies-away"
         if not self.writable:
             return "none-writable"
         if self.away:
@@ -134,6 +137,8 @@ class Status:
         """0: all is well, or as an operator ordered it. 1: it is not. 3: nobody can tell."""
         if self.verdict in ("no-bookies", "no-auditor", "indexing"):
             return 3
+        if self.verdict == "maintenance" and self.may_lack_copies and not self.unreadable_orders:
+            return 3
         return 0 if self.verdict in ("whole", "maintenance") and not self.unreadable_orders else 1
 
     @property
@@ -156,6 +161,13 @@ class Status:
         """When the last of their windows is over; None where nobody is away on purpose."""
         windows = (row.maintenance for row in self.on_purpose)
         return max((window.until_ms for window in windows if window is not None), default=None)
+
+    @property
+    def may_lack_copies(self) -> bool:
+        """Whether so many bookies are away on purpose that ledgers may have entries without any copy that is there,
+        and nobody has counted these."""
+        named = [row for row in self.on_purpose if not self.auditing.is_named_by_none(row.bookie)]
+        return len(named) > 1 and self.auditing.copyless is None
 
     @property
     def has_worker(self) -> bool:

@@ -11,6 +11,7 @@ from replication.cluster.membership import Half
 def verdict_text(found: Status, *, now_ms: int) -> str:
     whys = [
         _why(found, now_ms=now_ms),
+        _copyless(found) if found.auditing.copyless and found.verdict != "copies-away" else "",
         _no_auditor(found) if found.leader is None and found.has_bookies else "",
         "auto-recovery is disabled" if found.is_disabled else "",
         *(_fsck_doubts(found) if found.exit_code == 0 else []),
@@ -27,6 +28,9 @@ def _why(found: Status, *, now_ms: int) -> str:
             return "nobody repairs what is marked"
         case "indexing":
             return "the leader has not read every ledger's metadata yet: what misses copies may yet be found"
+        case "copies-away":
+            on_purpose = _on_purpose(found, now_ms=now_ms) if found.on_purpose else ""
+            return "; ".join(filter(None, (_copyless(found), on_purpose)))
         case "maintenance":
             return _maintenance(found, now_ms=now_ms)
         case "bookies-away":
@@ -58,21 +62,43 @@ def _away(found: Status, *, now_ms: int) -> str:
     return f"{away} away, the next one {loss_due_text(pending[0].due_ms, now_ms=now_ms)}"
 
 
-def _maintenance(found: Status, *, now_ms: int) -> str:
-    """As long as nobody knows that no ledger names a bookie, its ledgers count as a copy short."""
+def _copyless(found: Status) -> str:
+    count = found.auditing.copyless or 0
+    least = "" if found.auditing.are_all_named else "at least "
+    has = "has" if count == 1 else "have"
+    return (
+        f"{least}{counted(count, 'ledger')} {has} entries whose every copy is on a bookie that is away: nobody "
+        "can read these until one of their bookies is back"
+    )
+
+
+def _on_purpose(found: Status, *, now_ms: int) -> str:
     count, until_ms = len(found.on_purpose), found.on_purpose_until_ms
     assert until_ms is not None
     left = duration_text(max(0, until_ms - now_ms) / 1000)
-    text = (
-        f"{counted(count, 'bookie')} {'is' if count == 1 else 'are'} away on purpose, for another {left} "
-        "at most"
-    )
-    unnamed_count = sum(found.auditing.is_named_by_none(row.bookie) for row in found.on_purpose)
-    if unnamed_count == count:
+    are = "is" if count == 1 else "are"
+    return f"{counted(count, 'bookie')} {are} away on purpose, for another {left} at most"
+
+
+def _maintenance(found: Status, *, now_ms: int) -> str:
+    """As long as nobody knows that no ledger names a bookie, its ledgers count as a copy short."""
+    count, text = len(found.on_purpose), _on_purpose(found, now_ms=now_ms)
+    named_count = sum(not found.auditing.is_named_by_none(row.bookie) for row in found.on_purpose)
+    if not named_count:
         return f"{text}: no ledger names {'it' if count == 1 else 'them'}, and nothing is affected"
-    if unnamed_count:
-        return f"{text}: ledgers of {count - unnamed_count} of them are a copy short meanwhile"
-    return f"{text}: {'its' if count == 1 else 'their'} ledgers are a copy short meanwhile"
+    if found.may_lack_copies:
+        why = (
+            "no node of ours leads"
+            if found.leader_node is None
+            else "the leader has not counted yet"
+        )
+        return f"{text}: whether each entry has a copy that is there is not known, as {why}"
+    if named_count == 1 < count:
+        return f"{text}: ledgers of 1 of them are a copy short meanwhile"
+    if named_count == 1:
+        return f"{text}: its ledgers are a copy short meanwhile"
+    whose = "their ledgers" if named_count == count else f"ledgers of {named_count} of them"
+    return f"{text}: {whose} are short of copies meanwhile, but each entry has one that is there"
 
 
 def _fsck_doubts(found: Status) -> list[str]:

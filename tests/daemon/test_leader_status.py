@@ -362,3 +362,18 @@ def test_hundreds_of_lost_bookies_leave_room_on_the_screen() -> None:
 )
 def test_the_index_is_complete_or_so_far(note: IndexNote, text: str) -> None:
     assert index_text(note) == text
+
+
+@in_virtual_time
+async def test_what_was_counted_for_others_than_those_that_are_away_now_says_nothing() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with auditing(cluster, settings=delayed(100)) as leader:
+        session_id = leader.store.session_id
+        await leader.records.write_index(replace(BUILT, session_id=session_id))
+        await cluster.kill(B1, B2)
+        await asyncio.sleep(SOON_S)
+
+        assert (await gathered(cluster, session_id, B1, B2)).copyless == 1
+        assert (await gathered(cluster, session_id, B1)).copyless is None
+        assert (await gathered(cluster, session_id, B1, B2, B3)).copyless is None
+        assert (await gathered(cluster, None, B1, B2)).copyless is None, "Java leads"

@@ -258,6 +258,7 @@ async def test_the_json_has_what_the_text_has() -> None:
         "pending_losses": [],
         "running_checks": [],
         "away_named_by": {"ledgers": {}, "is_complete": False},
+        "copyless_ledgers": None,
     }
     assert record["waiting"]["ledgers"] == [
         {
@@ -321,6 +322,29 @@ async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() ->
         f"no ledger names {B3}: nothing is affected while it is away, and if it is not to come back, "
         f"bookmender bookie decommission {B3} forgets it"
     ]
+
+
+@in_virtual_time
+async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_maintenance() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
+    found: list[tuple[str, int]] = []
+    async with auditing(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        await leader.records.write_index(
+            IndexNote(
+                session_id=leader.store.session_id, written_ms=0, is_complete=True, ledger_count=3
+            )
+        )
+        for bookie in (B1, B2):
+            await open_window(
+                visiting(cluster), bookie, duration_s=60, reason="", clock=cluster.clock
+            )
+            await cluster.kill(bookie)
+            await asyncio.sleep(SOON_S)
+            status = await gathered(cluster, cluster.clock)
+            found.append((status.verdict, status.exit_code))
+
+    assert found == [("maintenance", 0), ("copies-away", 1)]
 
 
 @in_virtual_time

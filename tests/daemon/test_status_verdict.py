@@ -79,6 +79,68 @@ def test_of_maintenance_it_is_said_what_is_short_of_copies(
     assert told.endswith(f" for another 1 min at most: {text})")
 
 
+TWO_NAMED = LeaderState(index=BUILT, naming={B1: 2, B2: 1}, are_all_named=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict", "exit_code", "text"),
+    [
+        pytest.param(
+            replace(TWO_NAMED, copyless=0),
+            "maintenance",
+            0,
+            "2 bookies are away on purpose, for another 1 min at most: their ledgers are short of copies "
+            "meanwhile, but each entry has one that is there",
+            id="a copy of each entry is left",
+        ),
+        pytest.param(
+            replace(TWO_NAMED, copyless=1),
+            "copies-away",
+            1,
+            "1 ledger has entries whose every copy is on a bookie that is away: nobody can read these until one "
+            "of their bookies is back; 2 bookies are away on purpose, for another 1 min at most",
+            id="none is left of some",
+        ),
+        pytest.param(
+            TWO_NAMED,
+            "maintenance",
+            3,
+            "2 bookies are away on purpose, for another 1 min at most: whether each entry has a copy that is "
+            "there is not known, as the leader has not counted yet",
+            id="another went just now",
+        ),
+        pytest.param(
+            LeaderState(),
+            "maintenance",
+            3,
+            "2 bookies are away on purpose, for another 1 min at most: whether each entry has a copy that is "
+            "there is not known, as no node of ours leads",
+            id="Java leads",
+        ),
+    ],
+)
+def test_of_two_bookies_under_maintenance_it_is_told_whether_all_can_be_read(
+    state: LeaderState, verdict: str, exit_code: int, text: str
+) -> None:
+    leader = None if state.index is None else node("host-a", 11, Half.AUDITOR)
+    found = replace(WHOLE, leader_node=leader, ordered=tuple(map(away, [B1, B2])), auditing=state)
+
+    assert (found.verdict, found.exit_code) == (verdict, exit_code)
+    assert verdict_text(found, now_ms=0) == f"{verdict} ({text})"
+    assert found.to_json()["auditing"]["copyless_ledgers"] == state.copyless
+
+
+def test_what_cannot_be_read_is_told_beside_other_verdicts_too() -> None:
+    state = LeaderState(index=replace(BUILT, is_complete=False), naming={B1: 2}, copyless=3)
+    leader = node("host-a", 11, Half.AUDITOR)
+    found = replace(WHOLE, leader_node=leader, auditing=state, lost=(B1,), marked_count=2)
+
+    assert verdict_text(found, now_ms=0) == (
+        "repairing (at least 3 ledgers have entries whose every copy is on a bookie that is away: nobody can "
+        "read these until one of their bookies is back)"
+    )
+
+
 def fsck(*, wrong: int = 0, unknown: int = 0, marked: int | None = None) -> Summary:
     counts = Counts(ledgers=9, wrong=wrong, verdicts={"unknown": unknown, "lost": wrong})
     return Summary(
