@@ -8,13 +8,16 @@ import importlib
 import json
 import os
 import random
+import signal
 import sys
+import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 
 import structlog
 
@@ -49,6 +52,8 @@ log = structlog.get_logger()
 LOCK_FILE = ".lock"
 RACKS_FILE = "racks.json"
 NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
+HUSH_S = 1.0
+"""How long a JVM may take to be told to say no more."""
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, whose session is there already."""
 
@@ -177,9 +182,34 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
         python = wanted.spark_settings.get("spark.pyspark.python", sys.executable)
         spark = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
     try:
-        return run_fsck(spark, options, job, on_progress)
+        with quiet_when_interrupted(spark.sparkContext.setLogLevel):
+            return run_fsck(spark, options, job, on_progress)
     finally:
         spark.stop()
+
+
+@contextmanager
+def quiet_when_interrupted(set_log_level: Callable[[str], None]) -> Iterator[None]:
+    """What Spark's tasks say when they are cut short is no news to whoever pressed Ctrl-C.
+
+    Spark's own handler ends them before anybody hears of it as an exception. The level is set on a thread of its own:
+    this one may be in the midst of a call to the JVM.
+    """
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        hushing = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
+        hushing.start()
+        hushing.join(HUSH_S)
+        assert callable(before)
+        before(number, frame)
+
+    if callable(before):
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -34,6 +35,7 @@ from daemon.fsck.running import (
     preview_here,
     publish,
     publish_here,
+    quiet_when_interrupted,
     read_racks,
     run,
     write_racks,
@@ -162,6 +164,17 @@ async def test_where_nobody_tells_where_bookies_are_nothing_is_said_of_placement
     places = await find_places(visiting(await Cluster.start()))
 
     assert (places.rule, places.racks) == (None, {})
+
+
+def test_spark_says_no_more_from_ctrl_c_on() -> None:
+    levels: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), quiet_when_interrupted(levels.append):
+        signal.raise_signal(signal.SIGINT)
+
+    assert levels == ["OFF"]
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
