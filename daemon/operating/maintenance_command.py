@@ -16,6 +16,7 @@ from daemon.operating.bookie_ids import (
 )
 from daemon.operating.bookies import maintenance_record, maintenance_text
 from daemon.operating.java_leader import leader_concerns
+from daemon.operating.last_copies import left_without
 from daemon.operating.progress import counted, tell
 from daemon.operating.unreadable_orders import unreadable_texts, unreadable_windows
 from daemon.option_types import Duration, ReasonText
@@ -36,6 +37,11 @@ from replication.queue.listing import marked_ledger_ids, read_marks
 @click.option("--for", "duration_s", type=Duration(), help="From now on, as in 30m, 2h or 1d.")
 @click.option("--reason", type=ReasonText(), default="", help="For people who see the window.")
 @click.option("--end", is_flag=True, help="End the window now.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Begin it though other bookies are away, without looking at ledgers.",
+)
 def maintenance(
     bookie: BookieId | None,
     config: Path | None,
@@ -43,6 +49,7 @@ def maintenance(
     duration_s: int | None,
     reason: str,
     end: bool,
+    yes: bool,
 ) -> None:
     """Let a bookie be away on purpose, for a while: nothing of it is marked or copied before the end.
 
@@ -50,6 +57,10 @@ def maintenance(
     first. The window stays when the bookie is back, as it may go again: --end ends it. If it is still
     away at the end, the recovery delay begins then. Without --for or --end: the windows that stand;
     exits 1 when the order of one cannot be read.
+
+    While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers would have entries
+    without any copy that is there: nobody could read these meanwhile. If so, or if it cannot tell, nothing is
+    changed without --yes: it exits 1, and says how many it saw.
     """
     if end and duration_s is not None:
         raise click.UsageError("--for begins a window, and --end ends it: one of them")
@@ -57,10 +68,19 @@ def maintenance(
         raise click.UsageError("which bookie?")
     if reason and duration_s is None:
         raise click.UsageError("--reason goes with --for")
+    if yes and duration_s is None:
+        raise click.UsageError("--yes goes with --for")
+
+    refusal = ""
 
     async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
+        nonlocal refusal
         if bookie is not None:
-            await _change(cluster, bookie, duration_s=duration_s, reason=reason, end=end)
+            require_known([bookie], await known_bookies(cluster))
+            if duration_s is not None and not yes:
+                refusal = await _refusal(cluster, bookie)
+            if not refusal:
+                await _change(cluster, bookie, duration_s=duration_s, reason=reason, end=end)
         windows = await read_windows(cluster, SystemClock())
         if windows if bookie is None else bookie in windows:
             tell(await leader_concerns(cluster, "maintenance windows"))
@@ -71,21 +91,29 @@ def maintenance(
     windows, unreadable = run_visit(config, act)
     if output == "json":
         record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
-        click.echo(json.dumps({"bookies": record, "unreadable_orders": [*unreadable]}, indent=2))
+        told = {"bookies": record, "unreadable_orders": [*unreadable]}
+        click.echo(json.dumps(told | ({"error": refusal} if refusal else {}), indent=2))
     else:
         now_ms = SystemClock().wall_ms()
         for each, window in sorted(windows.items()):
             click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
         if not windows:
             click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
-    sys.exit(EXIT_FAILED if unreadable else 0)
+    if refusal:
+        tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
+    sys.exit(EXIT_FAILED if unreadable or refusal else 0)
+
+
+async def _refusal(cluster: Visit, bookie: BookieId) -> str:
+    """Why it had better not be away now; empty where nothing speaks against it."""
+    left = await left_without(cluster, bookie, clock=SystemClock())
+    return "" if left is None or left.is_harmless else left.to_text()
 
 
 async def _change(
     cluster: Visit, bookie: BookieId, *, duration_s: int | None, reason: str, end: bool
 ) -> None:
     """Open its window, or end it, as is wanted, if either is."""
-    require_known([bookie], await known_bookies(cluster))
     if duration_s is not None:
         clock = SystemClock()
         await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)

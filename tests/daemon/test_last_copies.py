@@ -1,0 +1,212 @@
+"""Before a second bookie may be away on purpose: whether ledgers would be left without a copy of some entries."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+import pytest
+from click.testing import Result
+
+from auditor.index.note import IndexNote
+from daemon.operating import last_copies, maintenance_command
+from daemon.operating.last_copies import LeftWithout, left_without
+from daemon.operating.maintenance_command import open_window, read_windows
+from daemon.visit import Visit
+from ledgers.clock import Clock, SystemClock
+from ledgers.metadata import BookieId
+from replication.cluster.orders import MaintenanceWindow
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import SOON_S
+from tests.daemon.in_memory import run_in_memory
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2, B3, B4
+
+HOUR_S = 3_600
+
+
+async def with_window(
+    *ensembles: Sequence[BookieId], bookie: BookieId = B1, is_away: bool = True
+) -> Cluster:
+    cluster = await Cluster.start()
+    await prepare(cluster, *ensembles, bookie=bookie, is_away=is_away)
+    return cluster
+
+
+async def prepare(
+    cluster: Cluster,
+    *ensembles: Sequence[BookieId],
+    bookie: BookieId = B1,
+    is_away: bool = True,
+    clock: Clock | None = None,
+) -> None:
+    """Ledgers 0, 1, …, and a window that stands. ``clock``: the cluster's, if None."""
+    for ledger_id, ensemble in enumerate(ensembles):
+        await cluster.write_ledger(ensemble, ledger_id=ledger_id)
+    here = visiting(cluster)
+    await open_window(here, bookie, duration_s=HOUR_S, reason="", clock=clock or cluster.clock)
+    if is_away:
+        await cluster.kill(bookie)
+
+
+async def found(cluster: Cluster, bookie: BookieId = B2) -> LeftWithout | None:
+    return await left_without(visiting(cluster), bookie, clock=cluster.clock)
+
+
+@in_virtual_time
+async def test_where_nobody_else_is_away_nothing_is_looked_at() -> None:
+    cluster = await with_window((B1, B2), bookie=B2, is_away=False)
+
+    assert await found(cluster, B2) is None
+
+
+@pytest.mark.parametrize("is_away", [True, False], ids=["away", "to go any moment"])
+@in_virtual_time
+async def test_ledgers_are_counted_whose_last_copies_are_on_it(is_away: bool) -> None:
+    cluster = await with_window((B1, B2), (B1, B3), (B2, B3), (B1, B2), is_away=is_away)
+
+    assert await found(cluster) == LeftWithout(bookie=B2, others=(B1,), count=2, looked_at=4)
+    assert await found(cluster, B4) == LeftWithout(bookie=B4, others=(B1,), count=0, looked_at=4)
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_away_without_a_window_counts_likewise() -> None:
+    cluster = await with_window((B1, B2), bookie=B3, is_away=False)
+    await cluster.kill(B1)
+
+    assert await found(cluster) == LeftWithout(bookie=B2, others=(B1, B3), count=1, looked_at=1)
+
+
+@in_virtual_time
+async def test_one_that_no_ledger_names_any_more_is_no_reason_to_look() -> None:
+    cluster = await with_window((B1, B2), bookie=B4)
+    async with auditing(cluster) as leader:
+        session_id = leader.store.session_id
+        note = IndexNote(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
+        await leader.records.write_index(note)
+        await asyncio.sleep(SOON_S)
+
+        assert await found(cluster, B2) is None
+
+
+@in_virtual_time
+async def test_what_cannot_be_read_leaves_it_open() -> None:
+    cluster = await with_window((B1, B3), (B2, B3))
+    here = visiting(cluster)
+    shut_out(here.store, cluster.manager.path(0))
+
+    left = await left_without(here, B2, clock=cluster.clock)
+
+    assert left == LeftWithout(bookie=B2, others=(B1,), count=0, looked_at=1, unreadable_count=1)
+    assert not left.is_harmless
+
+
+@in_virtual_time
+async def test_of_very_many_ledgers_only_the_first_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(last_copies, "LOOK_S", 0.0)
+    cluster = await with_window((B1, B3), (B2, B3))
+
+    left = await found(cluster)
+
+    assert left is not None
+    assert not left.is_whole
+    assert not left.is_harmless
+
+
+@pytest.mark.parametrize(
+    ("left", "text"),
+    [
+        pytest.param(
+            LeftWithout(bookie=B2, others=(B1,), count=1, looked_at=9),
+            f"with {B2} away, too, 1 ledger has entries without any copy that is there "
+            f"(away or under maintenance already: {B1})",
+            id="one",
+        ),
+        pytest.param(
+            LeftWithout(bookie=B2, others=(B1, B3), count=2, looked_at=9, is_whole=False),
+            f"with {B2} away, too, at least 2 ledgers have entries without any copy that is there "
+            f"(away or under maintenance already: {B1}, {B3})",
+            id="some so far",
+        ),
+        pytest.param(
+            LeftWithout(bookie=B2, others=(B1,), count=0, looked_at=9, is_whole=False),
+            f"other bookies are away or under maintenance ({B1}): what has copies on these and {B2} alone cannot "
+            "be read meanwhile (nothing of the kind among the first 9 ledgers; the rest was not looked at)",
+            id="none so far",
+        ),
+        pytest.param(
+            LeftWithout(bookie=B2, others=(B1,), count=0, looked_at=9, unreadable_count=3),
+            f"other bookies are away or under maintenance ({B1}): what has copies on these and {B2} alone cannot "
+            "be read meanwhile (nothing of the kind among 9 ledgers; the metadata of 3 more cannot be read)",
+            id="none that can be read",
+        ),
+    ],
+)
+def test_it_is_said_with_a_number_where_there_is_one(left: LeftWithout, text: str) -> None:
+    assert left.to_text() == text
+
+
+# --- The command -----------------------------------------------------------------------------------
+
+
+def invoked(
+    monkeypatch: pytest.MonkeyPatch, *arguments: str, ensemble: Sequence[BookieId] = (B1, B2)
+) -> tuple[Result, dict[BookieId, MaintenanceWindow]]:
+    """For B2, while B1 is away on purpose; and the windows that stand after it."""
+
+    async def look(cluster: Cluster) -> dict[BookieId, MaintenanceWindow]:
+        here: Visit = visiting(cluster)
+        return await read_windows(here, SystemClock())
+
+    return run_in_memory(
+        monkeypatch,
+        maintenance_command,
+        maintenance_command.maintenance,
+        *arguments,
+        prepare=lambda cluster: prepare(cluster, ensemble, clock=SystemClock()),
+        look=look,
+    )
+
+
+def test_a_window_that_leaves_no_copy_is_refused_with_the_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result, windows = invoked(monkeypatch, B2, "--for", "1h")
+
+    assert result.exit_code == 1
+    assert f"with {B2} away, too, 1 ledger has entries without any copy" in result.stderr
+    assert "nothing was changed: --yes begins the window all the same" in result.stderr
+    assert windows.keys() == {B1}
+    assert f"{B2} is not under maintenance" in result.stdout
+
+
+def test_a_refused_window_is_an_error_for_programs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    result, _ = invoked(monkeypatch, B2, "--for", "1h", "-o", "json")
+
+    assert result.exit_code == 1
+    record = json.loads(result.stdout)
+    assert record["bookies"] == {}
+    assert record["error"].startswith(f"with {B2} away, too, 1 ledger has entries")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ensemble"),
+    [
+        pytest.param((B2, "--for", "1h", "--yes"), (B1, B2), id="it is meant"),
+        pytest.param((B2, "--for", "1h"), (B1, B3), id="each entry keeps a copy"),
+    ],
+)
+def test_a_window_begins_where_it_is_meant_or_harmless(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], ensemble: Sequence[BookieId]
+) -> None:
+    result, windows = invoked(monkeypatch, *arguments, ensemble=ensemble)
+
+    assert result.exit_code == 0
+    assert windows.keys() == {B1, B2}
+    assert "without any copy" not in result.output
+
+
+def test_a_yes_without_a_window_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert invoked(monkeypatch, B2, "--yes")[0].exit_code == 2
