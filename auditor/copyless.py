@@ -8,6 +8,7 @@ looked at, a block of the index at a time.
 import asyncio
 import math
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from itertools import repeat
 
 from auditor.index.keeper import IndexKeeper
@@ -44,6 +45,16 @@ def _is_all_away(
     return all(ensemble[(start + offset) % size] in away for offset in range(write_quorum))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Count:
+    """``change``: of the index, when it was begun; ``is_whole``: whether that was complete then."""
+
+    away: frozenset[BookieId]
+    count: int
+    change: int
+    is_whole: bool
+
+
 class CopylessCounter:
     """Of the bookies that it is told of, and of what the index knows so far. One loop's."""
 
@@ -53,21 +64,19 @@ class CopylessCounter:
         self._on_count = on_count
         self.away: frozenset[BookieId] = frozenset()
         self._was_seen = asyncio.Event()
-        self._counted: tuple[frozenset[BookieId], int] | None = None
-        self._counted_change = -1
-        """Of the index, when that was begun."""
+        self._last: _Count | None = None
         self._took_s = 0.0
 
     def see(self, away: frozenset[BookieId]) -> None:
-        if away != self.away:
+        """Called too whenever the index may have been completed."""
+        if away != self.away or not self._may_stand(self._last):
             self.away = away
             self._was_seen.set()
 
     def of(self, away: Collection[BookieId]) -> int | None:
-        """None where they were not counted yet for just these."""
-        if self._counted is None or self._counted[0] != away:
-            return None
-        return self._counted[1]
+        """None where they were not counted yet for just these, or only before the index was complete."""
+        last = self._last
+        return last.count if last and last.away == away and self._may_stand(last) else None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -79,17 +88,21 @@ class CopylessCounter:
     async def run_once(self) -> None:
         """Count, if something has changed."""
         self._was_seen.clear()
-        away, change, began_s = self.away, self._keeper.change_count, self._clock.now_s()
-        if self.of(away) is not None and change == self._counted_change:
+        away, keeper, began_s = self.away, self._keeper, self._clock.now_s()
+        change, is_whole = keeper.change_count, keeper.is_complete
+        last = self._last
+        if self.of(away) is not None and last is not None and last.change == change:
             return
         count = await self._count(away)
         if count is None:
             return
         self._took_s = self._clock.now_s() - began_s
-        is_new = self._counted != (away, count)
-        self._counted, self._counted_change = (away, count), change
-        if is_new:
+        self._last = _Count(away=away, count=count, change=change, is_whole=is_whole)
+        if last is None or (last.away, last.count, last.is_whole) != (away, count, is_whole):
             self._on_count()
+
+    def _may_stand(self, last: _Count | None) -> bool:
+        return last is not None and (last.is_whole or not self._keeper.is_complete)
 
     async def _count(self, away: frozenset[BookieId]) -> int | None:
         """None when others are away meanwhile: it begins anew with those."""

@@ -48,10 +48,9 @@ class LeftWithout:
         others = ", ".join(self.others[:BOOKIES_SHOWN_MAX]) + more
         if self.count:
             least = "" if self.is_whole and not self.unreadable_count else "at least "
-            has = "has" if self.count == 1 else "have"
             return (
-                f"with {self.bookie} away, too, {least}{counted(self.count, 'ledger')} {has} entries without any "
-                f"copy that is there (away or under maintenance already: {others})"
+                f"with {self.bookie} away, too, {least}{counted(self.count, 'ledger')} would have entries without "
+                f"any copy that is there (away or under maintenance already: {others})"
             )
         first = "" if self.is_whole else "the first "
         rest = (

@@ -174,3 +174,23 @@ async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_index_
         stored = await read_absences(cluster.store, UR)
 
     assert (stored.naming, stored.are_all_named) == ({B1: 1}, True)
+
+
+@in_virtual_time
+async def test_a_new_leader_notes_no_count_of_an_index_that_was_empty_as_one_of_all_ledgers() -> (
+    None
+):
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    for bookie in (B1, B2):
+        await maintain(cluster, bookie, for_s=3600)
+        await cluster.kill(bookie)
+    noted: set[int | None] = set()
+    async with auditing(cluster):
+        for _ in range(100):
+            await asyncio.sleep(0.1)
+            stored = await read_absences(cluster.store, UR)
+            if stored.are_all_named:
+                noted.add(stored.copyless)
+
+    assert noted - {None} == {1}
+    assert stored.copyless == 1

@@ -120,13 +120,13 @@ async def test_of_very_many_ledgers_only_the_first_are_looked_at(
     [
         pytest.param(
             LeftWithout(bookie=B2, others=(B1,), count=1, looked_at=9),
-            f"with {B2} away, too, 1 ledger has entries without any copy that is there "
+            f"with {B2} away, too, 1 ledger would have entries without any copy that is there "
             f"(away or under maintenance already: {B1})",
             id="one",
         ),
         pytest.param(
             LeftWithout(bookie=B2, others=(B1, B3), count=2, looked_at=9, is_whole=False),
-            f"with {B2} away, too, at least 2 ledgers have entries without any copy that is there "
+            f"with {B2} away, too, at least 2 ledgers would have entries without any copy that is there "
             f"(away or under maintenance already: {B1}, {B3})",
             id="some so far",
         ),
@@ -176,7 +176,7 @@ def test_a_window_that_leaves_no_copy_is_refused_with_the_number(
     result, windows = invoked(monkeypatch, B2, "--for", "1h")
 
     assert result.exit_code == 1
-    assert f"with {B2} away, too, 1 ledger has entries without any copy" in result.stderr
+    assert f"with {B2} away, too, 1 ledger would have entries without any copy" in result.stderr
     assert "nothing was changed: --yes begins the window all the same" in result.stderr
     assert windows.keys() == {B1}
     assert f"{B2} is not under maintenance" in result.stdout
@@ -188,7 +188,7 @@ def test_a_refused_window_is_an_error_for_programs_too(monkeypatch: pytest.Monke
     assert result.exit_code == 1
     record = json.loads(result.stdout)
     assert record["bookies"] == {}
-    assert record["error"].startswith(f"with {B2} away, too, 1 ledger has entries")
+    assert record["error"].startswith(f"with {B2} away, too, 1 ledger would have entries")
 
 
 @pytest.mark.parametrize(
