@@ -6,6 +6,7 @@ The cluster is asked for what executors cannot know of the settings: where booki
 import fcntl
 import importlib
 import json
+import logging
 import os
 import random
 import signal
@@ -176,11 +177,12 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     folder = RunFolder(wanted.output, job.run)
     if folder.is_begun:
         folder.check_order(options)  # before Spark starts, which takes its time
-    if wanted.master is None and _SUBMITTED in os.environ:
-        spark = submitted_spark()
-    else:
-        python = wanted.spark_settings.get("spark.pyspark.python", sys.executable)
-        spark = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
+    with quiet_when_interrupted():
+        if wanted.master is None and _SUBMITTED in os.environ:
+            spark = submitted_spark()
+        else:
+            python = wanted.spark_settings.get("spark.pyspark.python", sys.executable)
+            spark = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
     try:
         with quiet_when_interrupted(spark.sparkContext.setLogLevel):
             return run_fsck(spark, options, job, on_progress)
@@ -189,11 +191,13 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
 
 
 @contextmanager
-def quiet_when_interrupted(set_log_level: Callable[[str], None]) -> Iterator[None]:
-    """What Spark's tasks say when they are cut short is no news to whoever pressed Ctrl-C.
+def quiet_when_interrupted(
+    set_log_level: Callable[[str], None] = lambda level: None,
+) -> Iterator[None]:
+    """What Spark's tasks say when they are cut short, or a call to the JVM, is no news to whoever pressed Ctrl-C.
 
     Spark's own handler ends them before anybody hears of it as an exception. The level is set on a thread of its own:
-    this one may be in the midst of a call to the JVM.
+    this one may be in the midst of such a call.
     """
     before = signal.getsignal(signal.SIGINT)
 
@@ -201,6 +205,7 @@ def quiet_when_interrupted(set_log_level: Callable[[str], None]) -> Iterator[Non
         hushing = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
         hushing.start()
         hushing.join(HUSH_S)
+        logging.disable()  # py4j's
         assert callable(before)
         before(number, frame)
 
@@ -209,7 +214,8 @@ def quiet_when_interrupted(set_log_level: Callable[[str], None]) -> Iterator[Non
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is interrupt:  # Spark puts one of its own in its place
+            signal.signal(signal.SIGINT, before)
 
 
 def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:

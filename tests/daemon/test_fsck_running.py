@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import json
+import logging
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -174,7 +175,20 @@ def test_spark_says_no_more_from_ctrl_c_on() -> None:
         signal.raise_signal(signal.SIGINT)
 
     assert levels == ["OFF"]
+    assert logging.root.manager.disable == logging.CRITICAL  # py4j tells of the call that was cut
     assert signal.getsignal(signal.SIGINT) is before
+    logging.disable(logging.NOTSET)
+
+
+def test_a_handler_that_spark_put_in_place_meanwhile_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with quiet_when_interrupted():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
