@@ -56,7 +56,8 @@ def plan(
 
     Each ledger is looked at and planned for just as a daemon on this host would: metadata is read,
     bookies are asked for the ends of their copies; no lock is taken, nothing is written or fenced.
-    Among targets that are equally good the choice is by chance, so that a daemon may take another.
+    Among targets that are equally good the choice is by chance, so that a daemon may take another. Entries that
+    no bookie that is there has are not to be copied, but in the way, with the bookies that may have them.
 
     \b
       bookmender plan                       the most endangered of the marked ledgers

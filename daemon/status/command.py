@@ -131,8 +131,8 @@ def render(found: Status, *, now_ms: int) -> str:
         first = f"the first {shown} of {total}; " if shown < total else ""
         lines.append(f"waiting   ({first}bookmender queue list tells of each)")
         lines.append(_due(sorted(found.overtaken)))
-        told = [note for note in found.waiting if note.ledger_id not in found.overtaken]
-        lines += [_waiting(each, told, now_ms=now_ms) for each in sorted(Reason, key=gravity)]
+        rest = [note for note in found.waiting if note.ledger_id not in found.overtaken]
+        lines += [_waiting(each, rest, now_ms=now_ms) for each in sorted(Reason, key=gravity)]
     return "\n".join(line for line in lines if line)
 
 

@@ -26,11 +26,12 @@ from replication.planning.survey import Survey
 
 
 class Lacking(Struct, frozen=True, kw_only=True):
-    """Entries of a copy that cannot be had, ascending. Of very many only the first ``LACKING_MAX`` and one."""
+    """Entries of a copy that cannot be had, ascending. ``is_cut``: these are not all."""
 
     without_copy: Sequence[int] = ()
     unknown: Sequence[int] = ()
     """Some bookie there has them, and could not read them."""
+    is_cut: bool = False
 
 
 class Foresight:
@@ -49,7 +50,8 @@ class Foresight:
         kept_back = _kept_back(repair, lacking.without_copy)
         without_copy = tuple(e for e in lacking.without_copy if e not in kept_back)
         left_count = len(without_copy) + len(lacking.unknown) + len(kept_back)
-        entry_count = len(repair.entry_ids) - left_count
+        is_hopeless = left_count > LACKING_MAX  # then it is given up
+        entry_count = 0 if is_hopeless else len(repair.entry_ids) - left_count
         return CopyOutcome(
             entry_count=entry_count,
             entry_bytes=entry_count * self._survey.entry_bytes,
@@ -58,17 +60,21 @@ class Foresight:
             kept_back=kept_back,
         )
 
-    def lacking(self, fragment: Fragment, index: int, entry_ids: Sequence[int]) -> Lacking:
-        """Those of ``entry_ids``, which the bookie index stores, that no bookie there will give."""
+    def lacking(
+        self, fragment: Fragment, index: int, entry_ids: Sequence[int], *, limit: int = LACKING_MAX
+    ) -> Lacking:
+        """Those of ``entry_ids``, which the bookie index stores, that no bookie there will give; of more than
+        ``limit`` the first of them, and one."""
         doubted = merge(*self._doubted(fragment, index))
-        found = islice((e for e in doubted if e in entry_ids), LACKING_MAX + 1)
+        found = islice((e for e in doubted if e in entry_ids), limit + 1)
         without_copy, unknown = array("q"), array("q")
         for entry_id in found:
             are_any_unread = any(
                 entry_id in finding.unreadable for finding in self._sources(fragment, entry_id)
             )
             (unknown if are_any_unread else without_copy).append(entry_id)
-        return Lacking(without_copy=without_copy, unknown=unknown)
+        is_cut = len(without_copy) + len(unknown) > limit
+        return Lacking(without_copy=without_copy, unknown=unknown, is_cut=is_cut)
 
     def _doubted(self, fragment: Fragment, index: int) -> Iterator[Iterable[int]]:
         """Entries that no bookie there has good, by write sets: E apart, they share one."""

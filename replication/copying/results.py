@@ -18,6 +18,9 @@ from replication.planning.rewrite import LOST_PLACES_MAX, Change, lost_places, r
 from replication.planning.survey import Survey
 from replication.reasons import Blocked, Reason
 
+UNTARGETED_TOLD_MAX = 1_000
+"""Entries without a copy that are counted of a copy that has no target: of a large ledger that takes long, try by try."""
+
 
 class CopyResults(
     Struct, frozen=True, kw_only=True, dict=True
@@ -81,28 +84,43 @@ class CopyResults(
                 away[finding.fragment].append(finding)
         lost: dict[_Holders, set[int]] = defaultdict(set)
         seen: set[int] = set()
-        for fragment, entry_ids, is_foreseen in lacking:
-            are_others_unasked = is_foreseen and self._are_others_there(fragment)
-            for entry_id in set(entry_ids) - seen:
-                holders = tuple(f.bookie for f in away[fragment] if entry_id in f.entries)
-                lost[_Holders(away=holders, are_others_unasked=are_others_unasked)].add(entry_id)
-            seen.update(entry_ids)
+        for each in lacking:
+            are_others_unasked = each.is_foreseen and self._are_others_there(each.fragment)
+            for entry_id in set(each.entry_ids) - seen:
+                holders = _Holders(
+                    away=tuple(f.bookie for f in away[each.fragment] if entry_id in f.entries),
+                    are_others_unasked=are_others_unasked,
+                    is_cut=each.is_cut,
+                )
+                lost[holders].add(entry_id)
+            seen.update(each.entry_ids)
         return lost
 
-    def _lacking(self) -> list[tuple[Fragment, Sequence[int], bool]]:
-        """What is without a copy of each fragment, and whether that is foreseen only."""
-        lacking: list[tuple[Fragment, Sequence[int], bool]] = [
-            (repair.fragment, outcome.without_copy, self.are_foreseen)
+    def _lacking(self) -> list["_Lacking"]:
+        lacking = [
+            _Lacking(
+                fragment=repair.fragment,
+                entry_ids=outcome.without_copy,
+                is_foreseen=self.are_foreseen,
+                is_cut=len(outcome.without_copy) > LACKING_MAX,
+            )
             for repair, outcome in self._pairs
             if outcome.without_copy
         ]
-        if not self.plan.untargeted:  # nearly always
-            return lacking
-        foresight = Foresight(self.survey)
-        return lacking + [
-            (f.fragment, foresight.lacking(f.fragment, f.index, f.entries).without_copy, True)
-            for f in self.plan.untargeted
-        ]
+        if self.plan.untargeted:  # seldom
+            foresight = Foresight(self.survey)
+            limit = LACKING_MAX if self.are_foreseen else UNTARGETED_TOLD_MAX
+            for f in self.plan.untargeted:
+                found = foresight.lacking(f.fragment, f.index, f.entries, limit=limit)
+                lacking.append(
+                    _Lacking(
+                        fragment=f.fragment,
+                        entry_ids=found.without_copy,
+                        is_foreseen=True,
+                        is_cut=found.is_cut,
+                    )
+                )
+        return lacking
 
     def _are_others_there(self, fragment: Fragment) -> bool:
         """Whether there are bookies of the ledger's other parts, which a copy asks at last."""
@@ -120,7 +138,7 @@ class CopyResults(
             "1 copy of another entry is" if count == 1 else f"{count} copies of other entries are"
         )
         if any(len(outcome.without_copy) > LACKING_MAX for outcome in self.outcomes):
-            copies = "copies of other entries are"  # nobody counted on
+            copies = "copies of others, if there are any, are"  # nobody counted on
         return [Blocked(reason=Reason.NO_COPY, detail=f"{copies} not made on their account")]
 
     @property
@@ -192,10 +210,20 @@ class _Holders(Struct, frozen=True, kw_only=True):
 
     away: tuple[BookieId, ...]
     are_others_unasked: bool
+    is_cut: bool
+
+
+class _Lacking(Struct, frozen=True, kw_only=True):
+    """What is without a copy of a fragment. ``is_foreseen``: nobody asked; ``is_cut``: these are not all."""
+
+    fragment: Fragment
+    entry_ids: Sequence[int]
+    is_foreseen: bool
+    is_cut: bool
 
 
 def _no_copy(lost: Collection[int], holders: _Holders) -> Blocked:
-    entries, away = _listed(sorted(lost)), holders.away
+    entries, away = _listed(sorted(lost), is_cut=holders.is_cut), holders.away
     if not away:
         detail = f"no good copy of {entries} is found, and no bookie that should have one is away"
     else:
@@ -214,9 +242,10 @@ def _no_answer(unknown: Collection[int]) -> Blocked:
     )
 
 
-def _listed(entry_ids: Sequence[int]) -> str:
+def _listed(entry_ids: Sequence[int], *, is_cut: bool = False) -> str:
     shown = ", ".join(map(str, entry_ids[:5]))
     if len(entry_ids) == 1:
         return f"entry {shown}"
-    count = f"{len(entry_ids)}" if len(entry_ids) <= LACKING_MAX else f"more than {LACKING_MAX:,}"
+    least = min(len(entry_ids) - 1, LACKING_MAX)
+    count = f"more than {least:,}" if is_cut else f"{len(entry_ids)}"
     return f"{count} entries ({shown}{', …' if len(entry_ids) > 5 else ''})"

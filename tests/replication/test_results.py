@@ -3,16 +3,20 @@
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from ledgers.errors import FencedError
 from ledgers.metadata import BookieId
+from ledgers.registration import BookieView, RegisteredBookie
+from replication.cluster.cluster_view import ClusterView
 from replication.copying.copy_job import CopyOutcome
+from replication.copying.foresight import Foresight
 from replication.copying.results import CopyResults
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
 from replication.reasons import Reason
-from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment, survey_of
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
 
 ALL = [fragment().entries_of(index) for index in range(3)]
 COPIED = CopyOutcome(entry_count=len(ALL[1]))
@@ -123,3 +127,104 @@ def test_what_is_lost_is_told_once_with_all_that_are_away_and_should_have_it() -
         "no good copy of entry 5 is found, and no bookie that should have one is away",
     ]
     assert "3 entries (4, 5, 7)" in none[0]
+
+
+def foreseen_without_b2_and_b3(last: int) -> CopyResults:
+    """B2's copies are to go to B4, and B3's to nobody."""
+    whole = fragment(last=last)
+    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
+    good = Finding(fragment=whole, index=0, verdict=Verdict.GOOD)
+    writable = {B1: RegisteredBookie(bookie_id=B1, address=None, czxid=1, is_writable=True)}
+    survey = replace(
+        survey_of([good, *lost], closed_ledger((B1, B2, B3), last_entry_id=last)),
+        view=ClusterView(bookies=BookieView(writable=writable)),
+    )
+    step = Repair(fragment=whole, index=1, target=B4, entry_ids=whole.entries_of(1))
+    return CopyResults(
+        survey=survey,
+        plan=Plan(repairs=(step,), untargeted=(lost[1],)),
+        outcomes=[Foresight(survey).outcome(step)],
+        is_unchanged=lambda bookie: True,
+        are_foreseen=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("last", "is_lasting", "told"),
+    [
+        pytest.param(8, True, ["3 entries (1, 4, 7)"], id="few"),
+        pytest.param(
+            59_999,
+            False,
+            ["20000 entries (1, 4, 7, 10, 13, …)", "20000 copies of other entries are not made"],
+            id="many",
+        ),
+        pytest.param(
+            10**9,
+            False,
+            ["more than 100,000 entries (1, 4, 7, 10, 13, …)", "copies of others, if there are"],
+            id="very many, which nobody counts",
+        ),
+    ],
+)
+def test_what_will_come_of_a_copy_is_foreseen_whatever_its_size(
+    last: int, is_lasting: bool, told: Sequence[str]
+) -> None:
+    found = foreseen_without_b2_and_b3(last)
+
+    assert bool(found.lasting) is is_lasting
+    assert len(found.in_the_way) == len(told)
+    for blocked, beginning in zip(found.in_the_way, told, strict=True):
+        assert blocked.detail.startswith(beginning)
+
+
+def test_a_run_of_lost_entries_that_nobody_counts_to_its_end_is_not_cut_out() -> None:
+    whole = fragment((B2, B3), last=10**6)
+    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
+    survey = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**6))
+    step = Repair(fragment=whole, index=0, target=B4, entry_ids=whole.entries_of(0))
+
+    found = CopyResults(
+        survey=survey,
+        plan=Plan(repairs=(step,)),
+        outcomes=[Foresight(survey).outcome(step)],
+        is_unchanged=lambda bookie: True,
+        are_foreseen=True,
+    )
+
+    assert not found.lasting
+    assert not found.is_split
+
+
+def test_what_has_neither_copy_nor_target_is_told_without_counting_it_all() -> None:
+    whole = fragment((B2, B3), last=10**9)
+    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
+    survey = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**9))
+
+    [blocked] = CopyResults(
+        survey=survey,
+        plan=Plan(untargeted=tuple(lost)),
+        outcomes=[],
+        is_unchanged=lambda bookie: True,
+    ).in_the_way
+
+    assert blocked.detail == (
+        f"more than 1,000 entries (0, 1, 2, 3, 4, …) may have good copies on {B2} and {B3} only, which are away"
+    )
+
+
+def test_what_was_looked_for_in_vain_is_not_told_again_where_it_has_no_target_either() -> None:
+    whole = fragment(last=8)
+    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
+    step = Repair(fragment=whole, index=1, target=B4, entry_ids=whole.entries_of(1))
+
+    found = CopyResults(
+        survey=survey_of([finding(0, Verdict.GOOD), *lost]),
+        plan=Plan(repairs=(step,), untargeted=(lost[1],)),
+        outcomes=[CopyOutcome(entry_count=3, without_copy=(1, 4, 7))],
+        is_unchanged=lambda bookie: True,
+    )
+
+    first, *others = (each.detail for each in found.in_the_way)
+    assert first.startswith("3 entries (1, 4, 7) may")
+    assert not any("1, 4, 7" in other for other in others)
