@@ -42,7 +42,10 @@ async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) ->
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
-            await _scan_part(manager, part, scan, lost)
+            ledgers, unreadable = await read_indexed(manager, part)
+            scan.ledger_count += len(ledgers) + len(unreadable)
+            scan.unreadable += unreadable
+            scan.endangered += filter(None, (endangered(each, lost) for each in ledgers))
     if scan.unreadable:
         log.error(
             "scan.unreadable_ledgers",
@@ -82,25 +85,23 @@ async def may_be_named(
     return found
 
 
-async def _scan_part(
-    manager: LedgerManager,
-    ledger_ids: Sequence[int],
-    scan: Scan,
-    lost: Collection[BookieId],
-) -> None:
+async def read_indexed(
+    manager: LedgerManager, ledger_ids: Sequence[int]
+) -> tuple[list[IndexedLedger], list[int]]:
+    """The ledgers, and which of them cannot be read; those that were deleted are in neither. Raises UnavailableError."""
     results = await asyncio.gather(
         *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
     )
+    ledgers: list[IndexedLedger] = []
+    unreadable: list[int] = []
     for ledger_id, result in zip(ledger_ids, results, strict=True):
         match result:
             case NoSuchLedgerError():  # deleted since it was listed
                 continue
             case CorruptionError() | UnauthorizedError():
-                scan.unreadable.append(ledger_id)
+                unreadable.append(ledger_id)
             case BaseException():
                 raise result
             case _:
-                ledger = IndexedLedger.of(ledger_id, result.metadata, result.stat)
-                if found := endangered(ledger, lost):
-                    scan.endangered.append(found)
-        scan.ledger_count += 1
+                ledgers.append(IndexedLedger.of(ledger_id, result.metadata, result.stat))
+    return ledgers, unreadable

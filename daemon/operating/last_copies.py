@@ -4,18 +4,16 @@ A look at all metadata, for some seconds at most: of very many ledgers it sees t
 it is away the leader counts them all (``auditor.copyless``), and ``status`` tells.
 """
 
-import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from auditor.copyless import has_copyless
-from auditor.index.ledger_index import IndexedLedger
+from auditor.scan import read_indexed
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted
 from daemon.status.leader import is_named_by_none
 from daemon.visit import Visit
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook
 
@@ -106,19 +104,10 @@ class _Look:
         self.count = self.looked_at = self.unreadable_count = 0
 
     async def at(self, cluster: Visit, ledger_ids: Sequence[int]) -> None:
-        results = await asyncio.gather(
-            *map(cluster.manager.read, ledger_ids), return_exceptions=True
+        ledgers, unreadable = await read_indexed(cluster.manager, ledger_ids)
+        self.looked_at += len(ledgers)
+        self.unreadable_count += len(unreadable)
+        self.count += sum(
+            self._bookie in ledger.bookies and has_copyless(ledger, self._away)
+            for ledger in ledgers
         )
-        for ledger_id, result in zip(ledger_ids, results, strict=True):
-            match result:
-                case NoSuchLedgerError():  # deleted since it was listed
-                    continue
-                case CorruptionError() | UnauthorizedError():
-                    self.unreadable_count += 1
-                case BaseException():
-                    raise result
-                case _:
-                    ledger = IndexedLedger.of(ledger_id, result.metadata, result.stat)
-                    self.looked_at += 1
-                    is_named = self._bookie in ledger.bookies
-                    self.count += is_named and has_copyless(ledger, self._away)
