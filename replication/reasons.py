@@ -125,6 +125,6 @@ def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = 
     else:
         first = ""
     return (
-        f"{first}bookmender ledger close {ledger_id} --accept-loss closes it "
+        f"{first}bookmender ledger close {ledger_id} --accept-loss --yes closes it "
         "after the last entry that is there"
     )

@@ -198,8 +198,9 @@ def _end_doubt(done: Closing) -> str:
 def _next_step(done: Closing, *, is_forced: bool) -> str:
     if in_the_way := "; ".join(filter(None, [done.held_back, done.cannot_close])):
         return in_the_way
+    proviso = ", if its end can be proven" if done.end_doubt else ""
     if not done.doubts:
-        return "--yes closes it"
+        return f"--yes closes it{proviso}"
     if is_forced:
-        return "with --yes beside --force it is closed all the same"
-    return "--force and --yes together close it all the same"
+        return f"with --yes beside --force it is closed all the same{proviso}"
+    return f"--force and --yes together close it all the same{proviso}"

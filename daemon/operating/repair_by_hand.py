@@ -31,6 +31,7 @@ from replication.queue.given_ledgers import GivenLedgers
 from replication.queue.listing import marked_ledger_ids, read_marks
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes, WaitingNotesWriter
+from replication.waiting.unproven_ends import UnprovenEnd, unproven_among
 
 POLL_S = 0.5
 POLLED_LEDGERS_PER_S = 2_000
@@ -42,11 +43,13 @@ class RepairedByHand:
     window to end; empty when all is done.
 
     ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
-    others, by id: no such ledger, or metadata or a mark that cannot be read.
+    others, by id: no such ledger, or metadata or a mark that cannot be read. ``unproven``: those that have all
+    their copies, but an end that could not be proven, so that an operator has to close them.
     """
 
     ledger_count: int
     waiting: tuple[WaitingNote, ...] = ()
+    unproven: tuple[UnprovenEnd, ...] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -105,7 +108,11 @@ async def repair_by_hand(
                 session.store, session.ur, takable, show=show, clock=session.clock
             )
             worker.cancel()
-    return RepairedByHand(ledger_count=len(takable), waiting=waiting, failed=failed)
+        done = takable.difference(note.ledger_id for note in waiting)
+        unproven = await unproven_among(session.store, session.manager, session.ur, done)
+    return RepairedByHand(
+        ledger_count=len(takable), waiting=waiting, unproven=tuple(unproven), failed=failed
+    )
 
 
 async def mark_by_hand(

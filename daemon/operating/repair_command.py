@@ -61,8 +61,8 @@ def repair(
     auto-recovery is disabled. Ctrl-C leaves the marks, and so the rest, to the nodes.
 
     Exits 0 when every ledger is whole (or, with --mark-only, marked), 1 when some wait for help, or for a
-    safety hold or a maintenance window to end, are not there or cannot be read, which keeps none of the others
-    from being repaired; 3 when it could not tell.
+    safety hold or a maintenance window to end, have an end that cannot be proven, are not there or cannot be read,
+    which keeps none of the others from being repaired; 3 when it could not tell.
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
@@ -75,7 +75,7 @@ def repair(
     else:
         now_ms = SystemClock().wall_ms()
         click.echo(result_text(done, mark_only=mark_only, now_ms=now_ms))
-    sys.exit(EXIT_FAILED if done.waiting or done.failed else 0)
+    sys.exit(EXIT_FAILED if done.waiting or done.unproven or done.failed else 0)
 
 
 async def _run(
@@ -113,6 +113,9 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
     record: dict[str, Any] = {
         "ledgers": done.ledger_count,
         "waiting": [note_record(note) for note in done.waiting],
+        "unproven_ends": [
+            {"ledger_id": end.ledger_id, "detail": end.detail} for end in done.unproven
+        ],
         "failed": [{"ledger_id": i, "error": error} for i, error in done.failed.items()],
     }
     if done.failed:
@@ -123,8 +126,12 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
 def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
     """For people."""
     lines = [help_text(note) + _next_try(note, now_ms=now_ms) for note in done.waiting]
+    lines += [
+        f"ledger {end.ledger_id} has its copies, and no end: {printable(end.detail)}"
+        for end in done.unproven
+    ]
     lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]
-    whole = counted(done.ledger_count - len(done.waiting), "ledger")
+    whole = counted(done.ledger_count - len(done.waiting) - len(done.unproven), "ledger")
     lines.append(f"{whole} {'marked' if mark_only else 'whole, as far as repair looks'}")
     return "\n".join(lines)
 

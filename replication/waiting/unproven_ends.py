@@ -8,7 +8,7 @@ meanwhile, or deleted, is passed over by readers, and its record is deleted by a
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +71,16 @@ async def unproven_ledger_ids(store: MetadataStore, manager: LedgerManager, ur: 
     recorded = await _recorded(store, ur)
     looked_at, rest = recorded[:READ_MAX], recorded[READ_MAX:]
     return await _still_open(manager, looked_at) + rest
+
+
+async def unproven_among(
+    store: MetadataStore, manager: LedgerManager, ur: str, ledger_ids: Collection[int]
+) -> list[UnprovenEnd]:
+    """What was left of those of these ledgers that are not closed yet, by id."""
+    recorded = set(await _recorded(store, ur)).intersection(ledger_ids)
+    still_open = await _still_open(manager, sorted(recorded))
+    ends = await asyncio.gather(*(read_unproven_end(store, ur, i) for i in still_open))
+    return [end for end in ends if end is not None]
 
 
 class UnprovenEnds:

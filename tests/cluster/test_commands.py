@@ -194,7 +194,7 @@ async def assert_refused(
     [
         pytest.param(
             "zk+hierarchical://{zookeeper}/nowhere",
-            2,
+            3,
             "no BookKeeper cluster at /nowhere",
             id="root",
         ),

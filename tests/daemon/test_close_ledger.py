@@ -1,6 +1,7 @@
 """Open ledgers by hand: when one may be closed, that it is closed under its lock, and what follows."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -158,7 +159,7 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
         await cluster.wipe(bookie)
         await cluster.revive(bookie)
 
-    with pytest.raises(CloseRefusedError, match=r"cannot be proven.*--accept-loss closes it"):
+    with pytest.raises(CloseRefusedError, match=r"cannot be proven.*--accept-loss --yes closes it"):
         await close(cluster, is_forced=True)
     done = await close(cluster, is_forced=True, accepts_loss=True)
 
@@ -256,6 +257,17 @@ async def test_after_a_look_it_is_said_what_closes_it(
 
     last_line = closing_text(found, is_forced=is_forced).splitlines()[-1]
     assert last_line == f"nothing was changed: {next_step}"
+
+
+@in_virtual_time
+async def test_where_the_end_may_not_be_provable_nobody_is_promised_that_it_is_closed() -> None:
+    found = await (await closer(await idle_ledger())).look(LEDGER)
+
+    last_line = closing_text(replace(found, end_doubt="wiped: B2"), is_forced=False).splitlines()[
+        -1
+    ]
+
+    assert last_line == "nothing was changed: --yes closes it, if its end can be proven"
 
 
 @in_virtual_time

@@ -13,6 +13,7 @@ from replication.cluster.own_state import own_path, waiting_path
 from replication.queue import payloads
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
+from replication.waiting.unproven_ends import UnprovenEnd
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -181,4 +182,28 @@ def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
     assert told.splitlines() == [
         f"ledger 0 waits for the bookies, or the end of their maintenance: maintenance: {detail}{when}",
         "0 ledgers whole, as far as repair looks",
+    ]
+
+
+def test_a_ledger_without_a_provable_end_is_not_called_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = UnprovenEnd(ledger_id=44, detail="so many were wiped; close it", tried_ms=0)
+
+    async def done(*_: object) -> RepairedByHand:
+        return RepairedByHand(ledger_count=2, unproven=(end,))
+
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
+    monkeypatch.setattr(repair_command, "_run", done)
+
+    text = CliRunner().invoke(repair_command.repair, ["44", "45"])
+    record = CliRunner().invoke(repair_command.repair, ["44", "45", "-o", "json"])
+
+    assert (text.exit_code, record.exit_code) == (1, 1)
+    assert text.stdout.splitlines() == [
+        "ledger 44 has its copies, and no end: so many were wiped; close it",
+        "1 ledger whole, as far as repair looks",
+    ]
+    assert json.loads(record.stdout)["unproven_ends"] == [
+        {"ledger_id": 44, "detail": "so many were wiped; close it"}
     ]

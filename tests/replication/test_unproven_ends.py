@@ -10,6 +10,7 @@ from replication.waiting import unproven_ends
 from replication.waiting.unproven_ends import (
     UnprovenEnd,
     read_unproven_end,
+    unproven_among,
     unproven_ledger_ids,
     unproven_path,
 )
@@ -69,8 +70,10 @@ async def test_it_is_known_when_the_ledger_has_its_copies_and_its_mark_is_gone()
     assert end is not None
     assert "0 to 3 are left, and have their copies again" in end.detail
     assert end.detail.endswith(
-        f"; bookmender ledger close {LEDGER} --accept-loss closes it after the last entry that is there"
+        f"; bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry that is there"
     ), "all its bookies are there"
+    assert await unproven_among(cluster.store, cluster.manager, UR, {LEDGER, 99}) == [end]
+    assert await unproven_among(cluster.store, cluster.manager, UR, {99}) == []
 
 
 @in_virtual_time
@@ -81,6 +84,7 @@ async def test_once_somebody_closed_the_ledger_it_is_told_no_more_and_forgotten(
         await until(cluster, lambda: queue_empty(cluster))
         await close(cluster)
         assert await unproven(cluster) == []
+        assert await unproven_among(cluster.store, cluster.manager, UR, {LEDGER}) == []
         assert await recorded(cluster) == [str(LEDGER)]
         await asyncio.sleep(2 * TIDY_INTERVAL_S)
 

@@ -73,7 +73,7 @@ async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too(
     assert after[-1].tries > after[0].tries, "it is tried nonetheless"
     assert after[0].detail.endswith(
         "; start its other bookies, or, if they will never have more to say, "
-        f"bookmender ledger close {LEDGER} --accept-loss closes it after the last entry that is there"
+        f"bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry that is there"
     )
 
 
@@ -90,7 +90,7 @@ async def test_where_nothing_closes_it_before_bookies_are_started_that_is_said()
     assert note.reason is Reason.END_UNPROVEN
     assert note.detail.endswith(
         f"; first start enough of {B1}, {B3} (empty, if what they had is gone): nothing closes it before; if its end "
-        f"cannot be proven then either, bookmender ledger close {LEDGER} --accept-loss closes it after the last entry "
+        f"cannot be proven then either, bookmender ledger close {LEDGER} --accept-loss --yes closes it after the last entry "
         "that is there"
     )
 
