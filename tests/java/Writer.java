@@ -78,7 +78,7 @@ final class Writer {
         }
         writer.awaitAdded();
         if (writer.error() != null) {
-            throw new IOException("cannot write ledger " + ledger.getId(), writer.error());
+            throw new IOException("cannot write ledger " + ledger.getId() + ": " + writer.error(), writer.error());
         }
         if (options.flag("close", true)) {
             ledger.close();
