@@ -59,6 +59,7 @@ class Plan(Struct, frozen=True, kw_only=True):
 
 
 WHOLE = Plan()
+RESTING_SHOWN_MAX = 5
 SUSPECT_KEY = "every copy fails its digest: is the ledger's password or digest type another one?"
 
 
@@ -314,11 +315,29 @@ class _Planning:
         rules = why_nobody(self._targets, taken) or f"the placement policy allows none: {error}"
         return Blocked(
             reason=Reason.NO_TARGET,
-            detail=f"no bookie can take over from {finding.bookie}: {rules}; {self._advice(finding)}",
+            detail=f"no bookie can take over from {finding.bookie}: {rules}; {self._advice(finding, taken)}",
             until_ms=self._targets.quarantine_end_ms(besides=taken),
         )
 
-    def _advice(self, finding: Finding) -> str:
+    def _advice(self, finding: Finding, taken: Collection[BookieId]) -> str:
         """A bookie that is away keeps its cookie, unless it is never to come back."""
         may_return = finding.verdict is Verdict.LOST and finding.bookie in self._survey.view.cookies
-        return "start it again, or add a bookie" if may_return else "add a bookie"
+        advice = "start it again, or add a bookie" if may_return else "add a bookie"
+        resting = self._resting(taken)
+        if not resting:
+            return advice
+        whose, who, which = "their", "they run", "ID"
+        if len(resting) == 1:
+            whose, who, which = "its", "it runs", resting[0]
+        runs = "" if self._survey.view.available.issuperset(resting) else f" and {who}"
+        more = ", …" if len(resting) > RESTING_SHOWN_MAX else ""
+        return (
+            f"{', '.join(resting[:RESTING_SHOWN_MAX])}{more} may once {whose} maintenance is over (bookmender bookie maintenance {which} "
+            f"--end){runs}; else {advice}"
+        )
+
+    def _resting(self, taken: Collection[BookieId]) -> list[BookieId]:
+        """Who might take over but for its maintenance, which keeps it from that while it runs, too (rule S11)."""
+        orders, local = self._survey.view.orders, self._targets.only_local
+        resting = orders.maintenance.keys() - orders.draining.keys() - set(taken)
+        return sorted(resting if local is None else resting & {local})

@@ -8,6 +8,8 @@ from msgspec.structs import replace
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
+from ledgers.registration import BookieView, RegisteredBookie
+from replication.cluster.cluster_view import ClusterView
 from replication.cluster.orders import MaintenanceWindow, Orders
 from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import EntryRuns
@@ -38,6 +40,7 @@ OPEN = LedgerMetadata(
         Segment(first_entry_id=10, ensemble=(B4, B5, B3)),
     ),
 )
+AWAY = BookieId("bookie-9:3181")
 EVERYBODY = (B1, B2, B3, B4, B5, B6)
 
 
@@ -86,6 +89,15 @@ def plan(
     orders: Orders | None = None,
 ) -> Plan:
     return plan_repair(survey_of(findings, metadata, orders), targets or targets_of())
+
+
+def running(*bookies: BookieId) -> BookieView:
+    return BookieView(
+        writable={
+            b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True)
+            for b in bookies
+        }
+    )
 
 
 def test_good_copies_need_nothing() -> None:
@@ -313,6 +325,42 @@ def test_who_is_away_is_waited_for_to_the_end_of_its_window_and_the_rest_is_done
     assert (blocked.reason, blocked.until_ms) == (Reason.MAINTENANCE, 9)
     assert blocked.detail == f"{B2} is away for maintenance (new disk)"
     assert repair.replaced == B3
+
+
+@pytest.mark.parametrize(
+    ("resting", "fields", "advice"),
+    [
+        pytest.param(
+            (B4,),
+            {},
+            f"{B4} may once its maintenance is over (bookmender bookie maintenance {B4} --end)",
+            id="it runs",
+        ),
+        pytest.param(
+            (B4, AWAY),
+            {},
+            f"{B4}, {AWAY} may once their maintenance is over (bookmender bookie maintenance ID --end) and they run",
+            id="one of two does not",
+        ),
+        pytest.param((B2,), {}, "", id="a member of the ensemble helps nothing"),
+        pytest.param((B4,), {"only_local": B5}, "", id="nor another one than the only target"),
+    ],
+)
+def test_where_maintenance_keeps_bookies_from_taking_over_they_come_before_new_ones(
+    resting: tuple[BookieId, ...], fields: dict[str, Any], advice: str
+) -> None:
+    window = MaintenanceWindow(since_ms=1, until_ms=9)
+    view = ClusterView(
+        bookies=running(B1, B2, B3, B4),
+        orders=Orders(maintenance=dict.fromkeys(resting, window)),
+    )
+    survey = replace(survey_of([finding(2, Verdict.DRAINING)]), view=view)
+
+    made = plan_repair(survey, targets_of((B1, B2), **fields))
+
+    [blocked] = made.blocked
+    told = blocked.detail.rpartition("already hold this part of the ledger or its open end; ")[2]
+    assert told == (f"{advice}; else add a bookie" if advice else "add a bookie")
 
 
 def test_target_local_leaves_a_ledger_that_has_it_to_other_nodes() -> None:
