@@ -331,10 +331,9 @@ class _Planning:
             whose, who, which = "its", "it runs", resting[0]
         runs = "" if self._survey.view.available.issuperset(resting) else f" and {who}"
         more = ", …" if len(resting) > RESTING_SHOWN_MAX else ""
-        return (
-            f"{', '.join(resting[:RESTING_SHOWN_MAX])}{more} may once {whose} maintenance is over (bookmender bookie maintenance {which} "
-            f"--end){runs}; else {advice}"
-        )
+        named = ", ".join(resting[:RESTING_SHOWN_MAX]) + more
+        end = f"bookmender bookie maintenance {which} --end"
+        return f"{named} may once {whose} maintenance is over ({end}){runs}; else {advice}"
 
     def _resting(self, taken: Collection[BookieId]) -> list[BookieId]:
         """Who might take over but for its maintenance, which keeps it from that while it runs, too (rule S11)."""
