@@ -109,6 +109,14 @@ def gravity(reason: Reason) -> int:
     return 0 if reason is Reason.NO_COPY else 1 if reason.needs_help else 2
 
 
+def writer_hint(ledger_id: int) -> str:
+    """What an operator can do about a ledger that is not closed, and waits for that."""
+    return (
+        f"its writer is to close it, or, if he is gone, bookmender ledger close {ledger_id} --yes (with --force, where "
+        "nobody knows that he is)"
+    )
+
+
 def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:
     """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its bookies.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from auditor.endangered import Endangered, most_endangered_first
 from auditor.marking import Marker
 from auditor.scan import scan_ledgers
-from daemon.operating.progress import Show
+from daemon.operating.progress import Show, duration_text
 from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.visit import Visit
@@ -39,8 +39,8 @@ POLLED_LEDGERS_PER_S = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairedByHand:
-    """``waiting``: those that are left, each of which waits for help, or for a safety hold or a maintenance
-    window to end; empty when all is done.
+    """``waiting``: those that are left, each of which waits for help, for its writer to close it, or for a safety hold
+    or a maintenance window to end; empty when all is done.
 
     ``ledger_count``: of those that there was something to do for. ``failed``: why there was nothing for
     others, by id: no such ledger, or metadata or a mark that cannot be read. ``unproven``: those that have all
@@ -166,7 +166,8 @@ async def wait_done(
 ) -> tuple[WaitingNote, ...]:
     """Until none is marked (empty), or all that are wait for more than time to pass (their notes).
 
-    A hold or a maintenance window may last for hours, and an operator ends it: it is told and not waited out.
+    A hold or a maintenance window may last for hours, a writer write for days, and an operator ends it: it is told and
+    not waited out. The grace of a writer is.
     """
     left = sorted(ledger_ids)
     while left := await _still_marked(store, ur, left):
@@ -177,12 +178,25 @@ async def wait_done(
         show(
             len(left),
             waiting=len(notes),
-            beside=f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
-            if notes
-            else "",
+            beside=waits_text(notes, now_ms=clock.wall_ms()),
         )
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
     return ()
+
+
+def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
+    """How many wait, and which of them for their writers, until when; empty where none waits."""
+    if not notes:
+        return ""
+    told = f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
+    graces = [n for n in notes if n.reason.is_a_grace and n.grace_until_ms > now_ms]
+    if not graces:
+        return told
+    first, more = graces[0].ledger_id, len(graces) - 1
+    which = f"ledger {first} and {more:,} more are" if more else f"ledger {first} is"
+    whose = "their writers" if more else "its writer"
+    left_s = (max(note.grace_until_ms for note in graces) - now_ms) / 1000
+    return f"{told}: {which} left to {whose} for another {duration_text(left_s)}, then closed and repaired"
 
 
 def _is_in_vain(note: WaitingNote) -> bool:
@@ -190,7 +204,10 @@ def _is_in_vain(note: WaitingNote) -> bool:
     again, and they may be all that the ledger missed."""
     if note.reason is Reason.END_UNPROVEN:
         return note.tries > 1
-    return note.reason.needs_help or note.reason in (Reason.HOLD, Reason.MAINTENANCE)
+    return note.reason.needs_help or note.reason in _ENDED_BY_OTHERS
+
+
+_ENDED_BY_OTHERS = frozenset({Reason.HOLD, Reason.MAINTENANCE, Reason.OPEN_FRAGMENT})
 
 
 async def _still_marked(store: MetadataStore, ur: str, ledger_ids: Collection[int]) -> list[int]:

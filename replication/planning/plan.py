@@ -17,7 +17,7 @@ from replication.planning.check import Finding, Verdict
 from replication.planning.entry_runs import merged
 from replication.planning.survey import Survey
 from replication.planning.targets import CopyKey, Targets, why_nobody, with_load
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Reason, writer_hint
 
 
 class Repair(Struct, frozen=True, kw_only=True):
@@ -191,12 +191,16 @@ class _Planning:
 
     def _left_open(self, finding: Finding) -> Blocked:
         """Its writer is to close it; where a recovery has locked him out, only an operator can have it ended."""
+        hint = writer_hint(self._survey.ledger_id)
         if finding.verdict is not Verdict.DRAINING:
-            detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet"
+            detail = f"{finding.bookie} lacks entries of a fragment that is not closed yet; {hint}"
             return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
         detail = f"{finding.bookie} drains, and holds a fragment that is not closed yet"
         if self._metadata.state is not LedgerState.IN_RECOVERY:
-            return Blocked(reason=Reason.OPEN_FRAGMENT, detail=detail)
+            return Blocked(
+                reason=Reason.OPEN_FRAGMENT,
+                detail=f"{detail}; {hint}; bookmender bookie drain {finding.bookie} --fence-open has it closed, too",
+            )
         return Blocked(
             reason=Reason.RECOVERY_UNENDED,
             detail=(

@@ -7,7 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.operating import repair_command
-from daemon.operating.repair_by_hand import RepairedByHand, find_ledgers, shut_away, wait_done
+from daemon.operating.repair_by_hand import (
+    RepairedByHand,
+    find_ledgers,
+    shut_away,
+    wait_done,
+    waits_text,
+)
 from daemon.status.records import help_text
 from replication.cluster.own_state import own_path, waiting_path
 from replication.queue import payloads
@@ -58,6 +64,7 @@ async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
         pytest.param(Reason.NO_COVERAGE, id="some of its own must come back"),
         pytest.param(Reason.HOLD, id="somebody must end the hold"),
         pytest.param(Reason.MAINTENANCE, id="its bookies are away on purpose, perhaps for hours"),
+        pytest.param(Reason.OPEN_FRAGMENT, id="its writer must close it, who may write for days"),
     ],
 )
 @in_virtual_time
@@ -115,9 +122,55 @@ async def test_what_time_will_help_is_waited_for() -> None:
     assert (heard.waiting[-1], heard.beside[-1]) == (1, "1 of them waits")
 
 
-async def mark_and_note(cluster: Cluster, reason: Reason) -> None:
+@in_virtual_time
+async def test_how_long_a_ledger_is_left_to_its_writer_is_told() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await mark_and_note(cluster, Reason.OPEN_LEDGER_GRACE, grace_s=30)
+    heard = Heard()
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
+            await waited_for(cluster, heard)
+
+    left = "ledger 0 is left to its writer for another 30 s, then closed and repaired"
+    assert heard.beside[0] == f"1 of them waits: {left}"
+    assert heard.beside[-1] == "1 of them waits"
+
+
+def test_of_several_the_first_is_named_and_until_when_the_last_waits() -> None:
+    graces = [
+        WaitingNote(
+            ledger_id=ledger_id,
+            reason=reason,
+            detail="",
+            node="host-a",
+            since_ms=0,
+            grace_until_ms=NOW_MS + grace_s * 1000,
+        )
+        for ledger_id, reason, grace_s in (
+            (1, Reason.NO_ANSWER, 0),
+            (3, Reason.OPEN_LEDGER_GRACE, 10),
+            (4, Reason.WRITER_ALIVE, 20),
+        )
+    ]
+
+    told = waits_text(graces, now_ms=NOW_MS)
+
+    assert told.startswith(
+        "3 of them wait: ledger 3 and 1 more are left to their writers for another 20 s"
+    )
+
+
+async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -> None:
     """Ledger 0 in our own queue, with what a worker left to be read of it."""
-    note = WaitingNote(ledger_id=0, reason=reason, detail="so it is", node="host-a", since_ms=0)
+    note = WaitingNote(
+        ledger_id=0,
+        reason=reason,
+        detail="so it is",
+        node="host-a",
+        since_ms=0,
+        grace_until_ms=cluster.clock.wall_ms() + grace_s * 1000 if grace_s else 0,
+    )
     mark = payloads.mark_path(own_path(UR), 0)
     await cluster.store.create(mark, payloads.mark_to_bytes(payloads.Mark()), with_parents=True)
     await cluster.store.create(waiting_path(UR, 0), note.to_json(), with_parents=True)
