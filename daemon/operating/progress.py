@@ -56,8 +56,9 @@ class _Line:
         self._due_s = due_s
         self._is_open = False
 
-    def write(self, text: str, *, now_s: float) -> None:
-        if not self._is_rewritten and now_s < self._due_s:
+    def write(self, text: str, *, now_s: float, is_news: bool = False) -> None:
+        """``is_news``: it waits for no other line."""
+        if not self._is_rewritten and now_s < self._due_s and not is_news:
             return
         self._due_s = now_s + LINE_INTERVAL_S
         if self._is_rewritten:
@@ -66,6 +67,13 @@ class _Line:
         else:
             self._stream.write(f"{text}\n")
         self._stream.flush()
+
+    def erase(self) -> None:
+        """Where it is rewritten; what was written elsewhere stands."""
+        if self._is_open:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+            self._is_open = False
 
     def close(self) -> None:
         """Leave the cursor on a line of its own. Any number of times."""
@@ -82,8 +90,12 @@ class ProgressLine:
         self._unit = unit
         self._eta = Eta()
         self._line = _Line(stream=stream, due_s=0.0)
+        self._had_beside = False
 
     def show(self, left: int, *, waiting: int = 0, beside: str = "") -> None:
+        if not left and not beside:  # what came of it is told by others
+            self._line.erase()
+            return
         now_s = time.monotonic()
         remaining_s = self._eta.remaining_s(left, now_s=now_s, waiting=waiting)
         text = f"{counted(left, self._unit)} left"
@@ -91,7 +103,8 @@ class ProgressLine:
             text += f", {duration_text(remaining_s)} to go"
         if beside:
             text += f"; {beside}"
-        self._line.write(text, now_s=now_s)
+        self._line.write(text, now_s=now_s, is_news=bool(beside) and not self._had_beside)
+        self._had_beside = bool(beside)
 
     def close(self) -> None:
         """Leave the cursor on a line of its own. Any number of times."""

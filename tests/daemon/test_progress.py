@@ -113,9 +113,43 @@ def test_anywhere_else_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[1] == "20 ledgers left, 20 s to go"
 
 
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 ledgers"), (1, "1 ledger"), (1_200, "1,200 ledgers")]
-)
+def test_that_something_waits_is_told_at_once_and_then_now_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, now_s = io.StringIO(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    line = ProgressLine("ledger", stream=log)
+
+    for beside in ("", "it waits for 30 s", "it waits for 29 s"):
+        line.show(1, beside=beside)
+        now_s[0] += 1
+
+    assert log.getvalue().splitlines() == ["1 ledger left", "1 ledger left; it waits for 30 s"]
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal], ids=["a log", "a terminal"])
+def test_that_nothing_is_left_is_no_news(stream: type[io.StringIO]) -> None:
+    told = stream()
+    line = ProgressLine("ledger", stream=told)
+
+    line.show(0)
+    line.close()
+
+    assert told.getvalue() == ""
+
+
+def test_a_terminal_does_not_keep_what_was_left_before_all_was_done() -> None:
+    terminal = Terminal()
+    line = ProgressLine("ledger", stream=terminal)
+
+    line.show(1)
+    line.show(0)
+    line.close()
+
+    assert terminal.getvalue().endswith("1 ledger left\r\x1b[K")
+
+
+@pytest.mark.parametrize(("count", "text"), [(1, "1 ledger"), (1_200, "1,200 ledgers")])
 def test_one_is_told_as_one(count: int, text: str) -> None:
     stream = io.StringIO()
 
