@@ -2,7 +2,8 @@
 
 Nobody can know that a writer is gone; that the ledger got no entry for long is the best there is to go by. To
 close it locks the writer out for good. So where it may be alive that takes a person's word. Where so few of its
-bookies answer that nobody can find its end (rule S5) nothing is begun: it would lock the writer out for nothing.
+bookies answer that nobody can find its end (rule S5), or no bookie can take its last entries, nothing is begun: it
+would lock the writer out for nothing.
 """
 
 import asyncio
@@ -32,13 +33,16 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.last_entries import last_entry_id
+from ledgers.operations.last_entries import Reach, reach_of
 from ledgers.store import Check, MetadataStore, Operation
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.orders import Orders
 from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.planning.targets import Receivers
 from replication.queue.lock_by_hand import locked
+
+Told = Mapping[BookieId, Reach | None]
+"""Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
 
 
 class CloseRefusedError(RejectedError):
@@ -51,8 +55,8 @@ class Closing:
 
     ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why somebody
     may still write it. ``held_back``: why nothing is to be fenced now, whoever writes; empty: it may be.
-    ``cannot_close``: why nobody can find its end now, and what helps; empty: it can be tried. ``end_doubt``: why
-    that may be in vain, as in ``end_doubts``.
+    ``cannot_close``: why nobody can find its end now, or write its last entries, and what helps; empty: it can be
+    tried. ``end_doubt``: why that may be in vain, as in ``end_doubts``.
     """
 
     found: VersionedMetadata
@@ -86,21 +90,24 @@ def doubts_about(
     return []
 
 
-def why_unclosable(
-    metadata: LedgerMetadata, told: Mapping[BookieId, int | None], view: ClusterView
-) -> str:
-    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where it may.
-
-    ``told``: of each member of the last ensemble the last entry that it says it has, None where it does not answer.
-    """
-    silent = frozenset(bookie for bookie, last in told.items() if last is None)
+def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> str:
+    """Why a recovery could not find the ledger's end now, and what helps, for people; empty where it may."""
+    silent = silent_of(told)
     if not wanted_for_coverage(metadata, told.keys() - silent):
         return ""
-    named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
     return (
-        f"it cannot be closed now, forced or not: no answer from {named}, and without more of them nobody can know "
-        f"where it ends; {whom_to_start(metadata, silent)}"
+        f"{_no_answer(silent, view)}, and without more of them nobody can know where it ends; "
+        f"{whom_to_start(metadata, silent)}"
     )
+
+
+def silent_of(told: Told) -> frozenset[BookieId]:
+    return frozenset(bookie for bookie, reach in told.items() if reach is None)
+
+
+def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
+    named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
+    return f"it cannot be closed now, forced or not: no answer from {named}"
 
 
 def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
@@ -154,8 +161,8 @@ class LedgerCloser:
         found = await self._manager.read(ledger_id)
         if found.metadata.is_closed:
             return Closing(found=found)
-        told = await self._last_entries(found)
-        last_entry_id = max((last for last in told.values() if last is not None), default=None)
+        told = await self._reaches(found)
+        last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
         doubts: list[str] = []
         if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
             doubts = doubts_about(
@@ -170,16 +177,25 @@ class LedgerCloser:
             last_entry_id=last_entry_id,
             doubts=tuple(doubts),
             held_back=_held_back(self._view.orders),
-            cannot_close=why_unclosable(found.metadata, told, self._view),
+            cannot_close=await self._why_unclosable(found, told),
             end_doubt=end_doubts(found, self._view),
         )
 
-    async def _last_entries(self, found: VersionedMetadata) -> dict[BookieId, int | None]:
-        """What each member of the last ensemble says it has. One that ZooKeeper does not show is asked, too: it may
-        have lost its session alone."""
+    async def _why_unclosable(self, found: VersionedMetadata, told: Told) -> str:
+        """As ``why_unclosable``, and likewise where its last entries could not be written again."""
+        if why := why_unclosable(found.metadata, told, self._view):
+            return why
+        if await self._open_ledgers.can_write_back(found.metadata, told):
+            return ""
+        silent = silent_of(told)
+        why = self._open_ledgers.why_no_target(found, silent)
+        return f"{_no_answer(silent, self._view)}, and {why}, then give the same command again"
+
+    async def _reaches(self, found: VersionedMetadata) -> Told:
+        """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
         members = found.metadata.last_segment.ensemble
         told = await asyncio.gather(
-            *(last_entry_id(self._bookies, bookie, found.ledger_id) for bookie in members)
+            *(reach_of(self._bookies, bookie, found.ledger_id) for bookie in members)
         )
         return dict(zip(members, told, strict=True))
 
@@ -195,7 +211,7 @@ class LedgerCloser:
         """Recover and close it; one that is closed already stays as it is. Is it marked, the nodes try it at once.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not while a hold
-        stands, or so few answer that no end can be found. ``accepts_loss``: see ``OpenLedgers.recover``. Raises
+        stands, or so few answer that no end can be found, or nobody takes its last entries. ``accepts_loss``: see ``OpenLedgers.recover``. Raises
         CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``, and says
         what was done by then.
         """
@@ -240,8 +256,8 @@ class LedgerCloser:
         except (JournalError, SessionLostError, LockLostError):
             raise
         except UnavailableError as error:
-            told = await self._last_entries(found)
-            silent = frozenset(bookie for bookie, last in told.items() if last is None)
+            told = await self._reaches(found)
+            silent = silent_of(told)
             hint = (
                 whom_to_start(found.metadata, silent)
                 if wanted_for_coverage(found.metadata, told.keys() - silent)

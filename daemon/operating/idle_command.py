@@ -119,8 +119,8 @@ def close(
     refused, unless forced, where the ledger got an entry lately or nobody knows (see bookmender ledger idle);
     and, forced or not, while a hold stands (see bookmender hold). Nothing that was acknowledged is lost.
 
-    Where so many of its bookies are silent that nobody can know where it ends, nothing closes it: that is refused
-    before anything is fenced, and it is said which have to be started first. Where too many of them were wiped, its end
+    Where so many of its bookies are silent that nobody can know where it ends, or that nobody takes its last entries,
+    nothing closes it: that is refused before anything is fenced, and it is said which have to be started first. Where too many of them were wiped, its end
     cannot be proven. If they will never have more to say, --accept-loss closes it after the last entry that is there:
     what only they had is lost in any case.
 

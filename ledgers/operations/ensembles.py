@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, NotEnoughBookiesError
+from ledgers.errors import BookmenderError, NotEnoughBookiesError, UnavailableError
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.placement import Candidate, PlacementPolicy
 from ledgers.striping import covers
@@ -30,6 +30,19 @@ def with_ensemble(metadata: LedgerMetadata, segment: Segment) -> LedgerMetadata:
     if segment.first_entry_id == last.first_entry_id:
         segment = replace(last, ensemble=segment.ensemble)  # whatever else it says is kept
     return metadata.with_segment(segment)
+
+
+async def can_go_on_without(
+    metadata: LedgerMetadata, failed: Collection[BookieId], *, pool: BookiePool, clock: Clock
+) -> bool:
+    """Whether entries could be added to the last segment though these bookies fail: others would take over, or an ack
+    quorum of every write set is left."""
+    ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
+    for index, bookie in enumerate(ensemble.bookies):
+        if bookie in failed:
+            ensemble.note_failure(index, bookie, UnavailableError("no answer"))
+    ensemble.install(await ensemble.choose())
+    return not ensemble.is_broken
 
 
 class CurrentEnsemble:

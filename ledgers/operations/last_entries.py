@@ -5,6 +5,7 @@ It proves no end (``recovery`` finds that), but whether somebody still writes.
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ledgers.bookies import LAST_ENTRY, Bookies
 from ledgers.entry import EntryDigest, EntryHeader
@@ -14,22 +15,36 @@ from ledgers.metadata import BookieId
 NO_ENTRY = -1
 
 
-async def last_entry_id(
-    bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
-) -> int | None:
-    """The last entry that one bookie stores, ``NO_ENTRY`` for none; None when it does not say.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """The last entry that a bookie stores of a ledger, and the LAC in its header; ``NO_ENTRY`` each where it has none."""
 
-    Given a ``digest``, only an entry that it fits is believed.
-    """
+    last_entry_id: int
+    lac: int
+
+
+async def reach_of(
+    bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
+) -> Reach | None:
+    """By what the bookie says; None when it does not say. Given a ``digest``, only an entry that it fits is believed."""
     try:
         entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
         if digest is not None:
             digest.check(entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
-        return EntryHeader.of(entry).entry_id
+        header = EntryHeader.of(entry)
+        return Reach(last_entry_id=header.entry_id, lac=header.lac)
     except NoSuchEntryError:
-        return NO_ENTRY
+        return Reach(last_entry_id=NO_ENTRY, lac=NO_ENTRY)
     except BookmenderError:
         return None
+
+
+async def last_entry_id(
+    bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
+) -> int | None:
+    """The last entry that one bookie stores, ``NO_ENTRY`` for none; else as ``reach_of``."""
+    reach = await reach_of(bookies, bookie, ledger_id, digest=digest)
+    return None if reach is None else reach.last_entry_id
 
 
 async def highest_entry_id(

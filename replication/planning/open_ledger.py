@@ -25,8 +25,9 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
-from ledgers.operations.ensembles import BookiePool
-from ledgers.operations.last_entries import NO_ENTRY, last_entry_id
+from ledgers.operations.ensembles import BookiePool, can_go_on_without
+from ledgers.operations.last_entries import NO_ENTRY, Reach, last_entry_id
+from ledgers.operations.reader import replicas_in
 from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate
 from ledgers.store import Operation
@@ -194,6 +195,20 @@ def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
     )
 
 
+def written_back_to(metadata: LedgerMetadata, reaches: Collection[Reach]) -> frozenset[BookieId]:
+    """The bookies that a recovery would send entries again: those after the LAC, as far as any of ``reaches`` shows them."""
+    segment = metadata.last_segment
+    first = max([segment.first_entry_id, *(reach.lac + 1 for reach in reaches)])
+    last = max((reach.last_entry_id for reach in reaches), default=NO_ENTRY)
+    # Entries that are an ensemble's size apart are on the same bookies.
+    entries = range(first, min(last + 1, first + metadata.ensemble_size))
+    return frozenset(
+        bookie
+        for entry_id in entries
+        for bookie in replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)
+    )
+
+
 class OpenLedgers:
     """The decisions above, carried out."""
 
@@ -248,7 +263,7 @@ class OpenLedgers:
             versioned.ledger_id,
             manager=self._manager,
             bookies=self._bookies,
-            pool=BookiePool(writable=self._writable, placement=self._receivers.placement),
+            pool=self._pool,
             clock=self._clock,
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
@@ -271,15 +286,31 @@ class OpenLedgers:
             versioned.ledger_id, are_any_silent=error.are_any_silent, wanted=sorted(wanted)
         )
 
-    def why_no_target(self, versioned: VersionedMetadata) -> str:
-        """Why ``recover`` cannot write the last entries back, where it raised NotEnoughBookiesError."""
-        metadata = versioned.metadata
-        rules = self._receivers.why_no_candidate(
-            self._views.current, metadata.last_segment.ensemble
+    async def can_write_back(
+        self, metadata: LedgerMetadata, told: Mapping[BookieId, Reach | None]
+    ) -> bool:
+        """Whether ``recover`` could give each of the last entries its ack quorum of copies, while those members of the
+        last ensemble that do not say how far they reach (None in ``told``) take none."""
+        reaches = [reach for reach in told.values() if reach is not None]
+        silent = told.keys() - {bookie for bookie, reach in told.items() if reach is not None}
+        failing = silent & written_back_to(metadata, reaches)
+        return not failing or await can_go_on_without(
+            metadata, failing, pool=self._pool, clock=self._clock
         )
+
+    def why_no_target(self, versioned: VersionedMetadata, silent: Collection[BookieId] = ()) -> str:
+        """Why ``recover`` cannot write the last entries back, where it raised NotEnoughBookiesError, and what helps.
+
+        ``silent``: members of the last ensemble that are to be started, besides those that are not registered.
+        """
+        metadata, view = versioned.metadata, self._views.current
+        members = metadata.last_segment.ensemble
+        rules = self._receivers.why_no_candidate(view, members)
+        missed = [b for b in members if b in silent or b not in view.available]
+        start = f"start {', '.join(missed)}, or " if missed else ""
         return (
             f"each of its last entries has to be on {metadata.ack_quorum} bookies (its ack quorum) before it is closed, "
-            f"and none can take over: {rules or 'the placement policy allows none of the others'}; add a bookie"
+            f"and none can take over: {rules or 'the placement policy allows none of the others'}; {start}add a bookie"
         )
 
     async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
@@ -289,6 +320,10 @@ class OpenLedgers:
             *(last_entry_id(self._bookies, bookie, versioned.ledger_id) for bookie in members)
         )
         return frozenset(b for b, last in zip(members, told, strict=True) if last is None)
+
+    @property
+    def _pool(self) -> BookiePool:
+        return BookiePool(writable=self._writable, placement=self._receivers.placement)
 
     async def _writable(self) -> list[Candidate]:
         return self._receivers.candidates(self._views.current)

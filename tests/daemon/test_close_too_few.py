@@ -82,6 +82,97 @@ async def test_a_look_says_that_bookies_were_wiped_so_that_its_end_may_not_be_pr
     )
 
 
+# --- Its end could be found, but its last entries would not be on enough bookies -------------------------
+
+
+async def acknowledged_by_both_of_two(*others: BookieId) -> Cluster:
+    """B2 is away. ``others``: bookies that are there besides."""
+    cluster = await Cluster.start(B1, B2, *others)
+    await cluster.write_ledger((B1, B2), write_quorum=2, ack_quorum=2, state=LedgerState.OPEN)
+    await cluster.kill(B2)
+    return cluster
+
+
+@pytest.mark.parametrize("accepts_loss", [False, True])
+@in_virtual_time
+async def test_while_nobody_can_take_its_last_entries_nothing_is_begun(accepts_loss: bool) -> None:
+    cluster = await acknowledged_by_both_of_two()
+    fenced = watch_fencing(cluster)
+
+    with pytest.raises(CloseRefusedError) as caught:
+        await close(cluster, is_forced=True, accepts_loss=accepts_loss)
+
+    assert f"no answer from {B2} (away), and each of its last entries has to be on 2" in str(
+        caught.value
+    )
+    assert f"; start {B2}, or add a bookie, then give the same command again" in str(caught.value)
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+    assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_look_says_so_too() -> None:
+    cluster = await acknowledged_by_both_of_two()
+
+    shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=True).splitlines()
+
+    assert shown[-1].startswith("nothing was changed: it cannot be closed now, forced or not")
+    assert not any("--yes" in line for line in shown)
+
+
+@in_virtual_time
+async def test_with_a_bookie_that_can_take_over_it_is_closed() -> None:
+    cluster = await acknowledged_by_both_of_two(B3)
+
+    done = await close(cluster, is_forced=True)
+
+    assert done.closed is not None
+    assert done.closed.metadata.last_entry_id == 9
+
+
+@in_virtual_time
+async def test_one_that_got_no_entry_yet_needs_nobody_to_take_any() -> None:
+    cluster = await Cluster.start(B1, B2)
+    await cluster.write_ledger(
+        (B1, B2), write_quorum=2, ack_quorum=2, last=-1, state=LedgerState.OPEN
+    )
+    await cluster.kill(B2)
+
+    done = await close(cluster, is_forced=True)
+
+    assert done.closed is not None
+    assert done.closed.metadata.last_entry_id == -1
+
+
+@in_virtual_time
+async def test_nor_does_one_whose_last_entries_are_on_others_of_its_bookies() -> None:
+    """Of three bookies, two a write set, entry 9 is on the first two, and the third is away."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3), write_quorum=2, ack_quorum=2, state=LedgerState.OPEN)
+    await cluster.kill(B3)
+
+    done = await close(cluster, is_forced=True)
+
+    assert done.closed is not None
+    assert done.closed.metadata.last_entry_id == 9
+
+
+@in_virtual_time
+async def test_but_of_all_that_are_not_confirmed_the_last_alone_does_not_decide() -> None:
+    """Entry 8, on the third one and the first, has to be written again, too."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger(
+        (B1, B2, B3), write_quorum=2, ack_quorum=2, last=7, state=LedgerState.OPEN
+    )
+    cluster.put(LEDGER, 8, B3, B1, lac=6)
+    cluster.put(LEDGER, 9, B1, B2, lac=6)
+    await cluster.kill(B3)
+
+    with pytest.raises(CloseRefusedError, match=f"start {B3}, or add a bookie"):
+        await close(cluster, is_forced=True)
+
+
 @pytest.mark.parametrize(
     ("write_quorum", "ack_quorum", "silent", "told"),
     [
