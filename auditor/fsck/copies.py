@@ -65,9 +65,10 @@ class CopyInspector:
         """``since``: what an earlier look said, if this one is to be the last word."""
         end = await self._end(versioned, since)
         is_idle = self._is_idle(versioned, end, since)
-        expected = end.expected
+        expected, is_tail_unseen = end.expected, False
         if self._asks and end.is_known and not versioned.metadata.is_closed:
-            expected = await self._shown(versioned, expected, is_idle=is_idle and since is not None)
+            shown = await self._shown(versioned, expected, is_idle=is_idle and since is not None)
+            expected, is_tail_unseen = (expected, True) if shown is None else (shown, False)
         digest = ledger_digest(versioned.metadata, self._fallback)
         reads = LedgerReads(
             versioned.ledger_id,
@@ -89,6 +90,7 @@ class CopyInspector:
         await look.run()
         summing_up = look.summing_up
         summing_up.last_entry_id, summing_up.length = end.last_entry_id, end.length
+        summing_up.is_tail_unseen = is_tail_unseen
         summing_up.note(end.evidence)
         summing_up.note(self._misplaced(versioned))
         if is_idle:
@@ -115,15 +117,16 @@ class CopyInspector:
             expected = since.last_entry_id  # the copies of later ones may be on their way
         return End(last_entry_id=lac, expected=expected, length=opened.length)
 
-    async def _shown(self, versioned: VersionedMetadata, last: int, *, is_idle: bool) -> int:
+    async def _shown(self, versioned: VersionedMetadata, last: int, *, is_idle: bool) -> int | None:
         """The last entry that copies are looked for of, of a ledger that is not closed: ``last``, or beyond it what
-        may have been acknowledged. ``is_idle``: nothing was since the first look."""
+        may have been acknowledged; None where nobody looks beyond ``last``. ``is_idle``: nothing was since the first
+        look."""
         metadata, view = versioned.metadata, self._views.current
         members = view.available.intersection(metadata.last_segment.ensemble)
         is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
         is_abandoned = metadata.state is LedgerState.IN_RECOVERY
         if not (is_abandoned or (is_idle and is_wiped)):
-            return last
+            return None
         shown = await highest_entry_id(
             self._bookies,
             members,
@@ -131,7 +134,7 @@ class CopyInspector:
             digest=ledger_digest(metadata, self._fallback),
         )
         if shown is None or shown <= last:
-            return last
+            return None if shown is None else last  # nobody says, or there is nothing
         if is_abandoned and not is_wiped:
             return await self._last_before_gap(versioned, last, shown)
         if not is_abandoned:

@@ -36,6 +36,7 @@ class SummingUp:
         self.entries_read = 0
         self.bytes_read = 0
         self.last_entry_id = -1
+        self.is_tail_unseen = False
         self.length = versioned.metadata.length
 
     def add_fragment(self, position: int, fragment: Fragment, *, is_unknown: bool = False) -> None:
@@ -91,6 +92,7 @@ class SummingUp:
             state=metadata.state.name.lower(),
             length=self.length,
             last_entry_id=self.last_entry_id,
+            is_tail_unseen=self.is_tail_unseen,
             metadata_version=stat.version,
             mtime_ms=stat.mtime_ms,
             entries_read=self.entries_read,

@@ -107,6 +107,8 @@ class LedgerVerdict:
     length: int = 0
     last_entry_id: int = -1
     """Of a ledger that is not closed, the last that is known to be acknowledged."""
+    is_tail_unseen: bool = False
+    """Whether what comes after that one, if anything does, was left to the writer, and no copy of it looked at."""
     metadata_version: int = -1
     """The znode's."""
     mtime_ms: int = 0

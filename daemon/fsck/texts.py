@@ -10,7 +10,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from auditor.fsck.publishing import Fault, Foreseen
-from auditor.fsck.results.advice import advice_for, counts_text, entries_text, headline
+from auditor.fsck.results.advice import (
+    advice_for,
+    counts_text,
+    entries_text,
+    headline,
+    tails_text,
+)
 from auditor.fsck.results.changes import Change, Changes, Said
 from auditor.fsck.results.past import PastVerdict
 from auditor.fsck.results.rows import to_record
@@ -129,6 +135,8 @@ def summary_lines(summary: Summary) -> list[str]:
     ):
         if count:
             lines.append(f"{counted(count, 'ledger')} {what}")
+    if tails := tails_text(summary.counts):
+        lines.append(tails)
     for advice in advice_for(summary):
         lines += ["", advice.title, f"  {advice.text}"]
     return lines
@@ -243,6 +251,8 @@ def _verdict_text(verdict: LedgerVerdict) -> str:
     parts = [_graded(verdict), verdict.state or "metadata cannot be read"]
     if verdict.state:
         parts += [f"last entry {verdict.last_entry_id:,}", size_text(verdict.length)]
+    if verdict.is_tail_unseen:
+        parts.append("what follows was left to its writer")
     if verdict.rests_on_unknown:
         parts.append("rests on what is not known")
     return ", ".join(parts)

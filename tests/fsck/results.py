@@ -55,6 +55,7 @@ def counted(verdicts: Iterable[LedgerVerdict]) -> Counts:
         bytes_read=sum(verdict.bytes_read for verdict in verdicts),
         out_of_reach=sum(bool(verdict.kept_away) for verdict in verdicts),
         away=dict(Counter(bookie for verdict in verdicts for bookie in verdict.kept_away)),
+        tails_unseen=sum(verdict.is_tail_unseen for verdict in verdicts),
     )
 
 

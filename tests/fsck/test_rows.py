@@ -123,6 +123,7 @@ def test_the_columns_keep_their_names() -> None:
         "state",
         "length",
         "last_entry_id",
+        "is_tail_unseen",
         "metadata_version",
         "mtime_ms",
         "entries_read",

@@ -31,7 +31,7 @@ def test_of_nothing_there_are_no_rows() -> None:
 
 
 def test_what_is_alike_takes_little_room() -> None:
-    alike = pa.Table.from_batches([ROWS.slice(1, 1)] * 1_000).combine_chunks()
+    alike = pa.Table.from_batches([ROWS.slice(1, 1)] * 2_000).combine_chunks()
 
     stream = to_stream(alike)
 

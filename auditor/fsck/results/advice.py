@@ -143,6 +143,19 @@ def entries_text(each: Evidence) -> str:
     return f"{each.entry_count:,} {unit} between {first} and {last}"
 
 
+def tails_text(counts: Counts) -> str:
+    """Of open ledgers that were judged in part only; empty where there are none."""
+    count = counts.tails_unseen
+    if not count:
+        return ""
+    whose, writers = (
+        ("tail of 1 open ledger was", "its writer")
+        if count == 1
+        else (f"tails of {count:,} open ledgers were", "their writers")
+    )
+    return f"the {whose} left to {writers}: what comes after the last confirmed entry was not looked at"
+
+
 def _out_of_reach(counts: Counts) -> str:
     """``2 ledgers have entries that no running bookie has: start a:3181, b:3181``."""
     bookies = sorted(counts.away, key=lambda bookie: (-counts.away[bookie], bookie))

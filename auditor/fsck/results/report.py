@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
-from auditor.fsck.results.advice import advice_for, headline
+from auditor.fsck.results.advice import advice_for, headline, tails_text
 from auditor.fsck.results.figures import AgeFigure, Figures, PlaceFigure, figures_of
 from auditor.fsck.results.reading import Results
 from auditor.fsck.results.replacing import replace_file
@@ -110,8 +110,16 @@ def _counts(summary: Summary) -> str:
     )
     return (
         f'<section id="verdicts">\n<div class="cards">\n{"".join(cards)}\n</div>\n'
-        f"{_bar(shares, summary.counts.ledgers, is_tall=True)}\n{table if findings else ''}</section>"
+        f"{_bar(shares, summary.counts.ledgers, is_tall=True)}\n{table if findings else ''}"
+        f"{_tails(summary)}</section>"
     )
+
+
+def _tails(summary: Summary) -> str:
+    text = tails_text(summary.counts)
+    count = summary.counts.tails_unseen
+    told = f"{escape(text[:1].upper())}{escape(text[1:])}."
+    return f'<p class="soft" id="tails-unseen" data-count="{count}">{told}</p>\n' if text else ""
 
 
 def _card(name: str, title: str, text: str, count: int, grade: Grade | None = None) -> str:

@@ -58,6 +58,7 @@ SCHEMA = pa.schema(
         ("state", pa.string()),
         ("length", pa.int64()),
         ("last_entry_id", pa.int64()),
+        ("is_tail_unseen", pa.bool_()),
         ("metadata_version", pa.int32()),
         ("mtime_ms", pa.int64()),
         ("entries_read", pa.int64()),
@@ -110,6 +111,7 @@ def counts_of(table: pa.Table) -> Counts:
         bytes_read=_sum(table["bytes_read"]),
         out_of_reach=len(away),
         away=dict(Counter(bookie for bookies in away for bookie in bookies)),
+        tails_unseen=_sum(table["is_tail_unseen"]),
     )
 
 
@@ -133,6 +135,7 @@ def _from_row(row: dict[str, Any]) -> LedgerVerdict:
         state=row["state"],
         length=row["length"],
         last_entry_id=row["last_entry_id"],
+        is_tail_unseen=bool(row["is_tail_unseen"]),  # added later: of an earlier release it is null
         metadata_version=row["metadata_version"],
         mtime_ms=row["mtime_ms"],
         entries_read=row["entries_read"],

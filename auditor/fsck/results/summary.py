@@ -39,6 +39,8 @@ class Counts:
     """With entries that no running bookie has, although they are not known to be lost."""
     away: Mapping[str, int] = field(default_factory=dict)
     """Of these, by bookie that would bring entries back."""
+    tails_unseen: int = 0
+    """Open ones: what comes after their last confirmed entry was left to their writers, and not looked at."""
 
     def __add__(self, other: "Counts") -> "Counts":
         return Counts(
@@ -51,6 +53,7 @@ class Counts:
             bytes_read=self.bytes_read + other.bytes_read,
             out_of_reach=self.out_of_reach + other.out_of_reach,
             away=_added(self.away, other.away),
+            tails_unseen=self.tails_unseen + other.tails_unseen,
         )
 
 
@@ -136,6 +139,7 @@ class Summary:
                 # added later: those of an earlier release lack them
                 out_of_reach=whole(record, "out_of_reach") if "out_of_reach" in record else 0,
                 away=_counts(record, "away") if "away" in record else {},
+                tails_unseen=whole(record, "tails_unseen") if "tails_unseen" in record else 0,
             ),
             skipped=whole(record, "skipped"),
             left=whole(record, "left"),

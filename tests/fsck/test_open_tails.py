@@ -1,0 +1,165 @@
+"""Open ledgers of which what follows the last confirmed entry was not looked at: counted, and said."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from auditor.fsck.levels import Level
+from auditor.fsck.results.advice import tails_text
+from auditor.fsck.results.past import past_verdicts
+from auditor.fsck.results.report import write_report
+from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
+from auditor.fsck.results.summary import Counts, Summary, read_summary
+from daemon.fsck.texts import past_lines, summary_lines
+from ledgers.errors import NoAnswerError
+from ledgers.memory.bookies import Fault, Op
+from ledgers.metadata import LedgerState
+from tests.fsck.looking import ALL, look, look_twice, one_ledger
+from tests.fsck.results import leave_results, whole
+from tests.fsck.test_report import Page
+from tests.replication.cluster import in_virtual_time
+from tests.replication.ledger_values import B1
+from tests.replication.nodes import LEDGER
+
+METADATA, ENDS, SAMPLE, FULL = Level
+UNSEEN = whole(3, state="open", is_tail_unseen=True)
+
+
+# --- A look ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [ENDS, SAMPLE, FULL], ids=lambda level: level.value)
+@in_virtual_time
+async def test_what_an_open_ledger_has_beyond_its_last_confirmed_entry_is_left_to_its_writer(
+    level: Level,
+) -> None:
+    """Entry 9 is acknowledged, and lost but for one copy: only its writer knows."""
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    for bookie in ALL[1:]:
+        cluster.bookie(bookie).lose(LEDGER, 9)
+
+    verdict = await look(cluster, level)
+
+    assert verdict.last_entry_id == 8
+    assert verdict.is_tail_unseen
+
+
+@in_virtual_time
+async def test_that_nobody_writes_it_any_more_makes_nobody_look() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    await asyncio.sleep(3_600)
+
+    verdict = await look_twice(cluster, ENDS, idle_open_after_s=3_600.0)
+
+    assert verdict is not None
+    assert verdict.is_tail_unseen
+
+
+@in_virtual_time
+async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    await cluster.kill(B1)
+    await cluster.wipe(B1)
+    await cluster.revive(B1)
+    await asyncio.sleep(3_600)
+
+    verdict = await look_twice(cluster, ENDS, idle_open_after_s=3_600.0)
+
+    assert verdict is not None
+    assert not verdict.is_tail_unseen
+
+
+@pytest.mark.parametrize(
+    ("state", "level"),
+    [
+        pytest.param(LedgerState.CLOSED, FULL, id="closed"),
+        pytest.param(
+            LedgerState.IN_RECOVERY, FULL, id="in recovery: all that is shown is expected"
+        ),
+        pytest.param(LedgerState.OPEN, METADATA, id="no copy of any ledger is looked at"),
+    ],
+)
+@in_virtual_time
+async def test_no_other_ledger_has_a_tail_that_is_left(state: LedgerState, level: Level) -> None:
+    cluster, _ = await one_ledger(state=state, last=9)
+
+    assert not (await look(cluster, level)).is_tail_unseen
+
+
+@in_virtual_time
+async def test_nor_one_whose_end_nobody_tells_which_is_unknown() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
+    for bookie in ALL:
+        cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
+
+    assert not (await look(cluster, ENDS)).is_tail_unseen
+
+
+# --- What is said of them ----------------------------------------------------------------------------
+
+
+def test_rows_keep_it_and_it_is_counted() -> None:
+    table = pa.Table.from_batches([to_batch([UNSEEN, whole(1)])])
+
+    assert list(from_table(table)) == [UNSEEN, whole(1)]
+    assert counts_of(table).tails_unseen == 1
+    assert (counts_of(table) + counts_of(table)).tails_unseen == 2
+
+
+def test_rows_of_an_earlier_release_lack_it() -> None:
+    table = pa.Table.from_batches([to_batch([whole(1)])])
+    position = SCHEMA.get_field_index("is_tail_unseen")
+    earlier = table.set_column(position, SCHEMA.field(position), pa.nulls(1, pa.bool_()))
+
+    assert list(from_table(earlier)) == [whole(1)]
+    assert counts_of(earlier).tails_unseen == 0
+
+
+def test_summaries_of_an_earlier_release_lack_it(tmp_path: Path) -> None:
+    written = leave_results(tmp_path, [UNSEEN]).summary
+    record = written.to_record()
+    del record["tails_unseen"]
+
+    assert read_summary(tmp_path) == written
+    assert Summary.from_record(record).counts.tails_unseen == 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, ""),
+        (1, "the tail of 1 open ledger was left to its writer: "),
+        (1_200, "the tails of 1,200 open ledgers were left to their writers: "),
+    ],
+)
+def test_it_is_said_in_plain_words(count: int, text: str) -> None:
+    said = tails_text(Counts(tails_unseen=count))
+
+    assert said.startswith(text)
+    assert bool(said) is bool(count)
+
+
+def test_a_run_says_so_and_the_report_and_one_ledgers_past(tmp_path: Path) -> None:
+    results = leave_results(tmp_path, [UNSEEN, whole(1)])
+    text = tails_text(results.summary.counts)
+
+    page = Page(write_report(results, {}).read_text())
+
+    assert text in summary_lines(results.summary)
+    assert page.counts()["tails-unseen"] == 1
+    assert text[1:] in page.text
+    assert json.loads((tmp_path / "summary.json").read_text())["tails_unseen"] == 1
+    said = [past_lines(past_verdicts(tmp_path, ledger_id))[1] for ledger_id in (3, 1)]
+    assert ["what follows was left to its writer" in line for line in said] == [True, False]
+
+
+def test_where_none_is_left_nothing_is_said(tmp_path: Path) -> None:
+    results = leave_results(tmp_path, [whole(1)])
+
+    page = Page(write_report(results, {}).read_text())
+
+    assert not any("writer" in line for line in summary_lines(results.summary))
+    assert "tails-unseen" not in page.counts()
