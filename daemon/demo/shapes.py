@@ -4,7 +4,7 @@ import enum
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ledgers.metadata import DigestType
 
@@ -53,6 +53,8 @@ SIZES = (
     (1_000, 0),
 )
 """Payload bytes of an entry, and how many of them."""
+OPEN_SIZE = (1_000, 50)
+"""Of a ledger that is left open."""
 LARGE = (1_000_000, 5)
 LARGE_EVERY = 50
 CHANGE_EVERY = 9
@@ -76,6 +78,31 @@ def shapes(ledger_count: int, *, quorums: Sequence[tuple[int, int, int]] = QUORU
     return [_shape(number, ledger_count, *kind) for number, kind in numbered]
 
 
+def shapes_to_try(ledger_count: int, *, open_count: int, bookie_count: int) -> list[Shape]:
+    """``ledger_count`` shapes that survive the loss of a bookie, the last ``open_count`` left open, their writer gone.
+
+    Each entry has two copies at least, and one bookie at least is left to take over. Empty with fewer than three.
+    """
+    assert open_count <= ledger_count, (open_count, ledger_count)
+    quorums = [q for q in QUORUMS if q[0] < bookie_count and q[1] > 1]
+    if not quorums:
+        return []
+    made = shapes(ledger_count + OPEN_COUNT, quorums=quorums)[:ledger_count]
+    closed_count = ledger_count - open_count
+    return made[:closed_count] + [_left_open(shape) for shape in made[closed_count:]]
+
+
+def _left_open(shape: Shape) -> Shape:
+    entry_bytes, entry_count = OPEN_SIZE
+    return replace(
+        shape,
+        entry_bytes=entry_bytes,
+        entry_count=entry_count,
+        change_at=None,
+        ending=Ending.ABANDONED,
+    )
+
+
 def _shape(
     number: int,
     ledger_count: int,
@@ -88,7 +115,7 @@ def _shape(
     ending = Ending.CLOSED
     if from_end <= OPEN_COUNT:
         ending = Ending.LIVE if from_end <= LIVE_COUNT else Ending.ABANDONED
-        quorums, size = (3, 3, 2), (1_000, 50)
+        quorums, size = (3, 3, 2), OPEN_SIZE
     elif number % LARGE_EVERY == LARGE_EVERY - 1:
         size = LARGE
     ensemble_size, write_quorum, ack_quorum = quorums

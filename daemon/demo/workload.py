@@ -4,10 +4,10 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
-from daemon.demo.shapes import QUORUMS, Ending, Shape, shapes
+from daemon.demo.shapes import Ending, Shape, shapes_to_try
 from daemon.settings import Settings
 from daemon.visit import Visit, visit
 from ledgers.bookie.opening import open_bookies
@@ -57,25 +57,23 @@ async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workl
             await workload.abandon()
 
 
-def write_closed_ledgers(uri: str, ledger_count: int) -> int:
-    """Write so many ledgers that survive the loss of a bookie, and close them; their entries' number.
+def write_ledgers(uri: str, ledger_count: int, *, open_count: int = 0) -> list[Written]:
+    """Write so many ledgers that survive the loss of a bookie, and close all but ``open_count``, the last ones.
 
-    Each entry has two copies at least, and one bookie at least is left to take over. Raises
-    NotEnoughBookiesError with fewer than three writable ones.
+    Raises NotEnoughBookiesError with fewer than three writable bookies.
     """
 
-    async def write() -> int:
+    async def write() -> list[Written]:
         settings, rng = Settings(metadata_service_uri=uri), random.Random()
         async with visit(settings) as seen, open_workload(seen, rng) as workload:
             bookie_count = len((await seen.registration.read()).writable)
-            quorums = [q for q in QUORUMS if q[0] < bookie_count and q[1] > 1]
-            if not quorums:
+            wanted = shapes_to_try(ledger_count, open_count=open_count, bookie_count=bookie_count)
+            if not wanted:
                 raise NotEnoughBookiesError(
                     "ledgers that survive the loss of a bookie need three writable ones"
                 )
-            wanted = shapes(ledger_count, quorums=quorums)
-            await workload.write([replace(shape, ending=Ending.CLOSED) for shape in wanted])
-            return sum(written.acknowledged for written in workload.written)
+            await workload.write(wanted)
+            return workload.written
 
     return asyncio.run(write())
 

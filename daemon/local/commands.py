@@ -48,6 +48,7 @@ def local() -> None:
     \b
       bookmender local up              start ZooKeeper and five bookies
       bookmender local write           a hundred ledgers of many shapes
+      bookmender local write --open 3  … of which a writer that died left three unclosed
       bookmender local status          each process, each bookie's state
       bookmender local kill 2          the second bookie crashes
       bookmender local start 2         … and comes back with its data
@@ -242,23 +243,40 @@ def status(data: Path, output: str) -> None:
 
 @local.command()
 @click.option("--ledgers", default=100, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--open",
+    "left_open",
+    metavar="N",
+    default=0,
+    type=click.IntRange(min=0),
+    help="Leave so many of them unclosed, as a writer that died does.",
+)
 @_data_option
-def write(ledgers: int, data: Path) -> None:
-    """Write closed ledgers of many shapes, so that there is something to lose.
+def write(ledgers: int, left_open: int, data: Path) -> None:
+    """Write ledgers of many shapes, so that there is something to lose.
 
     Entries of 0 bytes to 1 MB, each on two bookies or more, every digest type; one bookie fewer
     than there are holds each ledger, so that another can take over from a lost one.
     """
+    if left_open > ledgers:
+        raise click.UsageError(f"--open {left_open}: there are to be {ledgers} --ledgers in all")
     # Here, because the demonstration is built upon this package.
-    from daemon.demo.workload import write_closed_ledgers
+    from daemon.demo.shapes import Ending
+    from daemon.demo.workload import write_ledgers
 
     found = _status(data)
     if not found.is_running:
         raise NotRunningError(
             f"the cluster in {data} is not running; `bookmender local up` starts it"
         )
-    entry_count = write_closed_ledgers(found.metadata_service_uri, ledgers)
+    written = write_ledgers(found.metadata_service_uri, ledgers, open_count=left_open)
+    entry_count = sum(each.acknowledged for each in written)
     click.echo(f"wrote {counted(ledgers, 'ledger')}, {counted(entry_count, 'entry')}")
+    if left_open:
+        ids = [each.ledger_id for each in written if each.shape.ending is not Ending.CLOSED]
+        more = ", …" if len(ids) > LEFT_SHOWN_MAX else ""
+        shown = ", ".join(map(str, ids[:LEFT_SHOWN_MAX]))
+        click.echo(f"left open, as by a writer that died: ledger {shown}{more}")
 
 
 @local.command()

@@ -162,6 +162,26 @@ def test_up_leaves_out_who_was_decommissioned_and_starts_afresh_who_was_wiped(
     assert terminal.states() == ["writable"] * 3
 
 
+def test_ledgers_are_left_open_as_by_a_writer_that_died(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = json.loads(terminal.run("up", "--bookies", "3", "-o", "json").stdout)
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", started["metadata_service_uri"])
+
+    wrote = terminal.run("write", "--ledgers", "4", "--open", "2")
+
+    assert wrote.stdout.startswith("wrote 4 ledgers, "), wrote.stderr
+    assert wrote.stdout.endswith("left open, as by a writer that died: ledger 2, 3\n")
+    states = {ledger_id: ledger_state(ledger_id) for ledger_id in range(4)}
+    assert states == {0: "CLOSED", 1: "CLOSED", 2: "OPEN", 3: "OPEN"}
+
+
+def ledger_state(ledger_id: int) -> str:
+    command = [*COMMAND[:-1], "ledger", "show", str(ledger_id), "-o", "json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
+    return str(json.loads(shown.stdout)["state"])
+
+
 def test_the_same_cluster_comes_back_after_down(terminal: Terminal) -> None:
     first = terminal.run("up", "--bookies", "1", "-o", "json")
     terminal.run("down")
