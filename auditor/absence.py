@@ -25,26 +25,44 @@ UNSEEN_MAX_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Copyless:
+    """Ledgers that have entries whose every copy is on bookies that are away.
+
+    ``first``: some of their ids, the least. ``enough_for``: of each of these bookies that one of them names, how
+    many of them have a copy of each entry again once it alone is back.
+    """
+
+    count: int
+    first: tuple[int, ...] = ()
+    enough_for: Mapping[BookieId, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredAbsences:
     """What a leader left behind. Times are wall-clock milliseconds; ``seen_ms``: when it last looked.
 
     ``naming``: how many ledgers name each of them, and each that is away on purpose, for people; empty when
     an earlier release wrote it.
     ``are_all_named``: whether every ledger was counted.
-    ``copyless``: how many ledgers have entries whose every copy is on these; None where that was not counted.
+    ``copyless``: the ledgers with entries whose every copy is on these; None where they were not counted.
     """
 
     since_ms: Mapping[BookieId, int] = field(default_factory=dict)
     seen_ms: int = 0
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
-    copyless: int | None = None
+    copyless: Copyless | None = None
 
     def named(self, *, now_ms: int) -> frozenset[BookieId]:
         """Those that some ledger names; none where that was noted too long ago."""
         if not self.is_fresh(now_ms=now_ms):
             return frozenset()
         return frozenset(bookie for bookie, count in self.naming.items() if count)
+
+    def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
+        """How many ledgers name it; None where not all were counted lately."""
+        is_known = self.are_all_named and self.is_fresh(now_ms=now_ms)
+        return self.naming.get(bookie) if is_known else None
 
     def is_fresh(self, *, now_ms: int) -> bool:
         return now_ms - self.seen_ms <= NAMING_MAX_MS
@@ -58,7 +76,7 @@ class StoredAbsences:
         wall_ms: int,
         naming: Mapping[BookieId, int] | None = None,
         are_all_named: bool = False,
-        copyless: int | None = None,
+        copyless: Copyless | None = None,
     ) -> "StoredAbsences":
         return cls(
             since_ms={

@@ -1,16 +1,19 @@
-"""How many ledgers have entries whose every copy is on bookies that are away, for whatever reason: nobody reads these.
+"""Which ledgers have entries whose every copy is on bookies that are away, for whatever reason: nobody reads these.
 
-A decision about one ledger, from what the index keeps of it (``has_copyless``), and who counts them all. A
+A decision about one ledger, from what the index keeps of it (``has_copyless``), and who counts them all, keeps
+the ids of a few, and sees which of the bookies would help. A
 ledger has such an entry only if it names as many of these bookies as make a write set: those alone are
 looked at, a block of the index at a time.
 """
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from itertools import repeat
 
+from auditor.absence import Copyless
 from auditor.index.keeper import IndexKeeper
 from auditor.index.ledger_index import IndexedLedger
 from ledgers.clock import Clock
@@ -21,6 +24,8 @@ PAUSE_S = 5.0
 """Between two counts of the same bookies, where ledgers have changed."""
 PAUSE_SHARE = 20.0
 """And so many times as long as the last one took, at least."""
+IDS_KEPT_MAX = 20
+"""For people, who look at some of very many."""
 
 
 def has_copyless(ledger: IndexedLedger, away: Collection[BookieId]) -> bool:
@@ -50,16 +55,16 @@ class _Count:
     """``change``: of the index, when it was begun; ``is_whole``: whether that was complete then."""
 
     away: frozenset[BookieId]
-    count: int
+    found: Copyless
     change: int
     is_whole: bool
 
 
 class CopylessCounter:
-    """Of the bookies that it is told of, and of what the index knows so far. One loop's."""
+    """Counts for the bookies that it is told of, by what the index knows so far. One loop's."""
 
     def __init__(self, keeper: IndexKeeper, clock: Clock, *, on_count: Callable[[], None]) -> None:
-        """``on_count``: called when a number is new."""
+        """``on_count``: called when what was found is new."""
         self._keeper, self._clock = keeper, clock
         self._on_count = on_count
         self.away: frozenset[BookieId] = frozenset()
@@ -73,10 +78,10 @@ class CopylessCounter:
             self.away = away
             self._was_seen.set()
 
-    def of(self, away: Collection[BookieId]) -> int | None:
-        """None where they were not counted yet for just these, or only before the index was complete."""
+    def of(self, away: Collection[BookieId]) -> Copyless | None:
+        """None where these were not counted yet for just these, or only before the index was complete."""
         last = self._last
-        return last.count if last and last.away == away and self._may_stand(last) else None
+        return last.found if last and last.away == away and self._may_stand(last) else None
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -93,29 +98,53 @@ class CopylessCounter:
         last = self._last
         if self.of(away) is not None and last is not None and last.change == change:
             return
-        count = await self._count(away)
-        if count is None:
+        found = await self._count(away)
+        if found is None:
             return
         self._took_s = self._clock.now_s() - began_s
-        self._last = _Count(away=away, count=count, change=change, is_whole=is_whole)
-        if last is None or (last.away, last.count, last.is_whole) != (away, count, is_whole):
+        self._last = _Count(away=away, found=found, change=change, is_whole=is_whole)
+        if last is None or (last.away, last.found, last.is_whole) != (away, found, is_whole):
             self._on_count()
 
     def _may_stand(self, last: _Count | None) -> bool:
         return last is not None and (last.is_whole or not self._keeper.is_complete)
 
-    async def _count(self, away: frozenset[BookieId]) -> int | None:
+    async def _count(self, away: frozenset[BookieId]) -> Copyless | None:
         """None when others are away meanwhile: it begins anew with those."""
-        index, count, first = self._keeper.index, 0, 0
+        index, tally, first = self._keeper.index, _Tally(away), 0
         least = index.write_quorum_least
         while True:
             ledger_ids, then = index.naming_several(away, count_least=least, first=first)
             for ledger_id in ledger_ids:
                 ledger = index.get(ledger_id)
-                count += ledger is not None and has_copyless(ledger, away)
+                if ledger is not None and has_copyless(ledger, away):
+                    tally.add(ledger)
             if then is None:
-                return count
+                return tally.result()
             first = then
             await asyncio.sleep(0)
             if self.away != away:
                 return None
+
+
+class _Tally:
+    """What was found so far, with these bookies away; ledgers come by id."""
+
+    def __init__(self, away: frozenset[BookieId]) -> None:
+        self._away = away
+        self._count = 0
+        self._first: list[int] = []
+        self._enough_for: Counter[BookieId] = Counter()
+
+    def add(self, ledger: IndexedLedger) -> None:
+        self._count += 1
+        if len(self._first) < IDS_KEPT_MAX:
+            self._first.append(ledger.ledger_id)
+        away = ledger.bookies & self._away
+        for bookie in away:  # 0 for one that is not enough: it is wanted all the same
+            self._enough_for[bookie] += not has_copyless(ledger, away - {bookie})
+
+    def result(self) -> Copyless:
+        return Copyless(
+            count=self._count, first=tuple(self._first), enough_for=dict(self._enough_for)
+        )

@@ -12,7 +12,14 @@ from typing import Self
 
 import structlog
 
-from auditor.absence import NO_OUTAGE, StoredAbsences, lost_bookies, next_loss_s, still_absent
+from auditor.absence import (
+    NO_OUTAGE,
+    Copyless,
+    StoredAbsences,
+    lost_bookies,
+    next_loss_s,
+    still_absent,
+)
 from auditor.causes import Cause, Why, read_causes, updated_causes
 from auditor.endangered import Missing
 from auditor.outages import Outage, Outages
@@ -40,7 +47,7 @@ class _Counts:
 
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
-    copyless: int | None = None
+    copyless: Copyless | None = None
 
     def tell_first(self, before: Self) -> bool:
         """Whether they answer what those before left open: that is noted at once."""
@@ -135,12 +142,12 @@ class Absences:
         self,
         records: Records,
         naming_count: Callable[[BookieId], int],
-        copyless_count: Callable[[Collection[BookieId]], int | None],
+        copyless: Callable[[Collection[BookieId]], Copyless | None],
     ) -> None:
         """When they change, and now and then that they go on: however long an audit takes meanwhile.
 
-        ``naming_count``: how many ledgers name a bookie, as far as it is known now. ``copyless_count``: how
-        many have entries whose every copy is on these; None while they are counted.
+        ``naming_count``: how many ledgers name a bookie, as far as it is known now. ``copyless``: those
+        that have entries whose every copy is on these; None while they are counted.
         Until cancelled. Raises SessionLostError or LeadershipLostError.
         """
         while True:
@@ -149,7 +156,7 @@ class Absences:
                 away = self.away
                 naming = {bookie: naming_count(bookie) for bookie in away}
                 await self._note(
-                    records, away, _Counts(naming, self._are_all_named, copyless_count(away))
+                    records, away, _Counts(naming, self._are_all_named, copyless(away))
                 )
             except SessionLostError:
                 raise

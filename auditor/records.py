@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from auditor.absence import StoredAbsences
+from auditor.absence import Copyless, StoredAbsences
 from auditor.causes import Cause, causes_path, causes_to_bytes
 from auditor.index.note import IndexNote, index_note_path
 from ledgers.metadata import BookieId
@@ -89,7 +89,7 @@ class Records:
             "bookies": dict(sorted(absences.since_ms.items())),
             "naming": dict(sorted(absences.naming.items())),
             "are_all_named": absences.are_all_named,
-            "copyless": absences.copyless,
+            **_copyless_record(absences.copyless),
         }
         await self._batcher.put(_absences_path(self._ur), json.dumps(record).encode())
 
@@ -151,10 +151,36 @@ def _naming(record: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     naming = part(record, "naming")
     return {
-        "copyless": None if record.get("copyless") is None else whole(record, "copyless"),
+        "copyless": _copyless(record),
         "naming": {BookieId(as_text(b, "bookie")): whole(naming, b) for b in naming},
         "are_all_named": switch(record, "are_all_named"),
     }
+
+
+def _copyless_record(copyless: Copyless | None) -> dict[str, Any]:
+    """The number stands as an earlier release has it."""
+    if copyless is None:
+        return {"copyless": None}
+    return {
+        "copyless": copyless.count,
+        "copyless_first": list(copyless.first),
+        "copyless_enough_for": dict(sorted(copyless.enough_for.items())),
+    }
+
+
+def _copyless(record: Mapping[str, Any]) -> Copyless | None:
+    """The number alone, where an earlier release wrote it."""
+    if record.get("copyless") is None:
+        return None
+    count = whole(record, "copyless")
+    if "copyless_first" not in record:
+        return Copyless(count=count)
+    enough_for = part(record, "copyless_enough_for")
+    return Copyless(
+        count=count,
+        first=wholes(record, "copyless_first"),
+        enough_for={BookieId(as_text(b, "bookie")): whole(enough_for, b) for b in enough_for},
+    )
 
 
 async def last_audit(store: MetadataStore, ur: str) -> AuditRecord | None:

@@ -67,7 +67,8 @@ status.help = "\n".join(
         "time left before they are lost, or of which nobody tells; on_purpose: those away under maintenance,",
         "and until_ms, when the last of their windows is over); queue: total of the ledgers that are marked, in the",
         "queue shared with Java (marked) or in our own alone (own_marked; own_damaged: of these, with damage that Java",
-        "does not see), those marked by_missing_bookies, by_lost_bookie, by_cause (lost, reborn: set up anew, the name",
+        "does not see), those marked by_missing_bookies, by_lost_bookie (for_windows_by_lost_bookie: of these, those",
+        "that wait for a maintenance window to end), by_cause (lost, reborn: set up anew, the name",
         "of a check, unknown: another auditor's);",
         "auditing, of a leader of ours: index (is_complete; ledgers and unreadable as of written_ms, when it was",
         "built, or so far; read of expected while it is built), recovery_delay_s (recovery_delay_error: why it is",
@@ -75,7 +76,8 @@ status.help = "\n".join(
         "pending_losses (lost_ms: when each will be lost), away_named_by (how many ledgers name each bookie that",
         "is away; told every few seconds; is_complete: every ledger was counted), copyless_ledgers (how many have",
         "entries whose every copy is on these; what may be in an open ledger counts as if it were; null: not counted",
-        "yet), running_checks (ledgers_left, remaining_s, counts);",
+        "yet; copyless_first: the first of them; copyless_enough_for: how many of them can be read again once this",
+        "bookie alone is back), running_checks (ledgers_left, remaining_s, counts);",
         "hold, last_audit, last_fsck (the summary of its last run; marked: ledgers marked since, if any were),",
         "closer_fsck (of an earlier one that looked more closely and found something wrong, if none as close came",
         "after), ordered_bookies, unproven_ends, waiting (overtaken: ledgers that are due, as a bookie came or an order",
@@ -171,23 +173,38 @@ def _own_queue(found: Status) -> list[str]:
 
 
 def _bookies(found: Status, *, now_ms: int) -> str:
-    """Those first that are lost for good, then those that have time left."""
-    marked, why = dict(found.by_bookie), _unmarked_why(found)
+    """Those first that are lost for good, then those that came back empty, then those that have time left."""
+    why = _unmarked_why(found)
     text = f"bookies   {len(found.writable)} writable, {len(found.read_only)} read-only"
     text += f", {len(found.lost)} lost" if found.has_bookies else ": who is lost is not known"
+    if found.wiped:
+        text += f", {len(found.wiped)} wiped"
     if found.away:
         text += f", {len(found.away)} away"
     if found.has_bookies and found.on_purpose:
         text += f", {len(found.on_purpose)} away on purpose"
     lines = [
-        *(
-            f"lost: {lost_text(b, found.auditing, marked_count=marked.get(b, 0), unmarked_why=why)}"
-            for b in found.lost
-        ),
+        *(f"lost: {_lost(bookie, found, unmarked_why=why)}" for bookie in found.lost),
+        *(f"wiped: {_wiped(bookie, unmarked_why=why)}" for bookie in found.wiped),
         *(f"away: {_away(bookie, found, now_ms=now_ms)}" for bookie in _by_loss(found)),
     ]
     more = [f"and {len(lines) - BOOKIES_SHOWN_MAX} more"] if len(lines) > BOOKIES_SHOWN_MAX else []
     return "\n          ".join([text, *lines[:BOOKIES_SHOWN_MAX], *more])
+
+
+def _lost(bookie: BookieId, found: Status, *, unmarked_why: str) -> str:
+    return lost_text(
+        bookie,
+        found.auditing,
+        marked_count=dict(found.by_bookie).get(bookie, 0),
+        for_windows=dict(found.for_windows).get(bookie, 0),
+        unmarked_why=unmarked_why,
+    )
+
+
+def _wiped(bookie: BookieId, *, unmarked_why: str) -> str:
+    told = f"{bookie}, set up anew, and may have lost what it had; its ledgers are not marked for that yet"
+    return f"{told}: {unmarked_why}" if unmarked_why else told
 
 
 def _by_loss(found: Status) -> list[BookieId]:

@@ -31,6 +31,7 @@ from replication.queue.listing import (
     read_locks,
     read_marks,
 )
+from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
 from replication.waiting.unproven_ends import unproven_ledger_ids
 from replication.waiting.world import World
@@ -79,6 +80,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         marked_count=len(marked),
         by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
         by_bookie=tuple(sorted(_bookie_counts(marked).items())),
+        for_windows=tuple(sorted(_bookie_counts(_for_windows(marked, waiting)).items())),
         under_repair=len(locked_ids & queued_ids),
         waiting=tuple(waiting),
         waiting_count=len(noted) - len(readable) + len(waiting),
@@ -144,6 +146,14 @@ async def foreign_locks(cluster: Visit, locked_ids: Sequence[int]) -> tuple[Lock
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
     foreign = [lock for lock in locks if lock.since_ms and lock.session_id not in ours]
     return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
+
+
+def _for_windows(
+    marked: Sequence[MarkedLedger], waiting: Sequence[WaitingNote]
+) -> list[MarkedLedger]:
+    """Those that wait for a maintenance window to end."""
+    waits = {note.ledger_id for note in waiting if note.reason is Reason.MAINTENANCE}
+    return [ledger for ledger in marked if ledger.ledger_id in waits]
 
 
 def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:

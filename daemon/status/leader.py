@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from auditor.absence import Copyless
 from auditor.causes import MarkReasons
 from auditor.delay import read_delay
 from auditor.election import current_leader
@@ -54,9 +55,14 @@ class LeaderState:
     """How many ledgers name each bookie that is away, on purpose or not, as the leader told lately."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
-    copyless: int | None = None
-    """Ledgers that have entries whose every copy is on a bookie that is away; None where nobody has counted them
+    copyless: Copyless | None = None
+    """The ledgers that have entries whose every copy is on a bookie that is away; None where nobody has counted them
     since the last of these went or came."""
+
+    @property
+    def copyless_count(self) -> int:
+        """As far as anybody has counted."""
+        return 0 if self.copyless is None else self.copyless.count
 
     @property
     def loss_due_ms(self) -> Mapping[BookieId, int | None]:
@@ -84,7 +90,9 @@ class LeaderState:
                 "ledgers": dict(sorted(self.naming.items())),
                 "is_complete": self.are_all_named,
             },
-            "copyless_ledgers": self.copyless,
+            "copyless_ledgers": None if self.copyless is None else self.copyless.count,
+            "copyless_first": list(self.copyless.first) if self.copyless else [],
+            "copyless_enough_for": dict(self.copyless.enough_for) if self.copyless else {},
         }
 
 
@@ -109,16 +117,29 @@ def index_text(note: IndexNote) -> str:
     return f"being built, {read} read: losses are marked as far as it knows"
 
 
-def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmarked_why: str) -> str:
-    """``marked_count``: ledgers that are marked for it. ``unmarked_why``: none may be; empty if nobody knows."""
+def lost_text(
+    bookie: BookieId,
+    state: LeaderState,
+    *,
+    marked_count: int,
+    for_windows: int = 0,
+    unmarked_why: str,
+) -> str:
+    """``marked_count``: ledgers that are marked for it; ``for_windows``: of these, as far as it is known, those that
+    wait for the maintenance of other bookies: they mostly name this one no more, and their marks do till then.
+    ``unmarked_why``: none may be marked; empty if nobody knows.
+    """
     why = f": {unmarked_why}" if unmarked_why and not marked_count else ""
     named_count = state.naming.get(bookie)
+    wait = f"{'waits' if for_windows == 1 else 'wait'} for maintenance of others"
     if named_count is None:
         return f"{bookie}, no ledger is marked for it{why}" if why else bookie
     if named_count:
         least = "" if state.are_all_named else "at least "
         marked = f"{marked_count:,} of them marked" if marked_count else "none of them marked"
-        if marked_count > named_count:  # the index is of one moment, the queue of another
+        if for_windows:
+            marked = f"{marked_count:,} marked for it, {for_windows:,} of which {wait}"
+        elif marked_count > named_count:  # the index is of one moment, the queue of another
             marked = f"{marked_count:,} marked for it (counted some seconds apart)"
         return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked}{why}"
     if not state.are_all_named:
@@ -127,7 +148,8 @@ def lost_text(bookie: BookieId, state: LeaderState, *, marked_count: int, unmark
         return f"{bookie}, named by no ledger that was read so far{why}"
     if state.index is not None and state.index.unreadable_count:
         return f"{bookie}, named by no ledger that can be read"
-    return f"{bookie}, named by no ledger any more: start it, or bookmender bookie decommission it"
+    marks = f" ({for_windows:,} marked for it {wait})" if for_windows else ""
+    return f"{bookie}, named by no ledger any more{marks}: start it, or bookmender bookie decommission it"
 
 
 def away_text(
@@ -193,6 +215,10 @@ async def gather_leader(
         and index.is_complete
     )
     is_counted = is_fresh and absences.naming.keys() == {*away, *on_purpose}
+    copyless = absences.copyless
+    is_told = copyless is not None and (
+        copyless.count > 0 or are_all_named
+    )  # none so far says nothing
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
@@ -205,8 +231,7 @@ async def gather_leader(
         if is_fresh
         else {},
         are_all_named=are_all_named,
-        # None so far says nothing.
-        copyless=absences.copyless if is_counted and (absences.copyless or are_all_named) else None,
+        copyless=copyless if is_counted and is_told else None,
     )
 
 

@@ -13,6 +13,7 @@ from ledgers.metadata import BookieId
 from replication.cluster.membership import Half, NodeInfo
 from replication.cluster.orders import HoldOrder
 from replication.queue.listing import LockedLedger
+from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 
 WAITING_SHOWN_MAX = 1_000
@@ -95,6 +96,9 @@ class Status:
     overtaken: frozenset[int] = frozenset()
     """Ledgers of ``waiting`` that are tried before their time: what their notes tell was before a bookie came."""
 
+    for_windows: tuple[tuple[str, int], ...] = ()
+    """As ``by_bookie``, of the ledgers of ``waiting`` that wait for a maintenance window to end."""
+
     @property
     def verdict(self) -> str:
         """One word; ``VERDICTS`` says what each means."""
@@ -112,7 +116,7 @@ class Status:
             return "bookies-lost"
         if self.wiped:
             return "bookies-wiped"
-        if self.auditing.copyless:
+        if self.auditing.copyless_count:
             return "copies-away"
         if not self.writable:
             return "none-writable"
@@ -170,6 +174,16 @@ class Status:
         return len(named) > 1 and self.auditing.copyless is None
 
     @property
+    def windows_waited_for(self) -> tuple[WaitingNote, ...]:
+        """What is told of every ledger that is marked, where each waits for a maintenance window to end; else none."""
+        notes = tuple(
+            note
+            for note in self.waiting
+            if note.reason is Reason.MAINTENANCE and note.ledger_id not in self.overtaken
+        )
+        return notes if len(notes) >= self.queued_count else ()
+
+    @property
     def has_worker(self) -> bool:
         """Of ours."""
         return any(node.half is Half.WORKER for node in self.nodes)
@@ -225,6 +239,7 @@ class Status:
                 "under_repair": self.under_repair,
                 "by_missing_bookies": {str(missing): count for missing, count in self.by_missing},
                 "by_lost_bookie": dict(self.by_bookie),
+                "for_windows_by_lost_bookie": dict(self.for_windows),
                 "by_cause": dict(self.auditing.by_cause),
                 "own_marked": self.own_marked_count,
                 "own_damaged": self.own_damaged_count,

@@ -1,5 +1,8 @@
 """What ``bookmender status`` says of its verdict in a line: why, and what to do or think about it. Pure."""
 
+from collections.abc import Sequence
+
+from auditor.absence import Copyless
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.operating.bookies import loss_due_text
@@ -7,11 +10,14 @@ from daemon.operating.progress import counted, duration_text
 from daemon.status.state import VERDICTS, Status
 from replication.cluster.membership import Half
 
+LEDGERS_SHOWN_MAX = 5
+BOOKIES_SHOWN_MAX = 5
+
 
 def verdict_text(found: Status, *, now_ms: int) -> str:
     whys = [
         _why(found, now_ms=now_ms),
-        _copyless(found) if found.auditing.copyless and found.verdict != "copies-away" else "",
+        _copyless(found) if found.verdict != "copies-away" else "",
         _no_auditor(found) if found.leader is None and found.has_bookies else "",
         "auto-recovery is disabled" if found.is_disabled else "",
         *(_fsck_doubts(found) if found.exit_code == 0 else []),
@@ -28,6 +34,8 @@ def _why(found: Status, *, now_ms: int) -> str:
             return "nobody repairs what is marked"
         case "indexing":
             return "the leader has not read every ledger's metadata yet: what misses copies may yet be found"
+        case "repairing":
+            return _waiting_for_windows(found, now_ms=now_ms)
         case "copies-away":
             on_purpose = _on_purpose(found, now_ms=now_ms) if found.on_purpose else ""
             return "; ".join(filter(None, (_copyless(found), on_purpose)))
@@ -63,13 +71,47 @@ def _away(found: Status, *, now_ms: int) -> str:
 
 
 def _copyless(found: Status) -> str:
-    count = found.auditing.copyless or 0
+    """Empty where there are none; else with some of them, and whom to start."""
+    copyless = found.auditing.copyless
+    if copyless is None or not copyless.count:
+        return ""
     least = "" if found.auditing.are_all_named else "at least "
-    has = "has" if count == 1 else "have"
-    return (
-        f"{least}{counted(count, 'ledger')} {has} entries whose every copy is on a bookie that is away: nobody "
-        "can read these until one of their bookies is back"
+    has = "has" if copyless.count == 1 else "have"
+    text = (
+        f"{least}{counted(copyless.count, 'ledger')} {has} entries whose every copy is on a bookie that is away: "
+        "nobody can read these until one of their bookies is back"
     )
+    return "".join((text, _which(copyless), _whom_to_start(copyless)))
+
+
+def _which(copyless: Copyless) -> str:
+    """Empty where an earlier release counts them."""
+    if not copyless.first:
+        return ""
+    shown = copyless.first[:LEDGERS_SHOWN_MAX]
+    more = copyless.count - len(shown)
+    return f" (ledger {', '.join(map(str, shown))}{f' and {more:,} more' if more > 0 else ''})"
+
+
+def _whom_to_start(copyless: Copyless) -> str:
+    """The bookies that are enough for most of them first; of bookies each of which is enough for all, any."""
+    ordered = sorted(copyless.enough_for.items(), key=lambda each: (-each[1], each[0]))
+    enough = [bookie for bookie, count in ordered if count == copyless.count]
+    some = [f"{bookie} (enough for {count:,})" for bookie, count in ordered if count]
+    if enough:
+        return f": start {_any_of(enough)}"
+    if some:
+        return f": start {_listed(some)}"
+    return f": start {_listed([bookie for bookie, _ in ordered])}" if ordered else ""
+
+
+def _any_of(bookies: Sequence[str]) -> str:
+    return bookies[0] if len(bookies) == 1 else f"one of {_listed(bookies)}"
+
+
+def _listed(bookies: Sequence[str]) -> str:
+    more = ", …" if len(bookies) > BOOKIES_SHOWN_MAX else ""
+    return ", ".join(bookies[:BOOKIES_SHOWN_MAX]) + more
 
 
 def _on_purpose(found: Status, *, now_ms: int) -> str:
@@ -99,6 +141,16 @@ def _maintenance(found: Status, *, now_ms: int) -> str:
         return f"{text}: its ledgers are a copy short meanwhile"
     whose = "their ledgers" if named_count == count else f"ledgers of {named_count} of them"
     return f"{text}: {whose} are short of copies meanwhile, but each entry has one that is there"
+
+
+def _waiting_for_windows(found: Status, *, now_ms: int) -> str:
+    """What is marked for a bookie that is lost misses copies on others, too, which are away on purpose."""
+    notes = found.windows_waited_for
+    if not notes:
+        return ""
+    left_ms = min(note.next_try_ms for note in notes) - now_ms
+    when = f", the next one in {duration_text(left_ms / 1000)}" if left_ms > 0 else ""
+    return f"all that is left waits for maintenance windows to end{when}: bookmender bookie maintenance lists them"
 
 
 def _fsck_doubts(found: Status) -> list[str]:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
+from auditor.absence import UNSEEN_MAX_MS, Copyless, StoredAbsences
 from auditor.marking import MarkSource
 from auditor.noting import COUNTS_WRITE_S, RETRY_S, WRITE_S
 from auditor.records import read_absences
@@ -156,6 +156,17 @@ async def test_what_an_earlier_release_noted_counts_no_ledgers() -> None:
     await cluster.store.create(ABSENCES, earlier, with_parents=True)
 
     assert await stored(cluster) == StoredAbsences(since_ms={B1: 5}, seen_ms=7)
+
+
+@in_virtual_time
+async def test_of_an_earlier_release_the_number_of_ledgers_without_any_copy_there_is_known_alone() -> (
+    None
+):
+    cluster = await Cluster.start()
+    earlier = b'{"version": 1, "seen_ms": 7, "bookies": {}, "naming": {}, "are_all_named": true, "copyless": 3}'
+    await cluster.store.create(ABSENCES, earlier, with_parents=True)
+
+    assert (await stored(cluster)).copyless == Copyless(count=3)
 
 
 @in_virtual_time

@@ -5,7 +5,8 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from auditor.copyless import PAUSE_S, CopylessCounter, has_copyless
+from auditor.absence import Copyless
+from auditor.copyless import IDS_KEPT_MAX, PAUSE_S, CopylessCounter, has_copyless
 from auditor.index.ledger_index import IndexedLedger, LedgerIndex
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
@@ -105,7 +106,7 @@ async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
 
     async with keeping(ledgers) as keeper:
         counter = CopylessCounter(
-            keeper, ledgers.clock, on_count=lambda: told.append(counter.of(counter.away))
+            keeper, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.away))
         )
         counting = asyncio.create_task(counter.run())
         for away in ([A], [A, B], [A, B, C], [D, C], []):
@@ -128,10 +129,10 @@ async def test_ledgers_that_change_are_counted_after_a_while() -> None:
         counting = asyncio.create_task(counter.run())
         counter.see(away)
         await asyncio.sleep(SOON_S)
-        assert counter.of(away) == 0
+        assert count_of(counter, away) == 0
         await ledgers.write(1, A, B)
         await asyncio.sleep(PAUSE_S + SOON_S)
-        assert counter.of(away) == 1
+        assert count_of(counter, away) == 1
         counting.cancel()
 
 
@@ -150,7 +151,50 @@ async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> No
         await counting
         await counter.run_once()
 
-    assert counter.of(frozenset([A, B])) == 3
+    assert count_of(counter, frozenset([A, B])) == 3
+
+
+def count_of(counter: CopylessCounter, away: Collection[BookieId]) -> int | None:
+    found = counter.of(away)
+    return None if found is None else found.count
+
+
+@in_virtual_time
+async def test_some_of_them_are_named_and_whose_return_is_enough_for_how_many() -> None:
+    ledgers = await with_ledgers(0)
+    of_two_segments = ledger((0, (A, B)), (3, (C, D)), write_quorum=2, last=9)
+    for ledger_id, bookies in {1: (A, B), 2: (A, C), 4: (A, D)}.items():
+        await ledgers.write(ledger_id, *bookies)
+    await ledgers.manager.create(3, of_two_segments)
+
+    async with keeping(ledgers) as keeper:
+        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+        found: list[Copyless | None] = []
+        for away in (frozenset([A, B, C]), frozenset([A, B, C, D])):
+            counter.see(away)
+            await counter.run_once()
+            found.append(counter.of(away))
+
+    assert found == [
+        Copyless(count=3, first=(1, 2, 3), enough_for={A: 3, B: 2, C: 1}),
+        Copyless(count=4, first=(1, 2, 3, 4), enough_for={A: 3, B: 1, C: 1, D: 1}),
+    ]
+
+
+@in_virtual_time
+async def test_of_very_many_the_first_are_named() -> None:
+    ledgers = await with_ledgers(0)
+    for ledger_id in range(IDS_KEPT_MAX + 5):
+        await ledgers.write(ledger_id, A, B)
+
+    async with keeping(ledgers) as keeper:
+        counter = CopylessCounter(keeper, ledgers.clock, on_count=lambda: None)
+        counter.see(frozenset([A, B]))
+        await counter.run_once()
+
+    found = counter.of(frozenset([A, B]))
+    assert found is not None
+    assert (found.count, found.first) == (IDS_KEPT_MAX + 5, tuple(range(IDS_KEPT_MAX)))
 
 
 def test_whoever_names_several_is_found_a_block_at_a_time() -> None:

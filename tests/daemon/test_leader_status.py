@@ -373,7 +373,7 @@ async def test_what_was_counted_for_others_than_those_that_are_away_now_says_not
         await cluster.kill(B1, B2)
         await asyncio.sleep(SOON_S)
 
-        assert (await gathered(cluster, session_id, B1, B2)).copyless == 1
+        assert (await gathered(cluster, session_id, B1, B2)).copyless_count == 1
         assert (await gathered(cluster, session_id, B1)).copyless is None
         assert (await gathered(cluster, session_id, B1, B2, B3)).copyless is None
         assert (await gathered(cluster, None, B1, B2)).copyless is None, "Java leads"

@@ -246,6 +246,7 @@ async def test_the_json_has_what_the_text_has() -> None:
         "under_repair": 0,
         "by_missing_bookies": {"1": 1},
         "by_lost_bookie": {BookieId(B1): 1},
+        "for_windows_by_lost_bookie": {},
         "by_cause": {"unknown": 1},
         "own_marked": 0,
         "own_damaged": 0,
@@ -259,6 +260,8 @@ async def test_the_json_has_what_the_text_has() -> None:
         "running_checks": [],
         "away_named_by": {"ledgers": {}, "is_complete": False},
         "copyless_ledgers": None,
+        "copyless_first": [],
+        "copyless_enough_for": {},
     }
     assert record["waiting"]["ledgers"] == [
         {

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from auditor.absence import Copyless
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.index.note import IndexNote
@@ -16,7 +17,7 @@ from replication.cluster.membership import Half
 from replication.cluster.orders import MaintenanceWindow
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
-from tests.replication.ledger_values import B1, B2
+from tests.replication.ledger_values import B1, B2, B3
 
 BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
 
@@ -86,7 +87,7 @@ TWO_NAMED = LeaderState(index=BUILT, naming={B1: 2, B2: 1}, are_all_named=True)
     ("state", "verdict", "exit_code", "text"),
     [
         pytest.param(
-            replace(TWO_NAMED, copyless=0),
+            replace(TWO_NAMED, copyless=Copyless(count=0)),
             "maintenance",
             0,
             "2 bookies are away on purpose, for another 1 min at most: their ledgers are short of copies "
@@ -94,7 +95,7 @@ TWO_NAMED = LeaderState(index=BUILT, naming={B1: 2, B2: 1}, are_all_named=True)
             id="a copy of each entry is left",
         ),
         pytest.param(
-            replace(TWO_NAMED, copyless=1),
+            replace(TWO_NAMED, copyless=Copyless(count=1)),
             "copies-away",
             1,
             "1 ledger has entries whose every copy is on a bookie that is away: nobody can read these until one "
@@ -127,11 +128,50 @@ def test_of_two_bookies_under_maintenance_it_is_told_whether_all_can_be_read(
 
     assert (found.verdict, found.exit_code) == (verdict, exit_code)
     assert verdict_text(found, now_ms=0) == f"{verdict} ({text})"
-    assert found.to_json()["auditing"]["copyless_ledgers"] == state.copyless
+    count = None if state.copyless is None else state.copyless.count
+    assert found.to_json()["auditing"]["copyless_ledgers"] == count
+
+
+@pytest.mark.parametrize(
+    ("copyless", "text"),
+    [
+        pytest.param(
+            Copyless(count=1, first=(7,), enough_for={B1: 1, B2: 1}),
+            f"(ledger 7): start one of {B1}, {B2}",
+            id="each of two is enough",
+        ),
+        pytest.param(
+            Copyless(count=9, first=(1, 2, 3, 4, 5, 6, 7, 8, 9), enough_for={B1: 4, B2: 9}),
+            f"(ledger 1, 2, 3, 4, 5 and 4 more): start {B2}",
+            id="one is enough for all",
+        ),
+        pytest.param(
+            Copyless(count=3, first=(1, 2, 3), enough_for={B1: 1, B2: 2, B3: 0}),
+            f"(ledger 1, 2, 3): start {B2} (enough for 2), {B1} (enough for 1)",
+            id="each is enough for some",
+        ),
+        pytest.param(
+            Copyless(count=1, first=(1,), enough_for={B1: 0, B2: 0}),
+            f"(ledger 1): start {B1}, {B2}",
+            id="more than one is wanted",
+        ),
+    ],
+)
+def test_of_what_cannot_be_read_some_is_named_and_whom_to_start(
+    copyless: Copyless, text: str
+) -> None:
+    found = replace(WHOLE, auditing=replace(TWO_NAMED, copyless=copyless))
+
+    told = verdict_text(found, now_ms=0)
+
+    assert told.startswith("copies-away (")
+    assert told.endswith(f"until one of their bookies is back {text})")
 
 
 def test_what_cannot_be_read_is_told_beside_other_verdicts_too() -> None:
-    state = LeaderState(index=replace(BUILT, is_complete=False), naming={B1: 2}, copyless=3)
+    state = LeaderState(
+        index=replace(BUILT, is_complete=False), naming={B1: 2}, copyless=Copyless(count=3)
+    )
     leader = node("host-a", 11, Half.AUDITOR)
     found = replace(WHOLE, leader_node=leader, auditing=state, lost=(B1,), marked_count=2)
 

@@ -1,0 +1,133 @@
+"""What ``bookmender status`` says of single bookies, whatever its verdict is about."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from auditor.index.note import IndexNote
+from daemon.operating.maintenance_command import end_window, open_window
+from daemon.status.command import render
+from daemon.status.gathering import gather_status
+from daemon.status.leader import LeaderState
+from daemon.status.verdict import verdict_text
+from ledgers.metadata import BookieId
+from replication.cluster.membership import Half
+from replication.cluster.orders import HoldOrder
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import SOON_S
+from tests.daemon.status_values import WHOLE, node
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import working
+
+BUILT = IndexNote(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
+LED = replace(
+    WHOLE,
+    leader="host-a",
+    leader_node=node("host-a", 11, Half.AUDITOR),
+    auditing=LeaderState(index=BUILT),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict", "why"),
+    [
+        pytest.param(
+            {"is_disabled": True, "marked_count": 2},
+            "disabled",
+            ": auto-recovery is disabled",
+            id="disabled, and others are marked",
+        ),
+        pytest.param(
+            {"hold": HoldOrder(since_ms=0)}, "held", ": a safety hold stands", id="a hold stands"
+        ),
+        pytest.param({"lost": (B2,)}, "bookies-lost", "", id="another one is lost"),
+    ],
+)
+def test_a_bookie_that_came_back_empty_is_told_under_every_verdict(
+    changes: dict[str, object], verdict: str, why: str
+) -> None:
+    found = replace(LED, wiped=(B1,), **changes)  # type: ignore[arg-type]
+
+    lines = render(found, now_ms=0).splitlines()
+
+    assert found.verdict == verdict
+    assert (
+        f"          wiped: {B1}, set up anew, and may have lost what it had; its ledgers are not "
+        f"marked for that yet{why}" in lines
+    )
+    [counts] = [line for line in lines if line.startswith("bookies ")]
+    assert counts.endswith(", 1 wiped")
+
+
+@in_virtual_time
+async def test_marks_for_a_lost_bookie_that_wait_for_another_ones_maintenance_are_explained() -> (
+    None
+):
+    """The ledgers name the lost one no more, but miss copies still (rule S6)."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), ledger_id=0, write_quorum=3)
+    await cluster.write_ledger((B1, B3), ledger_id=1)
+    here, clock = visiting(cluster), cluster.clock
+    for bookie in (B1, B2):
+        await open_window(here, bookie, duration_s=3600, reason="", clock=clock)
+        await cluster.kill(bookie)
+
+    async with auditing(cluster) as leader, cluster.node("node-2") as worker, working(worker):
+        await leader.records.write_index(replace(BUILT, session_id=leader.store.session_id))
+        await asyncio.sleep(SOON_S)
+        await end_window(here, B1)
+        await asyncio.sleep(60)
+        status = await gather_status(here, clock=clock)
+
+    assert await cluster.marked() == [0]
+    assert B1 not in (await cluster.manager.read(0)).metadata.bookies
+    lines = render(status, now_ms=clock.wall_ms()).splitlines()
+    assert (
+        f"          lost: {B1}, named by no ledger any more (1 marked for it waits for maintenance of others): "
+        "start it, or bookmender bookie decommission it"
+    ) in lines
+    told = verdict_text(status, now_ms=clock.wall_ms())
+    assert told.startswith(
+        "repairing (all that is left waits for maintenance windows to end, the next one in 5"
+    )
+    assert status.to_json()["queue"]["for_windows_by_lost_bookie"] == {B1: 1}
+
+
+@pytest.mark.parametrize(
+    ("marked_count", "text"),
+    [
+        pytest.param(5, "5 marked for it, 3 of which wait for maintenance of others", id="more"),
+        pytest.param(4, "4 marked for it, 3 of which wait for maintenance of others", id="as many"),
+    ],
+)
+def test_while_some_ledgers_name_it_still_that_is_no_matter_of_when_they_were_counted(
+    marked_count: int, text: str
+) -> None:
+    lost = BookieId("b")
+    state = LeaderState(index=BUILT, naming={lost: 4}, are_all_named=True)
+    found = replace(
+        LED,
+        lost=(lost,),
+        auditing=state,
+        by_bookie=((lost, marked_count),),
+        for_windows=((lost, 3),),
+    )
+
+    assert f"          lost: b, named by 4 ledgers, {text}" in render(found, now_ms=0).splitlines()
+
+
+def test_as_long_as_anything_else_is_left_the_verdict_says_nothing_of_windows() -> None:
+    note = WaitingNote(
+        ledger_id=1, reason=Reason.MAINTENANCE, detail="", node="n", since_ms=0, next_try_ms=9
+    )
+    found = replace(LED, marked_count=2, waiting=(note,), waiting_count=1)
+
+    assert verdict_text(found, now_ms=0) == "repairing"
+    assert "windows" in verdict_text(replace(found, marked_count=1), now_ms=0)
+    due = replace(found, marked_count=1, overtaken=frozenset({1}))
+    assert verdict_text(due, now_ms=0) == "repairing"
