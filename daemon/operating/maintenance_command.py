@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from auditor.delay import read_delay
+from auditor.records import read_absences
 from daemon.cli import EXIT_FAILED, config_option, output_option
 from daemon.operating.bookie_ids import (
     BookieArgument,
@@ -15,9 +17,10 @@ from daemon.operating.bookie_ids import (
     require_known,
 )
 from daemon.operating.bookies import maintenance_record, maintenance_text
+from daemon.operating.hold import current_hold
 from daemon.operating.java_leader import leader_concerns
 from daemon.operating.last_copies import left_without
-from daemon.operating.progress import counted, tell
+from daemon.operating.progress import counted, duration_text, tell
 from daemon.operating.unreadable_orders import unreadable_texts, unreadable_windows
 from daemon.option_types import Duration, ReasonText
 from daemon.status.leader import is_named_by_none
@@ -27,6 +30,7 @@ from ledgers.errors import ConflictError
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, maintenance_place
 from replication.cluster.orders import MaintenanceWindow
+from replication.queue import payloads
 from replication.queue.listing import marked_ledger_ids, read_marks
 
 
@@ -55,7 +59,8 @@ def maintenance(
 
     Nor is it a target for copies, and open ledgers on it are not fenced. A second --for replaces the
     first. The window stays when the bookie is back, as it may go again: --end ends it. If it is still
-    away at the end, the recovery delay begins then. Without --for or --end: the windows that stand;
+    away at the end, the recovery delay begins then (where there is none it is lost at once), and after that its
+    ledgers are marked, and copied to others. Without --for or --end: the windows that stand;
     exits 1 when the order of one cannot be read.
 
     While others are away, or under maintenance, it looks first (for 15 s at most) whether ledgers would have entries
@@ -93,14 +98,14 @@ def maintenance(
         record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
         told = {"bookies": record, "unreadable_orders": [*unreadable]}
         click.echo(json.dumps(told | ({"error": refusal} if refusal else {}), indent=2))
-    else:
+    if refusal:
+        tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
+    if output == "text":
         now_ms = SystemClock().wall_ms()
         for each, window in sorted(windows.items()):
             click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
-        if not windows:
+        if not windows and not refusal:
             click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
-    if refusal:
-        tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
     sys.exit(EXIT_FAILED if unreadable or refusal else 0)
 
 
@@ -121,6 +126,8 @@ async def _change(
     if end:
         has_ended = await end_window(cluster, bookie)
         tell([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
+        if has_ended:
+            tell(await end_concerns(cluster, bookie, clock=SystemClock()))
 
 
 async def open_window(
@@ -188,3 +195,52 @@ async def concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[st
             f"bookmender bookie decommission {bookie} forgets it"
         )
     return found
+
+
+async def end_concerns(cluster: Visit, bookie: BookieId, *, clock: Clock) -> list[str]:
+    """What comes of it that the window of a bookie which is away is ended now.
+
+    Nothing is said where no bookie is registered at all, as then nobody is lost (rule S8).
+    """
+    store, ur = cluster.store, cluster.ur
+    available = (await registered_bookies(cluster)).available
+    if not available or bookie in available:
+        return []
+    if await is_named_by_none(cluster, bookie, clock=clock):
+        return [
+            f"{bookie} is not registered, but no ledger names it: nothing is copied for it; if it is not to come "
+            f"back, bookmender bookie decommission {bookie} forgets it"
+        ]
+    default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
+    delay = await read_delay(store, ur, default_s=default_s)
+    absences = await read_absences(store, ur)
+    unmarked_until = ""
+    if await current_hold(cluster, clock=clock) is not None:
+        unmarked_until = "the safety hold that stands has ended: bookmender hold"
+    elif await store.exists(payloads.disable_path(ur)) is not None:
+        unmarked_until = "auto-recovery is enabled again: bookmender enable"
+    return [
+        lost_at_end_text(
+            bookie,
+            delay_s=delay.delay_s,
+            named_count=absences.named_count(bookie, now_ms=clock.wall_ms()),
+            unmarked_until=unmarked_until,
+        )
+    ]
+
+
+def lost_at_end_text(
+    bookie: BookieId, *, delay_s: int, named_count: int | None, unmarked_until: str
+) -> str:
+    """``named_count``: ledgers that name it; None where nobody counts. ``unmarked_until``: what has to come before
+    any is marked; empty where nothing has."""
+    when = f"in {duration_text(delay_s)}, unless it is back by then" if delay_s else "from now on"
+    if named_count is None:
+        whose = "its ledgers are"
+    else:
+        verbs = "names it is" if named_count == 1 else "name it are"
+        whose = f"{counted(named_count, 'ledger')} that {verbs}"
+    text = f"{bookie} is not registered, and counts as lost {when}: {whose} marked, and copied to others"
+    if unmarked_until:
+        text += f", but not before {unmarked_until}"
+    return f"{text}; if it is to be away on purpose still, bookmender bookie maintenance {bookie} --for 1h"
