@@ -16,7 +16,7 @@ from daemon.operating.drains import cancel_drains
 from daemon.operating.hold import current_hold
 from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show, counted
-from daemon.operating.stuck import StuckLedgers, shown, waiting_count, waiting_text
+from daemon.operating.stuck import StuckLedgers, shown, waiting_text, waits_among
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -241,8 +241,9 @@ async def _wait_moved(
             return
         if told := await stuck.unexplained(left):
             tell(told)
-        waiting = await waiting_count(cluster, left)
-        show(len(left), waiting=waiting, beside=waiting_text(waiting, left=len(left)))
+        waits = await waits_among(cluster, left)
+        beside = waiting_text(waits, left=len(left), now_ms=clock.wall_ms())
+        show(len(left), waiting=waits.count, beside=beside)
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
         left = await _still_naming(cluster, left, bookie)
 

@@ -11,7 +11,7 @@ from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import drain_progress, drain_record, drain_text
 from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show
-from daemon.operating.stuck import StuckLedgers, shown, waiting_count, waiting_text
+from daemon.operating.stuck import NOBODY_WAITS, StuckLedgers, shown, waiting_text, waits_among
 from daemon.operating.unreadable_orders import unreadable_drains
 from daemon.visit import Visit
 from ledgers.clock import Clock
@@ -153,11 +153,11 @@ async def wait_drained(
         if drains.ledgers_left is not None:
             if reasons := await left.look(drains):
                 return replace(drains, stuck=tuple(reasons))
-            waiting = left.waiting_count
+            waits = left.waits
             show(
                 drains.ledgers_left,
-                waiting=waiting,
-                beside=waiting_text(waiting, left=drains.ledgers_left),
+                waiting=waits.count,
+                beside=waiting_text(waits, left=drains.ledgers_left, now_ms=clock.wall_ms()),
             )
         await clock.sleep(POLL_S)
 
@@ -193,7 +193,7 @@ class _LeftLedgers:
         self._clock = clock
         self._stuck = StuckLedgers(cluster, clock)
         self._due_s = 0.0
-        self.waiting_count = 0
+        self.waits = NOBODY_WAITS
         """As it was when they were last looked at."""
 
     async def look(self, drains: Drains) -> list[str]:
@@ -201,7 +201,7 @@ class _LeftLedgers:
         if self._clock.now_s() < self._due_s:
             return []
         ledger_ids = await self._marked(drains)
-        self.waiting_count = await waiting_count(self._cluster, ledger_ids)
+        self.waits = await waits_among(self._cluster, ledger_ids)
         reasons = await self._stuck.look(ledger_ids)
         self._due_s = self._clock.now_s() + len(ledger_ids) / POLLED_MARKS_PER_S
         return reasons

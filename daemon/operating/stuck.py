@@ -7,7 +7,7 @@ workers leave no notes: where only they are at work, it is said that nobody says
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from daemon.operating.marks import listed, marked_since, marks_of, shut_text
 from daemon.operating.progress import duration_text, printable
@@ -16,6 +16,7 @@ from daemon.visit import Visit
 from ledgers.clock import Clock
 from replication.cluster.membership import Half, live_nodes
 from replication.queue.listing import MarkedLedger, locked_ledger_ids
+from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 STUCK_S = 60.0
@@ -26,6 +27,8 @@ within six minutes. What has failed so often, or so, that it is tried seldomer i
 UNEXPLAINED_S = 120.0
 """Nothing of what is left has moved for so long: it is said where nobody of ours is at work who could say why."""
 SHOWN_MAX = 20
+WAITS_READ_MAX = 50
+"""Of those that wait: as a rule for the same reason, and they are looked at again and again."""
 MARKS_READ_AT_ONCE = 50
 """Of ledgers without a note: as a rule the first of them moves, and says that the others need not be read."""
 
@@ -137,18 +140,50 @@ def shown(reasons: Sequence[str]) -> list[str]:
     return [*reasons[:SHOWN_MAX], *rest]
 
 
-async def waiting_count(cluster: Visit, ledger_ids: Collection[int]) -> int:
-    """How many of them wait."""
-    noted = await WaitingNotes(cluster.store, cluster.ur).ledger_ids()
-    return len(noted.intersection(ledger_ids))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those, the ones that wait
+    for a maintenance window to end, of which the first is tried again at ``next_try_ms`` (wall clock)."""
+
+    count: int
+    looked_at: int = 0
+    for_windows: int = 0
+    next_try_ms: int = 0
 
 
-def waiting_text(count: int, *, left: int) -> str:
-    """That so many of those ``left`` wait, for whoever waits for them; empty if none does."""
-    if not count:
+NOBODY_WAITS = Waits(count=0)
+
+
+async def waits_among(cluster: Visit, ledger_ids: Collection[int]) -> Waits:
+    """Of these ledgers; of very many, why some do."""
+    notes = WaitingNotes(cluster.store, cluster.ur)
+    noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
+    looked_at = await notes.read_all(noted[:WAITS_READ_MAX])
+    for_windows = [note for note in looked_at if note.reason is Reason.MAINTENANCE]
+    return Waits(
+        count=len(noted),
+        looked_at=len(looked_at),
+        for_windows=len(for_windows),
+        next_try_ms=min((note.next_try_ms for note in for_windows), default=0),
+    )
+
+
+def waiting_text(waits: Waits, *, left: int, now_ms: int) -> str:
+    """That so many of those ``left`` wait, for whoever waits for them; empty if none does.
+
+    A window may last for days, and ends by itself: nobody is told that waiting for it ends soon.
+    """
+    if not waits.count:
         return ""
-    told = f"{count:,} of them {'waits' if count == 1 else 'wait'}, bookmender queue list says why"
-    return told if count < left else f"{told}; where all need help, this ends a minute later"
+    told = f"{waits.count:,} of them {'waits' if waits.count == 1 else 'wait'}"
+    if waits.for_windows:
+        some = "" if waits.for_windows == waits.looked_at else ", some of them"
+        told += f"{some} for a maintenance window to end"
+        if (left_ms := waits.next_try_ms - now_ms) > 0:
+            told += f" (next try in {duration_text(left_ms / 1000)}, or when its bookie is back)"
+        return f"{told}, bookmender queue list says which"
+    told += ", bookmender queue list says why"
+    return told if waits.count < left else f"{told}; where all need help, this ends a minute later"
 
 
 def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:

@@ -1,12 +1,15 @@
 """Waiting for a drain of which nothing that is left can move."""
 
 import asyncio
+import re
 
 import pytest
 
 from daemon.operating.drains import Drains, wait_drained
 from daemon.operating.stuck import SHOWN_MAX
 from ledgers.metadata import BookieId
+from replication.cluster.order_book import OrderBook, maintenance_place
+from replication.cluster.orders import MaintenanceWindow
 from replication.cluster.own_state import waiting_path
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
@@ -55,6 +58,26 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
     assert heard.waiting[-1] == 1
     assert heard.beside[-1] == (
         "1 of them waits, bookmender queue list says why; where all need help, this ends a minute later"
+    )
+
+
+@in_virtual_time
+async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
+    cluster, heard = await with_ledgers((B1, B2)), Heard()
+    await order_drain(cluster, B1)
+    book, now_ms = OrderBook(cluster.store, UR), cluster.clock.wall_ms()
+    window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + 3_600_000)
+    await book.give(maintenance_place(UR, B1), window, over=None)
+    await cluster.kill(B1)
+
+    async with draining(cluster), cluster.node() as node, working(node):
+        with pytest.raises(TimeoutError):
+            await drained(cluster, B1, heard=heard)
+
+    assert re.fullmatch(
+        r"1 of them waits for a maintenance window to end \(next try in 5\d min( \d+ s)?, or when its bookie is "
+        r"back\), bookmender queue list says which",
+        heard.beside[-1],
     )
 
 
