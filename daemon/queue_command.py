@@ -145,8 +145,20 @@ def _meant(row: dict[str, Any]) -> str:
         causes = {reason["cause"] for reason in row["reasons"] if reason["bookie"]}
         if causes - {"drained", "hand"}:
             return f"bad copies on {named}"
-        return f"to leave {named}" if named else "to be checked"
+        return "; ".join(_meant_by_hand(row["reasons"]))
     return f"misses {named or 'nothing'}"
+
+
+def _meant_by_hand(reasons: Sequence[dict[str, Any]]) -> list[str]:
+    """By an operator's order: to leave those that drain; and for a repair by hand, what lacks there is repaired."""
+    drained = [reason["bookie"] for reason in reasons if reason["cause"] == "drained"]
+    by_hand = [
+        reason["bookie"] for reason in reasons if reason["cause"] == "hand" and reason["bookie"]
+    ]
+    told = [f"to leave {', '.join(drained)}"] if drained else []
+    if by_hand or not drained:
+        told.append(f"to be checked{' on ' if by_hand else ''}{', '.join(by_hand)}")
+    return told
 
 
 def _reason(reason: dict[str, Any], *, now_ms: int) -> str:

@@ -92,7 +92,9 @@ async def test_of_a_mark_that_is_damaged_it_is_said_that_nobody_need_mend_it() -
     [
         pytest.param(True, f"to leave {B1} [{B1}: draining for 30 s]", id="drained"),
         pytest.param(
-            False, f"to leave {B1} [{B1}: by hand, or its drain was taken back]", id="by hand"
+            False,
+            f"to be checked on {B1} [{B1}: by hand, or its drain was taken back]",
+            id="by hand",
         ),
     ],
 )

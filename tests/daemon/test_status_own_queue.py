@@ -88,7 +88,9 @@ async def test_both_queues_are_one_total_and_what_stands_in_both_counts_once() -
     ("found_bad", "expected"),
     [
         pytest.param((B2,), f"ledger 5: bad copies on {B2} [", id="found by fsck"),
-        pytest.param((), f"ledger 5: to leave {B1} [", id="of a drain"),
+        pytest.param(
+            (), f"ledger 5: to be checked on {B1} [", id="by hand, or of a drain that was"
+        ),
     ],
 )
 def test_the_queue_says_what_is_asked_for(found_bad: tuple[BookieId, ...], expected: str) -> None:
