@@ -25,9 +25,11 @@ from ledgers.metadata import BookieId
 from replication.planning.plan import Repair
 from replication.planning.preview import Preview
 from replication.reasons import Blocked, Reason
+from replication.waiting.unproven_ends import UnprovenEnd
 
 LIMIT_DEFAULT = 20
 UNREADABLE_SHOWN_MAX = 20
+UNPROVEN_SHOWN_MAX = 1_000
 
 
 @click.command()
@@ -65,10 +67,11 @@ def plan(
       bookmender plan --bookie host:3181    what draining it, or losing it, would take
 
     Where none is marked it is said what status makes of that (none_marked), as without an auditor nobody
-    marks any.
+    marks any. Of ledgers whose end could not be proven it is said so (unproven_ends), where none is named also of
+    those that are not marked: they miss no copy, and an operator has to close them.
 
-    Exits 0 when nothing is to be done for them, 1 when something is, or one that was asked for is not
-    there, 2 for a bookie that the cluster does not know, 3 when it could not tell: also where ledgers
+    Exits 0 when nothing is to be done for them, 1 when something is, an end cannot be proven, or one that was
+    asked for is not there, 2 for a bookie that the cluster does not know, 3 when it could not tell: also where ledgers
     that cannot be read may be on the bookie.
     """
     if ledger_ids and bookie is not None:
@@ -88,7 +91,8 @@ def _exit_code(found: Previews, *, are_named: bool) -> int:
         return EXIT_UNKNOWN
     is_missing = are_named and any(each.is_gone for each in found.ledgers)
     is_whole = all(each.plan.is_whole for each in found.ledgers)
-    return 0 if is_whole and not is_missing else EXIT_FAILED
+    is_proven = not found.unproven and not found.unproven_others
+    return 0 if is_whole and is_proven and not is_missing else EXIT_FAILED
 
 
 def to_json(found: Previews) -> dict[str, Any]:
@@ -99,6 +103,12 @@ def to_json(found: Previews) -> dict[str, Any]:
         "more_ledgers": found.more,
         "unreadable_ledgers": list(found.unreadable),
         "none_marked": found.none_marked or None,
+        "unproven_ends": {
+            "count": len(found.unproven) + len(found.unproven_others),
+            "ledgers": sorted([*(end.ledger_id for end in found.unproven), *found.unproven_others])[
+                :UNPROVEN_SHOWN_MAX
+            ],
+        },
     }
 
 
@@ -136,9 +146,12 @@ def _blocked_record(blocked: Blocked) -> dict[str, Any]:
 
 
 def to_text(found: Previews) -> str:
-    lines = [line for each in found.ledgers for line in _lines(each)]
+    ends = {end.ledger_id: end for end in found.unproven}
+    lines = [line for each in found.ledgers for line in _lines(each, ends.get(each.ledger_id))]
     if found.unreadable:
         lines.append(_unreadable_text(found.unreadable))
+    if found.unproven_others:
+        lines.append(_unproven_text(found.unproven_others))
     if found.none_marked:
         lines.append(f"no ledger is marked; bookmender status says: {found.none_marked}")
     there_count = sum(not each.is_gone for each in found.ledgers)
@@ -159,16 +172,34 @@ def _unreadable_text(ledger_ids: Sequence[int]) -> str:
     )
 
 
+def _unproven_text(ledger_ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
+    more = ", …" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
+    ends = (
+        "the end of 1 other ledger"
+        if len(ledger_ids) == 1
+        else f"the ends of {len(ledger_ids):,} other ledgers"
+    )
+    return (
+        f"{ends} cannot be proven, and no copy is planned for that: ledger {shown}{more}; bookmender ledger show "
+        "ID says why, and what helps"
+    )
+
+
 def _more(more: int | None) -> str:
     if more is None:
         return "; there are more ledgers (--limit)"
     return f"; {counted(more, 'more ledger')} not shown (--limit)" if more else ""
 
 
-def _lines(found: Preview) -> list[str]:
+def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
+    """``end``: where that could not be proven at the last try."""
     head = f"ledger {found.ledger_id}: "
     if found.is_gone:
         return [head + "there is none"]
+    if found.plan.is_whole and end is not None:
+        why = printable(end.detail)
+        return [head + f"nothing to copy, but its end cannot be proven: {why}"]
     if found.plan.is_whole:
         return [head + "nothing to do"]
     if found.repairs:

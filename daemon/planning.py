@@ -31,6 +31,7 @@ from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
 from replication.queue.listing import marked_ledger_ids, read_marks
 from replication.queue.urgent import read_urgent
+from replication.waiting.unproven_ends import UnprovenEnd, unproven_among, unproven_ledger_ids
 
 READS_IN_FLIGHT = 8
 """Of a command at one bookie: those who repair have the rest (rule S10)."""
@@ -63,6 +64,10 @@ class Previews:
     more: int | None
     unreadable: Sequence[int] = ()
     none_marked: str = ""
+    unproven: Sequence[UnprovenEnd] = ()
+    """Those of ``ledgers`` whose end could not be proven at the last try."""
+    unproven_others: Sequence[int] = ()
+    """Likewise, of all other ledgers, where the marked ones were asked for: they may well be marked no more."""
 
 
 async def plan_for(
@@ -72,7 +77,7 @@ async def plan_for(
 
     Raises UsageError for a bookie that the cluster does not know.
     """
-    none_marked = ""
+    none_marked, every_unproven = "", list[int]()
     if ledger_ids:
         chosen = Chosen(ledger_ids=list(dict.fromkeys(ledger_ids)))
     elif bookie is not None:
@@ -81,12 +86,17 @@ async def plan_for(
     else:
         chosen = await most_endangered(cluster, limit=limit)
         none_marked = "" if chosen.ledger_ids else await _doubts(cluster)
+        every_unproven = await unproven_ledger_ids(cluster.store, cluster.manager, cluster.ur)
     previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
     return Previews(
         ledgers=previews,
         more=chosen.more,
         unreadable=chosen.unreadable,
         none_marked=none_marked,
+        unproven=await unproven_among(
+            cluster.store, cluster.manager, cluster.ur, chosen.ledger_ids
+        ),
+        unproven_others=[i for i in every_unproven if i not in set(chosen.ledger_ids)],
     )
 
 

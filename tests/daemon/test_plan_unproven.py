@@ -1,0 +1,95 @@
+"""What ``bookmender plan`` says of ledgers that miss no copy, and have an end that cannot be proven."""
+
+from collections.abc import Collection, Sequence
+from contextlib import nullcontext
+
+import pytest
+
+from daemon import plan_command, planning
+from daemon.plan_command import UNREADABLE_SHOWN_MAX, to_json, to_text
+from daemon.planning import Previews, plan_for
+from ledgers.metadata import BookieId, LedgerState
+from replication.planning.plan import Plan
+from replication.planning.preview import Preview
+from tests.daemon.in_memory import run_in_memory
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.virtual_time import run
+
+
+@pytest.fixture(autouse=True)
+def _whole_previews(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bookie is asked: of each ledger every copy is there."""
+
+    class Whole:
+        async def preview(self, ledger_id: int, *, distrusted: Collection[BookieId]) -> Preview:
+            return Preview(ledger_id=ledger_id, plan=Plan())
+
+    monkeypatch.setattr(planning, "open_previewer", lambda *_, **__: nullcontext(Whole()))
+
+
+async def prepare(cluster: Cluster) -> None:
+    """Ledgers 1 and 2 were tried in vain, and 2 was closed since; 3 is well."""
+    await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
+    await cluster.write_ledger((B1, B2), ledger_id=2)
+    await cluster.write_ledger((B1, B2), ledger_id=3)
+    async with cluster.node() as worker:
+        for ledger_id in (1, 2):
+            await worker.ends.note(ledger_id, "B2 was set up anew")
+
+
+async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> Previews:
+    cluster = await Cluster.start()
+    await prepare(cluster)
+    return await plan_for(visiting(cluster), ledger_ids, bookie, limit=9)
+
+
+@in_virtual_time
+async def test_where_no_ledger_is_named_it_is_told_of_those_too_that_are_not_marked() -> None:
+    found = await planned([])
+
+    first = to_text(found).splitlines()[0]
+    assert first == (
+        "the end of 1 other ledger cannot be proven, and no copy is planned for that: ledger 1; bookmender ledger "
+        "show ID says why, and what helps"
+    )
+    assert to_json(found)["unproven_ends"] == {"count": 1, "ledgers": [1]}
+
+
+@pytest.mark.parametrize(
+    ("ledger_ids", "bookie"), [([1, 2, 3], None), ([], B1)], ids=["named", "of a bookie"]
+)
+def test_of_ledgers_that_are_planned_for_it_is_told_with_the_reason(
+    ledger_ids: Sequence[int], bookie: BookieId | None
+) -> None:
+    found = run(planned(ledger_ids, bookie))
+
+    assert to_text(found).splitlines()[:3] == [
+        "ledger 1: nothing to copy, but its end cannot be proven: B2 was set up anew",
+        "ledger 2: nothing to do",
+        "ledger 3: nothing to do",
+    ]
+    assert to_json(found)["unproven_ends"] == {"count": 1, "ledgers": [1]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"), [((), 1), (("1",), 1), (("3",), 0)], ids=["any", "one", "another"]
+)
+def test_an_end_that_an_operator_has_to_see_to_is_something_to_be_done(
+    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], exit_code: int
+) -> None:
+    module = plan_command
+
+    result, _ = run_in_memory(monkeypatch, module, module.plan, *arguments, prepare=prepare)
+
+    assert result.exit_code == exit_code
+
+
+def test_of_very_many_some_are_named() -> None:
+    many = range(UNREADABLE_SHOWN_MAX + 1)
+
+    text = to_text(Previews(ledgers=(), more=0, unproven_others=many))
+
+    assert text.startswith(f"the ends of {len(many)} other ledgers cannot be proven")
+    assert f" {UNREADABLE_SHOWN_MAX - 1}, …; bookmender ledger show" in text
