@@ -133,8 +133,8 @@ class CopyInspector:
             versioned.ledger_id,
             digest=ledger_digest(metadata, self._fallback),
         )
-        if shown is None or shown <= last:
-            return None if shown is None else last  # nobody says, or there is nothing
+        if shown is None or shown <= last:  # nobody says, or there is nothing
+            return None if shown is None else last
         if is_abandoned and not is_wiped:
             return await self._last_before_gap(versioned, last, shown)
         if not is_abandoned:

@@ -292,7 +292,7 @@ class OpenLedgers:
         """Whether ``recover`` could give each of the last entries its ack quorum of copies, while those members of the
         last ensemble that do not say how far they reach (None in ``told``) take none."""
         reaches = [reach for reach in told.values() if reach is not None]
-        silent = told.keys() - {bookie for bookie, reach in told.items() if reach is not None}
+        silent = {bookie for bookie, reach in told.items() if reach is None}
         failing = silent & written_back_to(metadata, reaches)
         return not failing or await can_go_on_without(
             metadata, failing, pool=self._pool, clock=self._clock

@@ -117,9 +117,11 @@ def _counts(summary: Summary) -> str:
 
 def _tails(summary: Summary) -> str:
     text = tails_text(summary.counts)
+    if not text:
+        return ""
     count = summary.counts.tails_unseen
-    told = f"{escape(text[:1].upper())}{escape(text[1:])}."
-    return f'<p class="soft" id="tails-unseen" data-count="{count}">{told}</p>\n' if text else ""
+    told = escape(f"{text[0].upper()}{text[1:]}.")
+    return f'<p class="soft" id="tails-unseen" data-count="{count}">{told}</p>\n'
 
 
 def _card(name: str, title: str, text: str, count: int, grade: Grade | None = None) -> str:

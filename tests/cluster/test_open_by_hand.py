@@ -1,0 +1,100 @@
+"""Open ledgers whose writers died, by hand on real bookies: what they wait for is told, and nothing is done in vain."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from ledgers.metadata import LedgerState
+from ledgers.operations.creation import LedgerOptions
+from tests.cluster.bookies_in_trouble import SESSION_TIMEOUT_S, kill_and_expire
+from tests.cluster.commands import bookmender
+from tests.cluster.our_client import our_client
+from tests.cluster.steps import Bench, bench
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+AT_ONCE_S = 30
+"""Less than any grace, and far more than a command takes to start."""
+LAST = 29
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    return {"session_timeout_s": SESSION_TIMEOUT_S, "bookies": 3}
+
+
+@asynccontextmanager
+async def left_open(uri: str, *, ack_quorum: int) -> AsyncIterator[tuple[Bench, int]]:
+    """On all three bookies."""
+    async with bench(uri) as on:
+        async with our_client(uri) as client:
+            wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum)
+            async with client.create(wide) as writer:
+                for sent in [await writer.send(b"entry") for _ in range(LAST + 1)]:
+                    await sent
+        yield on, writer.ledger_id
+
+
+async def state_of(on: Bench, ledger_id: int) -> LedgerState:
+    return (await on.seen.manager.read(ledger_id)).metadata.state
+
+
+def test_one_that_lacks_copies_at_its_end_is_not_waited_for_and_what_closes_it_is_said(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    wiped = module_cluster.bookies[0]
+
+    async def run() -> None:
+        async with left_open(uri, ack_quorum=2) as (on, ledger_id):
+            await asyncio.to_thread(kill_and_expire, module_cluster, wiped)
+            await asyncio.to_thread(module_cluster.wipe, wiped)
+            await asyncio.to_thread(module_cluster.start_bookie, wiped)
+
+            async with asyncio.timeout(AT_ONCE_S):
+                told = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
+            listed = await bookmender(uri, "queue", "list")
+
+            assert told.exit_code == 1, told
+            assert f"ledger {ledger_id} waits for its writer: open-fragment: {wiped}" in told.out
+            close = ("ledger", "close", str(ledger_id), "--yes")
+            assert f"bookmender {' '.join(close)} (with --force" in told.out
+            assert f"bookmender {' '.join(close)} (with --force" in listed.out
+            assert await state_of(on, ledger_id) is LedgerState.OPEN
+
+            closed = await bookmender(uri, *close, "--force", state=tmp_path)
+            assert closed.exit_code == 0, closed
+            whole = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
+            assert whole.exit_code == 0, whole
+
+    asyncio.run(run())
+
+
+def test_one_whose_last_entries_nobody_can_take_is_not_fenced_in_vain(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    away = module_cluster.bookies[1]
+
+    async def run() -> None:
+        async with left_open(uri, ack_quorum=3) as (on, ledger_id):
+            close = ("ledger", "close", str(ledger_id), "--yes", "--force")
+            await asyncio.to_thread(kill_and_expire, module_cluster, away)
+            try:
+                refused = await bookmender(uri, *close, state=tmp_path)
+                assert refused.exit_code == 1, refused
+                assert f"no answer from {away} (away)" in refused.complaint
+                assert f"start {away}, or add a bookie" in refused.complaint
+                assert await state_of(on, ledger_id) is LedgerState.OPEN
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, away)
+
+            closed = await bookmender(uri, *close, state=tmp_path)
+            assert closed.exit_code == 0, closed
+            metadata = (await on.seen.manager.read(ledger_id)).metadata
+            assert (metadata.is_closed, metadata.last_entry_id) == (True, LAST)
+
+    asyncio.run(run())
