@@ -11,25 +11,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from auditor.election import current_leader
-from auditor.scan import READS_AT_ONCE, may_be_named, scan_ledgers
+from auditor.scan import may_be_named, scan_ledgers
 from daemon.operating.drains import cancel_drains
 from daemon.operating.hold import current_hold
 from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show, counted
-from daemon.operating.stuck import StuckLedgers, shown, waiting_text, waits_among
+from daemon.operating.stuck import StuckLedgers, shown, still_naming, waiting_text, waits_among
 from daemon.visit import Visit
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
-    CorruptionError,
     NoNodeError,
-    NoSuchLedgerError,
     RejectedError,
     UnauthorizedError,
     UnavailableError,
 )
 from ledgers.metadata import BookieId
-from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import Stat
 from replication.cluster.order_book import OrderBook
 from replication.queue import payloads
@@ -245,22 +242,7 @@ async def _wait_moved(
         beside = waiting_text(waits, left=len(left), now_ms=clock.wall_ms())
         show(len(left), waiting=waits.count, beside=beside)
         await clock.sleep(POLL_S + len(left) / POLLED_LEDGERS_PER_S)
-        left = await _still_naming(cluster, left, bookie)
-
-
-async def _still_naming(cluster: Visit, ledger_ids: Sequence[int], bookie: BookieId) -> list[int]:
-    """Those of the ledgers that name it still. One that is gone does not."""
-
-    async def names(ledger_id: int) -> bool:
-        try:
-            return bookie in (await cluster.manager.read(ledger_id)).metadata.bookies
-        except NoSuchLedgerError:
-            return False
-        except (CorruptionError, UnauthorizedError):  # the walk that follows judges it
-            return True
-
-    are_left = await gather_in_parts(names, ledger_ids, at_once=READS_AT_ONCE)
-    return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
+        left = await still_naming(cluster, left, [bookie])
 
 
 async def _marked_for(cluster: Visit, bookie: BookieId) -> set[int]:

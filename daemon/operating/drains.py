@@ -11,7 +11,14 @@ from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import drain_progress, drain_record, drain_text
 from daemon.operating.marks import listed, marks_of
 from daemon.operating.progress import Show
-from daemon.operating.stuck import NOBODY_WAITS, StuckLedgers, shown, waiting_text, waits_among
+from daemon.operating.stuck import (
+    NOBODY_WAITS,
+    StuckLedgers,
+    shown,
+    still_naming,
+    waiting_text,
+    waits_among,
+)
 from daemon.operating.unreadable_orders import unreadable_drains
 from daemon.visit import Visit
 from ledgers.clock import Clock
@@ -21,6 +28,7 @@ from replication.cluster.membership import Half, LiveNode, live_nodes
 from replication.cluster.order_book import OrderBook, drain_place
 from replication.cluster.orders import DrainOrder, Orders
 from replication.queue import payloads
+from replication.waiting.notes import WaitingNotes
 
 POLL_S = 1.0
 ROLL_CALL_S = 10.0
@@ -207,7 +215,8 @@ class _LeftLedgers:
         return reasons
 
     async def _marked(self, drains: Drains) -> set[int]:
-        """Those marked for the bookies, or whose marks cannot be read; none while others are not marked yet."""
+        """Those marked for the bookies that name them still, or whose marks cannot be read; none while others are not
+        marked yet."""
         marks = await marks_of(self._cluster, await listed(self._cluster))
         named = {
             bookie: {m.ledger_id for m in marks if m.mark is None or bookie in m.mark.replicas}
@@ -215,7 +224,13 @@ class _LeftLedgers:
         }
         if any(len(named[b]) < progress.ledgers_left for b, progress in drains.progress.items()):
             return set()
-        return set().union(*named.values())
+        marked = set().union(*named.values())
+        if all(len(named[b]) == progress.ledgers_left for b, progress in drains.progress.items()):
+            return marked
+        # What has left them may wait on, for copies on others that are under maintenance: that is nothing to wait for.
+        noted = marked & await WaitingNotes(self._cluster.store, self._cluster.ur).ledger_ids()
+        still = await still_naming(self._cluster, sorted(noted), drains.progress)
+        return marked - (noted - set(still))
 
 
 async def concerns(cluster: Visit, bookies: Sequence[BookieId]) -> list[str]:

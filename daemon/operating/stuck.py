@@ -9,11 +9,15 @@ workers leave no notes: where only they are at work, it is said that nobody says
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from auditor.scan import READS_AT_ONCE
 from daemon.operating.marks import listed, marked_since, marks_of, shut_text
 from daemon.operating.progress import duration_text, printable
 from daemon.status.records import help_text
 from daemon.visit import Visit
 from ledgers.clock import Clock
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.metadata import BookieId
+from ledgers.operations.tasks import gather_in_parts
 from replication.cluster.membership import Half, live_nodes
 from replication.queue.listing import MarkedLedger, locked_ledger_ids
 from replication.reasons import Reason
@@ -152,6 +156,27 @@ class Waits:
 
 
 NOBODY_WAITS = Waits(count=0)
+
+
+async def still_naming(
+    cluster: Visit, ledger_ids: Sequence[int], bookies: Collection[BookieId]
+) -> list[int]:
+    """Those of the ledgers that name any of these still, or may. One that is gone does not.
+
+    A mark for a bookie may outlast that: where its ledger misses copies on another, which is under maintenance.
+    """
+
+    async def names(ledger_id: int) -> bool:
+        try:
+            metadata = (await cluster.manager.read(ledger_id)).metadata
+        except NoSuchLedgerError:
+            return False
+        except (CorruptionError, UnauthorizedError):
+            return True
+        return not metadata.bookies.isdisjoint(bookies)
+
+    are_left = await gather_in_parts(names, ledger_ids, at_once=READS_AT_ONCE)
+    return [i for i, is_left in zip(ledger_ids, are_left, strict=True) if is_left]
 
 
 async def waits_among(cluster: Visit, ledger_ids: Collection[int]) -> Waits:

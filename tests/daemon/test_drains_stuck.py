@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -79,6 +80,27 @@ async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
         r"back\), bookmender queue list says which",
         heard.beside[-1],
     )
+
+
+@in_virtual_time
+async def test_what_has_left_the_bookie_and_waits_on_for_another_ones_maintenance_is_not_waited_for() -> (
+    None
+):
+    cluster, heard = await with_ledgers((B1, B2, B3), (B1, B3)), Heard()
+    await order_drain(cluster, B1)
+
+    async with draining(cluster):
+        await asyncio.sleep(1)
+        moved = await cluster.manager.read(0)
+        segment = replace(moved.metadata.segments[0], ensemble=(B4, B2, B3))
+        await cluster.manager.write(0, replace(moved.metadata, segments=(segment,)), read_as=moved)
+        await note(cluster, 0, Reason.MAINTENANCE)
+        await note(cluster, 1, Reason.NO_TARGET)
+        drains = await drained(cluster, B1, heard=heard)
+
+    (told,) = drains.stuck
+    assert told.startswith("ledger 1 waits for help: no-target")
+    assert heard.left[-1] == heard.waiting[-1] == 1
 
 
 @pytest.mark.parametrize(
