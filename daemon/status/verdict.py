@@ -90,7 +90,7 @@ def _which(copyless: Copyless) -> str:
         return ""
     shown = copyless.first[:LEDGERS_SHOWN_MAX]
     more = copyless.count - len(shown)
-    return f" (ledger {', '.join(map(str, shown))}{f' and {more:,} more' if more > 0 else ''})"
+    return f": ledger {', '.join(map(str, shown))}{f' and {more:,} more' if more > 0 else ''}"
 
 
 def _whom_to_start(copyless: Copyless) -> str:
@@ -99,10 +99,10 @@ def _whom_to_start(copyless: Copyless) -> str:
     enough = [bookie for bookie, count in ordered if count == copyless.count]
     some = [f"{bookie} (enough for {count:,})" for bookie, count in ordered if count]
     if enough:
-        return f": start {_any_of(enough)}"
+        return f"; start {_any_of(enough)}"
     if some:
-        return f": start {_listed(some)}"
-    return f": start {_listed([bookie for bookie, _ in ordered])}" if ordered else ""
+        return f"; start {_listed(some)}"
+    return f"; start {_listed([bookie for bookie, _ in ordered])}" if ordered else ""
 
 
 def _any_of(bookies: Sequence[str]) -> str:

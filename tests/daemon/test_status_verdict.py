@@ -137,22 +137,22 @@ def test_of_two_bookies_under_maintenance_it_is_told_whether_all_can_be_read(
     [
         pytest.param(
             Copyless(count=1, first=(7,), enough_for={B1: 1, B2: 1}),
-            f"(ledger 7): start one of {B1}, {B2}",
+            f"ledger 7; start one of {B1}, {B2}",
             id="each of two is enough",
         ),
         pytest.param(
             Copyless(count=9, first=(1, 2, 3, 4, 5, 6, 7, 8, 9), enough_for={B1: 4, B2: 9}),
-            f"(ledger 1, 2, 3, 4, 5 and 4 more): start {B2}",
+            f"ledger 1, 2, 3, 4, 5 and 4 more; start {B2}",
             id="one is enough for all",
         ),
         pytest.param(
             Copyless(count=3, first=(1, 2, 3), enough_for={B1: 1, B2: 2, B3: 0}),
-            f"(ledger 1, 2, 3): start {B2} (enough for 2), {B1} (enough for 1)",
+            f"ledger 1, 2, 3; start {B2} (enough for 2), {B1} (enough for 1)",
             id="each is enough for some",
         ),
         pytest.param(
             Copyless(count=1, first=(1,), enough_for={B1: 0, B2: 0}),
-            f"(ledger 1): start {B1}, {B2}",
+            f"ledger 1; start {B1}, {B2}",
             id="more than one is wanted",
         ),
     ],
@@ -165,7 +165,7 @@ def test_of_what_cannot_be_read_some_is_named_and_whom_to_start(
     told = verdict_text(found, now_ms=0)
 
     assert told.startswith("copies-away (")
-    assert told.endswith(f"until one of their bookies is back {text})")
+    assert told.endswith(f"until one of their bookies is back: {text})")
 
 
 def test_what_cannot_be_read_is_told_beside_other_verdicts_too() -> None:
