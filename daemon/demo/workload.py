@@ -157,8 +157,12 @@ class Workload:
     async def _fill(self, writer: LedgerWriter, shape: Shape) -> Written:
         written = Written(shape=shape, ledger_id=writer.ledger_id)
         self.written.append(written)
-        sent = [await writer.send(shape.payload(entry_id)) for entry_id in range(shape.entry_count)]
-        await asyncio.gather(*sent)
+        payloads = map(shape.payload, range(shape.entry_count))
+        if shape.ending is Ending.CLOSED:
+            await asyncio.gather(*[await writer.send(payload) for payload in payloads])
+        else:  # one by one, so that each says that the one before it is acknowledged
+            for payload in payloads:
+                await writer.add(payload)
         written.acknowledged = shape.entry_count
         return written
 

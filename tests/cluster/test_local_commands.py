@@ -1,5 +1,6 @@
 """The commands of the local cluster as a user types them, on real servers."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from daemon.demo.shapes import OPEN_SIZE
 from daemon.local import znodes
 from daemon.local.processes import wait_until
+from ledgers.operations.opening import OpenedLedger, find_end
+from tests.cluster.our_client import our_client
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("_prerequisites")]
 
@@ -163,23 +167,23 @@ def test_up_leaves_out_who_was_decommissioned_and_starts_afresh_who_was_wiped(
 
 
 def test_ledgers_are_left_open_as_by_a_writer_that_died(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+    terminal: Terminal,
 ) -> None:
     started = json.loads(terminal.run("up", "--bookies", "3", "-o", "json").stdout)
-    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", started["metadata_service_uri"])
 
     wrote = terminal.run("write", "--ledgers", "4", "--open", "2")
 
     assert wrote.stdout.startswith("wrote 4 ledgers, "), wrote.stderr
     assert wrote.stdout.endswith("left open, as by a writer that died: ledger 2, 3\n")
-    states = {ledger_id: ledger_state(ledger_id) for ledger_id in range(4)}
-    assert states == {0: "CLOSED", 1: "CLOSED", 2: "OPEN", 3: "OPEN"}
+    found = [asyncio.run(opened(started["metadata_service_uri"], i)) for i in range(4)]
+    assert [each.metadata.state.name for each in found] == ["CLOSED", "CLOSED", "OPEN", "OPEN"]
+    assert [each.lac for each in found[2:]] == [OPEN_SIZE[1] - 2] * 2, "the last but one"
 
 
-def ledger_state(ledger_id: int) -> str:
-    command = [*COMMAND[:-1], "ledger", "show", str(ledger_id), "-o", "json"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
-    return str(json.loads(shown.stdout)["state"])
+async def opened(uri: str, ledger_id: int) -> OpenedLedger:
+    async with our_client(uri) as client:
+        versioned = await client.manager.read(ledger_id)
+        return await find_end(versioned, bookies=client.bookies, clock=client.clock)
 
 
 def test_the_same_cluster_comes_back_after_down(terminal: Terminal) -> None:
