@@ -14,6 +14,7 @@ from auditor.fsck.results.last import meter_last
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.index.note import IndexTeller
+from auditor.index.own_writes import OwnWrites
 from auditor.marking import Marker
 from auditor.outages import Outages
 from auditor.records import Records
@@ -36,9 +37,12 @@ def new_outages(settings: Settings) -> Outages:
 
 
 async def run_auditor_session(
-    settings: Settings, journal: MetadataJournal, outages: Outages
+    settings: Settings, journal: MetadataJournal, outages: Outages, own_writes: OwnWrites
 ) -> None:
-    """Stand for election, and audit while elected. Ends with an error: the session's or the election's."""
+    """Stand for election, and audit while elected. Ends with an error: the session's or the election's.
+
+    ``own_writes``: of this node's worker.
+    """
     async with (
         open_session(settings, Half.AUDITOR, journal) as session,
         asyncio.TaskGroup() as tasks,
@@ -49,6 +53,7 @@ async def run_auditor_session(
             manager=session.manager,
             clock=session.clock,
             rescan_interval_s=settings.auditor.rescan_interval_s,
+            own_writes=own_writes,
         )
         if settings.auditor.standbys_keep_index:
             tasks.create_task(keeper.run())

@@ -12,6 +12,7 @@ from functools import partial
 import structlog
 import uvloop
 
+from auditor.index.own_writes import OwnWrites
 from daemon.auditor_half import new_outages, run_auditor_session
 from daemon.observe.node import ReportFile, run_observer_session
 from daemon.observe.observing import open_observing
@@ -130,11 +131,13 @@ def check_cluster(open_once: Callable[[], OpenSession]) -> None:
 def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:
     """Those that are switched on, in the order in which they start."""
     halves: list[HalfThread] = []
+    own_writes = OwnWrites()
     if settings.replication.enabled:
-        session = partial(run_worker_session, settings, journal)
+        session = partial(run_worker_session, settings, journal, own_writes)
         halves.append(HalfThread("replication-worker", session, loop_factory=uvloop.new_event_loop))
     if settings.auditor.enabled:
-        session = partial(run_auditor_session, settings, journal, new_outages(settings))
+        outages = new_outages(settings)
+        session = partial(run_auditor_session, settings, journal, outages, own_writes)
         halves.append(HalfThread("auditor", session, loop_factory=uvloop.new_event_loop))
     if not halves:
         raise SettingsError("auditor.enabled and replication.enabled are both false: nothing to do")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+from auditor.index.own_writes import OwnWrites
 from daemon.limits import keep_to_our_share, keep_to_pace
 from daemon.placing import Placing, placing_of
 from daemon.returns import tell_of_returns
@@ -29,15 +30,17 @@ from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
 from replication.queue.batching import Batcher
 from replication.queue.queue import Queue
-from replication.repair import Repairer
+from replication.repair import OnWritten, Repairer
 from replication.waiting.notes import WaitingNotesWriter
 from replication.waiting.unproven_ends import UnprovenEnds
 from replication.worker import ReplicationWorker
 
 
-async def run_worker_session(settings: Settings, journal: MetadataJournal) -> None:
-    """Take ledgers and repair them until the session ends."""
-    async with open_worker(settings, journal) as opened:
+async def run_worker_session(
+    settings: Settings, journal: MetadataJournal, own_writes: OwnWrites
+) -> None:
+    """Take ledgers and repair them until the session ends. ``own_writes``: for this node's index."""
+    async with open_worker(settings, journal, on_written=own_writes.keep) as opened:
         await opened.worker.run()
 
 
@@ -62,6 +65,7 @@ async def open_worker(
     *,
     half: Half = Half.WORKER,
     make_queue: Callable[[Session, Batcher], Queue] = _whole_queue,
+    on_written: OnWritten = lambda written: None,
 ) -> AsyncIterator[OpenWorker]:
     """Errors are those of ``open_session``; what ends the session ends the body."""
     async with AsyncExitStack() as stack:
@@ -89,6 +93,7 @@ async def open_worker(
             placing=placing,
             rooms=rooms,
             quarantine=Quarantine(session.clock, session.views.life),
+            on_written=on_written,
         )
         worker = parts.worker()
         async with asyncio.TaskGroup() as tasks:
@@ -121,6 +126,7 @@ class _Parts:
     placing: Placing
     rooms: RoomSource
     quarantine: Quarantine
+    on_written: OnWritten
 
     def worker(self) -> ReplicationWorker:
         session = self.session
@@ -171,6 +177,7 @@ class _Parts:
             ),
             copier=Copier(answering, receivers),
             moves_misplaced=self.settings.checks.repairs_placement,
+            on_written=self.on_written,
         )
 
     def _receivers(self) -> Receivers:

@@ -99,9 +99,16 @@ class EventKind(enum.Enum):
     """Events may have been missed (reconnected): read again whatever the view rests on."""
 
 
+UNTOLD = -1
+"""A zxid that nobody says."""
+
+
 class Event(Struct, frozen=True, kw_only=True):
     kind: EventKind
     path: str
+    zxid: int = UNTOLD
+    """Of the write that it tells of: the znode's mzxid, if it was created or changed. UNTOLD by servers before 3.9, and
+    of a RESET."""
 
 
 class MetadataStore(Protocol):

@@ -8,7 +8,8 @@ before it is repaired the outcome says so, and the worker comes back after the o
 (``open_ledger``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import structlog
 from msgspec.structs import replace
@@ -27,7 +28,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerState
-from ledgers.store import Operation
+from ledgers.store import OperationResult, SetData, Stat
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
 from replication.copying.results import CopyResults
@@ -59,6 +60,8 @@ PATIENT_BYTES_PER_S = 1_000_000
 SECOND_CHECK_ENTRIES = 1_000
 """Copying more than this takes so long that the survivors are judged again before the unmark."""
 
+OnWritten = Callable[[VersionedMetadata], None]
+
 
 class Repairer:
     """Repairs ledgers that the caller has taken. One for a worker; rounds of many ledgers interleave."""
@@ -73,8 +76,10 @@ class Repairer:
         open_ledgers: OpenLedgers,
         copier: Copier,
         moves_misplaced: bool = False,
+        on_written: OnWritten = lambda written: None,
     ) -> None:
-        """``moves_misplaced``: whether a ledger that is marked for its placement alone is moved."""
+        """``moves_misplaced``: whether a ledger that is marked for its placement alone is moved. ``on_written``: told
+        of metadata that was written with its ledger's marks and locks."""
         self._queue = queue
         self._manager = manager
         self._views = views
@@ -82,6 +87,7 @@ class Repairer:
         self._open_ledgers = open_ledgers
         self._copier = copier
         self._moves_misplaced = moves_misplaced
+        self._on_written = on_written
 
     async def repair(
         self, take: Take, sighting: WriterSighting | None = None, *, slots: Slots | None = None
@@ -208,7 +214,8 @@ class Repairer:
         results = await self._carry_out(plan, survey, memory, slots)
         if results.metadata == survey.metadata:
             return False
-        await self._queue.write(take, [self._rewrite(results)])
+        write = self._rewrite(results)
+        self._tell_written(results, write, await self._queue.write(take, [write]))
         return True
 
     async def _carry_out(
@@ -304,17 +311,33 @@ class Repairer:
         )
         if after != survey.metadata:
             write = self._rewrite(results)
+            on_applied = partial(self._tell_written, results, write)
             if may_unmark:
-                return DONE if await self._queue.finish(take, [write]) else MARKED_AGAIN
-            await self._queue.write(take, [write])
+                is_done = await self._queue.finish(take, [write], on_applied=on_applied)
+                return DONE if is_done else MARKED_AGAIN
+            on_applied(await self._queue.write(take, [write]))
         if results.is_split or not results.in_the_way:
             return None
         return waiting(gravest(results.in_the_way))
 
-    def _rewrite(self, results: CopyResults) -> Operation:
+    def _rewrite(self, results: CopyResults) -> SetData:
         survey = results.survey
         return self._manager.write_operation(
             survey.ledger_id, results.metadata, read_as=survey.versioned
+        )
+
+    def _tell_written(
+        self, results: CopyResults, write: SetData, replies: Sequence[OperationResult]
+    ) -> None:
+        (stat,) = replies
+        assert isinstance(stat, Stat), replies
+        self._on_written(
+            VersionedMetadata(
+                ledger_id=results.survey.ledger_id,
+                metadata=results.metadata,
+                stat=stat,
+                data=write.data,
+            )
         )
 
 

@@ -1,7 +1,7 @@
 """Building the index, and keeping it true: one walk over all metadata, then what the watch tells.
 
-A ledger that was created, changed or deleted is read again; after a reconnection, which may have swallowed
-events, all of them are. One unreadable ledger stops nothing, and is tried again from time to time.
+A ledger that was created, changed or deleted is read again, unless this node wrote what the event tells of; after a
+reconnection, which may have swallowed events, all of them are. One unreadable ledger stops nothing, and is tried again from time to time.
 
 The ledgers root holds marks, locks and lists of bookies as well, and of these a repair changes many. So
 there is a watch for each directory of ledgers right below it (a *tree*), and one for the root's own children.
@@ -10,7 +10,7 @@ use as it was.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import aclosing, suppress
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ import structlog
 from prometheus_client import Gauge
 
 from auditor.index.ledger_index import LedgerIndex
+from auditor.index.own_writes import OwnWrites
 from auditor.index.progress import ScanProgress
 from auditor.index.reader import READS_AT_ONCE, IndexReader
 from auditor.index.tree_scan import TreeScan
@@ -28,7 +29,7 @@ from ledgers.errors import UnauthorizedError, UnavailableError, UnsupportedError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.operations.tasks import wait_woken
-from ledgers.store import Event, EventKind, MetadataStore
+from ledgers.store import UNTOLD, Event, EventKind, MetadataStore
 
 log = structlog.get_logger()
 LEDGERS = Gauge("bookmender_index_ledgers", "Ledgers that this node's index knows.")
@@ -38,6 +39,8 @@ UNREADABLE = Gauge(
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Between two tries to read what could not be read; doubled from one to the next."""
+CHANGES_PAUSE_S = 0.02
+"""Before what changed is read: more of it is read together, and our own writes are known by then."""
 UNREADABLE_AGAIN_S = 600.0
 """Between two tries to read ledgers that cannot be read: no watch tells that an ACL was opened."""
 EVENTS_MAX = 100_000
@@ -63,13 +66,16 @@ class IndexKeeper(Changing):
         manager: LedgerManager,
         clock: Clock,
         rescan_interval_s: float,
+        own_writes: OwnWrites | None = None,
     ) -> None:
-        """``rescan_interval_s``: between two scans where the server does not tell what changed."""
+        """``rescan_interval_s``: between two scans where the server does not tell what changed. ``own_writes``: of
+        whoever writes metadata beside this, if anybody does."""
         super().__init__()
         self._store = store
         self._manager = manager
         self._clock = clock
         self._rescan_interval_s = rescan_interval_s
+        self._own_writes = own_writes or OwnWrites()
         self.index = LedgerIndex()
         self.completed_count = 0
         """Grows when all of the index is to be looked at: scans are completed, or more was touched
@@ -88,8 +94,8 @@ class IndexKeeper(Changing):
         """Whether the root's children were read."""
         self._is_told = True
         """Whether the server tells of changes in a tree."""
-        self._stale: set[int] = set()
-        """Ledgers to be read again."""
+        self._stale: dict[int, int] = {}
+        """Ledgers that changed, and the zxid of the last write; UNTOLD: to be read in any case."""
         self._touched: set[int] = set()
         self._has_due, self._has_stale = asyncio.Event(), asyncio.Event()
 
@@ -165,11 +171,12 @@ class IndexKeeper(Changing):
 
     def _handle(self, event: Event, tree: str) -> None:
         if event.kind is EventKind.RESET:
+            self._stale = dict.fromkeys(self._stale, UNTOLD)  # later writes were perhaps not told
             self._scan_soon(tree)
         elif (
             ledger_id := self._manager.layout.ledger_id(self._manager.root, event.path)
         ) is not None:
-            self._stale.add(ledger_id)
+            self._stale[ledger_id] = event.zxid
             self._has_stale.set()
 
     def _scan_soon(self, tree: str) -> None:
@@ -262,24 +269,40 @@ class IndexKeeper(Changing):
     async def _read_what_is_stale(self) -> None:
         while True:
             await self._has_stale.wait()
+            await self._clock.sleep(CHANGES_PAUSE_S)
             await self._retrying(self._read_stale, "ledgers that changed")
 
     async def _read_stale(self) -> None:
         """One part. What happens to them meanwhile makes them stale again."""
-        part = [self._stale.pop() for _ in range(min(READS_AT_ONCE, len(self._stale)))]
+        part = [self._stale.popitem() for _ in range(min(READS_AT_ONCE, len(self._stale)))]
+        unread = self._put_own(part)
         try:
-            self._tell(await self._reader.read(part))
+            if unread:
+                self._tell(await self._reader.read(unread))
         except BaseException:
-            self._stale.update(part)
+            self._stale |= dict.fromkeys(unread, UNTOLD)
             raise
         if not self._stale:
             self._has_stale.clear()
+
+    def _put_own(self, stale: Iterable[tuple[int, int]]) -> list[int]:
+        """What this node wrote; the others are to be read, unless they were since they changed."""
+        changed, unread = [], []
+        for ledger_id, zxid in stale:
+            if written := self._own_writes.take(ledger_id, zxid):
+                if self.index.put(ledger_id, written.metadata, written.stat):
+                    changed.append(ledger_id)
+            elif zxid == UNTOLD or not self.index.is_known(ledger_id, mzxid=zxid):
+                unread.append(ledger_id)
+        if changed:
+            self._tell(changed)
+        return unread
 
     async def _try_unreadable_again(self) -> None:
         while True:
             await self._clock.sleep(UNREADABLE_AGAIN_S)
             if self.index.unreadable:
-                self._stale |= self.index.unreadable
+                self._stale |= dict.fromkeys(self.index.unreadable, UNTOLD)
                 self._has_stale.set()
 
     async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:

@@ -128,10 +128,10 @@ class LedgerIndex:
             del self._blocks[number], self._firsts[number]
         return True
 
-    def is_known(self, ledger_id: int, stat: Stat) -> bool:
+    def is_known(self, ledger_id: int, *, mzxid: int) -> bool:
         """Whether what it names is known as of this write of its metadata, or of a later one."""
         place = self._find(ledger_id)
-        return place is not None and self._mzxid(ledger_id, place) >= stat.mzxid
+        return place is not None and self._mzxid(ledger_id, place) >= mzxid
 
     def get(self, ledger_id: int) -> IndexedLedger | None:
         """None when there is no such ledger, or it is unreadable."""

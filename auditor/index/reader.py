@@ -56,7 +56,9 @@ class IndexReader:
         data, stat = found
         if stat is None:
             return self._index.put_unreadable(ledger_id, None)
-        if self._index.is_known(ledger_id, stat):  # nearly always, when all are read again
+        if self._index.is_known(
+            ledger_id, mzxid=stat.mzxid
+        ):  # nearly always, when all are read again
             return False
         try:
             return self._index.put(ledger_id, parse_metadata(data), stat)

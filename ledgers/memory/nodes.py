@@ -181,7 +181,7 @@ class Transaction:
         return node
 
     def _happened(self, kind: EventKind, path: str) -> None:
-        self.events.append(Event(kind=kind, path=path))
+        self.events.append(Event(kind=kind, path=path, zxid=self._zxid))
 
 
 def _split(path: str) -> tuple[str, str]:

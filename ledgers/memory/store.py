@@ -131,8 +131,9 @@ class MemoryTree:
                 transaction.undo()
                 raise MultiFailed(index, error) from error
         self._zxid += 1
+        connected = [x for x in self._sessions.values() if x.state is SessionState.CONNECTED]
         for event in transaction.events:
-            for session in self._sessions.values():
+            for session in connected:
                 session.publish(event)
         return results
 

@@ -181,9 +181,10 @@ class KazooSession(Session):
             is_refused = self._client.client_state == KeeperState.AUTH_FAILED
             self._inbox.post(self._handle_lost, _refused if is_refused else session_lost)
 
-    def _event_came(self, number: int, path: str) -> None:
+    def _event_came(self, number: int, path: str, zxid: int) -> None:
         if number in EVENT_KINDS:
-            self._inbox.post(self.publish, Event(kind=EVENT_KINDS[number], path=path))
+            event = Event(kind=EVENT_KINDS[number], path=path, zxid=zxid)
+            self._inbox.post(self.publish, event)
 
     def _crashed(self, error: BaseException) -> None:
         context = {"message": "the connection to ZooKeeper crashed", "exception": error}

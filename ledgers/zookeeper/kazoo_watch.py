@@ -2,7 +2,8 @@
 
 A persistent watch (ZooKeeper 3.6, opcode 106) stays until it is removed or the connection ends, and
 can cover all znodes below its own. Its events look like any others, so that a client tells by their
-paths whose they are: ``WatchingConnection`` hands every one to a listener. After a reconnection the
+paths whose they are: ``WatchingConnection`` hands every one to a listener, with the zxid that its header has
+from ZooKeeper 3.9 on (ZOOKEEPER-4655; -1 before), which kazoo does not look at. After a reconnection the
 watch is asked for anew; what happened in between is not told. A server before 3.6 knows only those that
 fire once: one of each kind, asked for anew after each event, tells the same of a single znode.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kazoo.protocol.connection import ConnectionHandler
-from kazoo.protocol.serialization import Watch, int_struct, write_string
+from kazoo.protocol.serialization import ReplyHeader, Watch, int_struct, write_string
 
 
 class WatchMode(enum.IntEnum):
@@ -89,8 +90,8 @@ class AddOneShotWatch:
 
 _AND_WATCH = b"\1"
 
-EventListener = Callable[[int, str], None]
-"""Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children) and path."""
+EventListener = Callable[[int, str, int], None]
+"""Takes the event's type (Watcher.Event.EventType: 1 created, 2 deleted, 3 data, 4 children), path and zxid."""
 
 
 class WatchingConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
@@ -103,4 +104,5 @@ class WatchingConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
         super()._read_watch_event(buffer, offset)  # for the watches that fire once
         event, _ = Watch.deserialize(buffer, offset)
-        self._on_event(event.type, self.client.unchroot(event.path))
+        header, _ = ReplyHeader.deserialize(buffer, 0)
+        self._on_event(event.type, self.client.unchroot(event.path), header.zxid)

@@ -91,6 +91,9 @@ class QueuedLedger(
         return min(seen.czxid for seen in self.marks)
 
 
+OnApplied = Callable[[Sequence[OperationResult]], None]
+
+
 class Take(Struct, frozen=True, kw_only=True):
     """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
 
@@ -202,13 +205,19 @@ class Queue:
         named = await read_record(self._store, path, lambda finding: texts(finding, "bookies"))
         return take.queued.replicas.intersection(map(BookieId, named or ()))
 
-    async def finish(self, take: Take, extra: Sequence[Operation] = ()) -> bool:
+    async def finish(
+        self,
+        take: Take,
+        extra: Sequence[Operation] = (),
+        *,
+        on_applied: OnApplied = lambda results: None,
+    ) -> bool:
         """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.
 
         ``extra`` may hold the metadata write. When the ledger was marked again meanwhile, only
         ``extra`` is applied (and the deletion of a mark that has not changed), and False returned: the
-        new mark stays, and the lock is still ours. Raises the cause of an operation of ``extra`` that
-        failed, or LockLostError when the lock is not ours any more; nothing was applied then.
+        new mark stays, and the lock is still ours. ``on_applied``: takes the results of ``extra``. Raises the
+        cause of an operation of ``extra`` that failed, or LockLostError when the lock is not ours any more; nothing was applied then.
         """
         unmark = [
             delete
@@ -217,19 +226,22 @@ class Queue:
         ]
         unlock = Delete(path=take.lock_path, version=OWN_LOCK_VERSION)
         try:
-            await self._batcher.commit([*extra, *unmark, unlock])
+            results = await self._batcher.commit([*extra, *unmark, unlock])
         except MultiFailed as failure:
             if failure.index < len(extra):
                 raise failure.cause from failure
             if failure.index == len(extra) + len(unmark):
                 raise LockLostError("our lock is gone", path=take.lock_path) from failure
-            return await self._finish_in_steps(take, extra)
+            return await self._finish_in_steps(take, extra, on_applied)
+        on_applied(results[: len(extra)])
         return True
 
-    async def _finish_in_steps(self, take: Take, extra: Sequence[Operation]) -> bool:
+    async def _finish_in_steps(
+        self, take: Take, extra: Sequence[Operation], on_applied: OnApplied
+    ) -> bool:
         """A mark has changed, or its directory holds something strange: what can be done still?"""
         if extra:
-            await self.write(take, extra)
+            on_applied(await self.write(take, extra))
         unmarked = [await self._unmark(take, seen) for seen in take.queued.marks]
         if not all(unmarked):
             return False

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 
 from auditor.index.keeper import IndexKeeper
 from auditor.index.ledger_index import IndexedLedger
+from auditor.index.own_writes import OwnWrites
 from ledgers.formats.layout import Layout
-from ledgers.manager import LedgerManager
+from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from tests.replication.ledger_values import B1, B2, B3
@@ -46,14 +47,13 @@ class Ledgers:
         await self.store.create(f"{UR}/locks", with_parents=True)
         await self.store.create(f"{ROOT}/LAYOUT")
 
-    async def write(self, ledger_id: int, *bookies: BookieId) -> None:
+    async def write(self, ledger_id: int, *bookies: BookieId) -> VersionedMetadata:
         """Create it, or move it to these bookies."""
         metadata = closed(*(bookies or (B1, B2, B3)))
         if await self.store.exists(self.manager.path(ledger_id)) is None:
-            await self.manager.create(ledger_id, metadata)
-        else:
-            read_as = await self.manager.read(ledger_id)
-            await self.manager.write(ledger_id, metadata, read_as=read_as)
+            return await self.manager.create(ledger_id, metadata)
+        read_as = await self.manager.read(ledger_id)
+        return await self.manager.write(ledger_id, metadata, read_as=read_as)
 
     async def append_segment(self, ledger_id: int, *bookies: BookieId) -> None:
         """As a writer does when a bookie fails."""
@@ -78,7 +78,9 @@ async def with_ledgers(count: int, layout: Layout = Layout.HIERARCHICAL) -> Ledg
 
 
 @asynccontextmanager
-async def keeping(ledgers: Ledgers, *, is_built: bool = True) -> AsyncIterator[IndexKeeper]:
+async def keeping(
+    ledgers: Ledgers, *, is_built: bool = True, own_writes: OwnWrites | None = None
+) -> AsyncIterator[IndexKeeper]:
     """Somebody's index, with a session of its own; complete unless ``is_built`` is False."""
     store = MemoryStore(ledgers.tree)
     keeper = IndexKeeper(
@@ -86,6 +88,7 @@ async def keeping(ledgers: Ledgers, *, is_built: bool = True) -> AsyncIterator[I
         manager=LedgerManager(store, ROOT, ledgers.manager.layout),
         clock=ledgers.clock,
         rescan_interval_s=RESCAN_S,
+        own_writes=own_writes,
     )
     task = asyncio.create_task(keeper.run())
     try:

@@ -212,6 +212,8 @@ async def test_a_drained_bookie_that_takes_writes_again_is_looked_for_at_once() 
         assert await progress(cluster) == {B1: (0, 0, True)}
 
         await cluster.write_ledger((B1, B3), ledger_id=7)
+        await asyncio.sleep(SOON_S)
+        assert await own_marks(cluster) == []
         await cluster.unregister(B1)
         await cluster.register(B1)
         await asyncio.sleep(SOON_S)
@@ -256,6 +258,7 @@ async def test_a_drain_that_is_ordered_anew_begins_anew() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with drained_soon(cluster, B1):
         await move(cluster, 0, away=B1, to=B5)
+        await asyncio.sleep(SOON_S)
         await cancel_drain(cluster, B1)
         await order_drain(cluster, B1, since_ms=2)
         await asyncio.sleep(SOON_S)

@@ -122,7 +122,7 @@ class Wire:
     def __init__(self, handler: OneSessionHandler) -> None:
         self.client = KazooClient(handler=handler)
         self.connection = PipelinedConnection.in_place_of(
-            self.client._connection, on_event=lambda number, path: None
+            self.client._connection, on_event=lambda number, path, zxid: None
         )
         self.connection._read_sock, self.connection._write_sock = socket.socketpair()
         self.connection._read_sock.setblocking(False)
@@ -270,15 +270,16 @@ def test_requests_about_watches_are_written_as_zookeeper_reads_them(
     assert request_.serialize() == bytes.fromhex(written)
 
 
-def test_an_event_is_told_with_its_number_and_its_path(handler: OneSessionHandler) -> None:
-    told: list[tuple[int, str]] = []
+def test_an_event_is_told_with_its_number_its_path_and_its_zxid(handler: OneSessionHandler) -> None:
+    told: list[tuple[int, str, int]] = []
     client = KazooClient(handler=handler)
     connection = PipelinedConnection.in_place_of(
-        client._connection, on_event=lambda number, path: told.append((number, path))
+        client._connection, on_event=lambda *event: told.append(event)
     )
 
     for number in (1, 2, 3, 4):
         event = number.to_bytes(4) + (3).to_bytes(4) + (2).to_bytes(4) + b"/a"
-        connection._read_watch_event(event, 0)
+        header = (-1).to_bytes(4, signed=True) + (70 + number).to_bytes(8) + bytes(4)
+        connection._read_watch_event(header + event, len(header))
 
-    assert told == [(1, "/a"), (2, "/a"), (3, "/a"), (4, "/a")]
+    assert told == [(1, "/a", 71), (2, "/a", 72), (3, "/a", 73), (4, "/a", 74)]

@@ -12,7 +12,7 @@ from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
 from ledgers.formats.layout import Layout
-from ledgers.manager import Journal, LedgerManager
+from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.metadata import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
@@ -50,6 +50,8 @@ class Node:
     views: ViewSource
     queue: Queue
     repairer: Repairer
+    written: list[VersionedMetadata]
+    """What the repairer told that it wrote."""
     notes: WaitingNotesWriter
     ends: UnprovenEnds
     worker: ReplicationWorker
@@ -146,6 +148,7 @@ async def _node(
         quarantine=quarantine,
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
+    written: list[VersionedMetadata] = []
     repairer = Repairer(
         queue=queue,
         manager=manager,
@@ -169,6 +172,7 @@ async def _node(
         ),
         copier=Copier(answering, receivers),
         moves_misplaced=moves_misplaced,
+        on_written=written.append,
     )
     notes = WaitingNotesWriter(store, batcher, UR)
     ends = UnprovenEnds(store, batcher, UR, manager=manager, clock=clock)
@@ -191,6 +195,7 @@ async def _node(
         views=views,
         queue=queue,
         repairer=repairer,
+        written=written,
         notes=notes,
         ends=ends,
         worker=worker,

@@ -61,11 +61,14 @@ async def test_everything_lost_is_written_in_one_compare_and_set() -> None:
         (B1, B2, B3), (B1, B4, B3), (B4, B1, B5), starts=(0, 10, 20), last=29, write_quorum=3
     )
     await cluster.kill(B1, B3)
+    await cluster.mark()
 
-    outcome = await repair(cluster)
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
 
     after = await cluster.manager.read(LEDGER)
     assert after.version == before.version + 1
+    assert node.written == [after]
     assert not after.metadata.bookies & {B1, B3}
     assert outcome.kind is OutcomeKind.DONE
     assert outcome.entry_count == 30 + 20

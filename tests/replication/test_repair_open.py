@@ -151,6 +151,7 @@ async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace_of_the_open_on
         assert fenced == []
         assert (await cluster.metadata()).state is LedgerState.OPEN
         assert await cluster.marked() == [LEDGER]
+        assert node.written == [await cluster.manager.read(LEDGER)]
 
         outcome = await node.repairer.repair(take, outcome.sighting)
 

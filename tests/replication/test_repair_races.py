@@ -151,6 +151,7 @@ async def test_rule_s6_what_is_marked_again_meanwhile_is_repaired_and_stays_mark
 
         assert outcome.kind is OutcomeKind.MARKED_AGAIN
         assert len(await cluster.locked()) == 1
+        assert node.written == [await cluster.manager.read(LEDGER)]
     assert await cluster.marked() == [LEDGER]
     await cluster.assert_whole()
 
