@@ -39,7 +39,7 @@ UNREADABLE = Gauge(
 
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Between two tries to read what could not be read; doubled from one to the next."""
-CHANGES_PAUSE_S = 0.02
+CHANGES_PAUSE_S = 0.1
 """Before what changed is read: more of it is read together, and our own writes are known by then."""
 UNREADABLE_AGAIN_S = 600.0
 """Between two tries to read ledgers that cannot be read: no watch tells that an ACL was opened."""
