@@ -96,7 +96,7 @@ async def plan_for(
         unproven=await unproven_among(
             cluster.store, cluster.manager, cluster.ur, chosen.ledger_ids
         ),
-        unproven_others=[i for i in every_unproven if i not in set(chosen.ledger_ids)],
+        unproven_others=sorted(set(every_unproven).difference(chosen.ledger_ids)),
     )
 
 
