@@ -41,9 +41,12 @@ class Layout(enum.Enum):
 
     def ledger_id(self, root: str, path: str) -> int | None:
         """The ledger whose znode this is, or None when it is no ledger's in this layout."""
-        directory, _, name = path.rpartition("/")
-        ledger_ids, _ = self.ledgers_among(root, directory, [name])
-        return ledger_ids[0] if ledger_ids else None
+        digits = path[len(root) :].replace("/", "").replace("L", "")
+        if not digits.isdecimal() or len(digits) > len(str(LONG_ID_STOP)):
+            return None
+        ledger_id = int(digits)
+        is_its_own = ledger_id < self.ledger_id_stop and self.path(root, ledger_id) == path
+        return ledger_id if is_its_own else None
 
     def ledgers_among(
         self, root: str, directory: str, names: Iterable[str]
