@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.look import Look
+from auditor.fsck.look import LedgerLook
 from auditor.fsck.reads import LedgerReads
 from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.bookies import Bookies
@@ -77,7 +77,7 @@ class CopyInspector:
             digest=digest,
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
         )
-        look = Look(
+        look = LedgerLook(
             versioned,
             known_fragments(versioned.ledger_id, versioned.metadata, lac=expected),
             is_end_known=end.is_known,

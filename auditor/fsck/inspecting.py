@@ -22,7 +22,7 @@ VERDICTS_WAITING_MAX = 1_000
 """That nobody has fetched yet."""
 
 T = TypeVar("T")
-Look = Callable[[Executor, T], Awaitable[LedgerVerdict | None]]
+LookFunction = Callable[[Executor, T], Awaitable[LedgerVerdict | None]]
 
 
 def inspect(
@@ -108,7 +108,7 @@ def _unreadable(
 
 
 async def _verdicts(
-    options: FsckOptions, asked: Iterable[T], look: Look[T], begin_pace: BeginPace
+    options: FsckOptions, asked: Iterable[T], look: LookFunction[T], begin_pace: BeginPace
 ) -> AsyncGenerator[LedgerVerdict, None]:
     """The work is a task's, with all that belongs to it, so that whoever reads this may do so from any task."""
     done: asyncio.Queue[LedgerVerdict | None] = asyncio.Queue(VERDICTS_WAITING_MAX)
@@ -138,7 +138,7 @@ def _at_once(options: FsckOptions) -> int:
 async def look_at_all(
     executor: Executor,
     asked: Iterable[T],
-    look: Look[T],
+    look: LookFunction[T],
     tell: Callable[[LedgerVerdict], Awaitable[None]],
     *,
     at_once: int,

@@ -30,7 +30,7 @@ Refusals = Mapping[BookieId, Refused]
 NOTHING_SEEN: Refusals = MappingProxyType({})
 
 
-class Look:
+class LedgerLook:
     """``run`` once; what it saw is in ``summing_up``."""
 
     def __init__(

@@ -39,7 +39,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Response:
     """``refusal``: it was asked wrongly; ``failure``: it went wrong; both empty when all went well."""
 
     refusal: str = ""
@@ -72,7 +72,7 @@ class NotRunningError(SettingsError):
     """Nobody listens in the data folder."""
 
 
-def ask(data: Path, question: Question) -> Answer:
+def ask(data: Path, question: Question) -> Response:
     """A good answer. Raises NotRunningError, SettingsError when the question was refused, UnavailableError when what
     was asked for failed.
     """
@@ -84,7 +84,7 @@ def ask(data: Path, question: Question) -> Answer:
     return answer
 
 
-def _exchange(data: Path, question: Question) -> Answer:
+def _exchange(data: Path, question: Question) -> Response:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(ANSWER_TIMEOUT_S)
         try:
@@ -93,12 +93,12 @@ def _exchange(data: Path, question: Question) -> Answer:
             raise NotRunningError(f"no cluster is running on {data}") from error
         try:
             send(connection, question)
-            return msgspec.json.decode(receive(connection), type=Answer)
+            return msgspec.json.decode(receive(connection), type=Response)
         except (OSError, msgspec.MsgspecError) as error:
             raise UnavailableError(f"the supervisor does not answer: {error}") from error
 
 
-def send(connection: socket.socket, message: Question | Answer) -> None:
+def send(connection: socket.socket, message: Question | Response) -> None:
     connection.sendall(msgspec.json.encode(message))
     connection.shutdown(socket.SHUT_WR)
 

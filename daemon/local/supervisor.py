@@ -18,7 +18,7 @@ import msgspec
 
 from daemon.local import control, folder
 from daemon.local.cluster import LocalCluster, OnEvent
-from daemon.local.control import Answer, Question, Verb
+from daemon.local.control import Question, Response, Verb
 from daemon.local.jars import OnProgress
 from daemon.local.spec import Storage, find_bookie
 from daemon.local.status import ClusterStatus, observe
@@ -76,7 +76,7 @@ def supervise(wish: Wish, listener: Listener) -> None:
         listener.on_ready(observe(cluster))
         last_asker = _serve(cluster, door)
     with last_asker, suppress(OSError):  # who asked for the end waits for it, if still there
-        control.send(last_asker, Answer())
+        control.send(last_asker, Response())
 
 
 @contextmanager
@@ -140,10 +140,10 @@ def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
         connection.close()
 
 
-def _answer(cluster: LocalCluster, question: Question) -> Answer:
+def _answer(cluster: LocalCluster, question: Question) -> Response:
     try:
         if question.verb is Verb.STATUS:
-            return Answer(status=observe(cluster))
+            return Response(status=observe(cluster))
         bookie = find_bookie(cluster.bookies, question.bookie)
         actions: dict[Verb, Callable[[BookieId], object]] = {
             Verb.KILL: cluster.kill,
@@ -152,11 +152,11 @@ def _answer(cluster: LocalCluster, question: Question) -> Answer:
             Verb.WIPE: cluster.wipe,
         }
         ended = actions[question.verb](bookie)
-        return Answer(bookie=bookie, was_killed=ended is False)
+        return Response(bookie=bookie, was_killed=ended is False)
     except SettingsError as error:
-        return Answer(refusal=str(error))
+        return Response(refusal=str(error))
     except BookmenderError as error:
-        return Answer(failure=str(error))
+        return Response(failure=str(error))
 
 
 def start_detached(wish: Wish, listener: Listener) -> None:

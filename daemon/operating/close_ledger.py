@@ -33,7 +33,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.last_entries import Reach, reach_of
+from ledgers.operations.last_entries import LastEntry, last_entry_of
 from ledgers.store import Check, MetadataStore, Operation
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.orders import Orders
@@ -41,7 +41,7 @@ from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for
 from replication.planning.targets import Receivers
 from replication.queue.lock_by_hand import locked
 
-Told = Mapping[BookieId, Reach | None]
+Told = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
 
 
@@ -102,7 +102,7 @@ def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> s
 
 
 def silent_of(told: Told) -> frozenset[BookieId]:
-    return frozenset(bookie for bookie, reach in told.items() if reach is None)
+    return frozenset(bookie for bookie, last in told.items() if last is None)
 
 
 def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
@@ -161,7 +161,7 @@ class LedgerCloser:
         found = await self._manager.read(ledger_id)
         if found.metadata.is_closed:
             return Closing(found=found)
-        told = await self._reaches(found)
+        told = await self._last_entries(found)
         last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
         doubts: list[str] = []
         if found.metadata.state is LedgerState.OPEN:  # else a recovery has locked its writer out
@@ -191,11 +191,11 @@ class LedgerCloser:
         why = self._open_ledgers.why_no_target(found, silent)
         return f"{_no_answer(silent, self._view)}, and {why}, then give the same command again"
 
-    async def _reaches(self, found: VersionedMetadata) -> Told:
+    async def _last_entries(self, found: VersionedMetadata) -> Told:
         """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
         members = found.metadata.last_segment.ensemble
         told = await asyncio.gather(
-            *(reach_of(self._bookies, bookie, found.ledger_id) for bookie in members)
+            *(last_entry_of(self._bookies, bookie, found.ledger_id) for bookie in members)
         )
         return dict(zip(members, told, strict=True))
 
@@ -256,7 +256,7 @@ class LedgerCloser:
         except (JournalError, SessionLostError, LockLostError):
             raise
         except UnavailableError as error:
-            told = await self._reaches(found)
+            told = await self._last_entries(found)
             silent = silent_of(told)
             hint = (
                 whom_to_start(found.metadata, silent)

@@ -16,25 +16,25 @@ NO_ENTRY = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
+class LastEntry:
     """The last entry that a bookie stores of a ledger, and the LAC in its header; ``NO_ENTRY`` each where it has none."""
 
     last_entry_id: int
     lac: int
 
 
-async def reach_of(
+async def last_entry_of(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
-) -> Reach | None:
+) -> LastEntry | None:
     """By what the bookie says; None when it does not say. Given a ``digest``, only an entry that it fits is believed."""
     try:
         entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
         if digest is not None:
             digest.check(entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
         header = EntryHeader.of(entry)
-        return Reach(last_entry_id=header.entry_id, lac=header.lac)
+        return LastEntry(last_entry_id=header.entry_id, lac=header.lac)
     except NoSuchEntryError:
-        return Reach(last_entry_id=NO_ENTRY, lac=NO_ENTRY)
+        return LastEntry(last_entry_id=NO_ENTRY, lac=NO_ENTRY)
     except BookmenderError:
         return None
 
@@ -42,9 +42,9 @@ async def reach_of(
 async def last_entry_id(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
 ) -> int | None:
-    """The last entry that one bookie stores, ``NO_ENTRY`` for none; else as ``reach_of``."""
-    reach = await reach_of(bookies, bookie, ledger_id, digest=digest)
-    return None if reach is None else reach.last_entry_id
+    """The last entry that one bookie stores, ``NO_ENTRY`` for none; else as ``last_entry_of``."""
+    last = await last_entry_of(bookies, bookie, ledger_id, digest=digest)
+    return None if last is None else last.last_entry_id
 
 
 async def highest_entry_id(

@@ -15,7 +15,7 @@ from ledgers.entry import EntryDigest
 from ledgers.errors import BookmenderError, BusyError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.copying.copy_job import CopyJob, CopyOutcome
-from replication.copying.sources import Progress, assign
+from replication.copying.sources import SliceProgress, assign
 from replication.planning.questions import NOTHING_ASKED, Questions
 
 SLICE_ENTRIES = 2_048
@@ -127,7 +127,7 @@ class _Copy:
         return self._target_error is not None or lacking_count > LACKING_MAX
 
     async def _copy_slice(self, entry_ids: Sequence[int]) -> None:
-        progress = Progress()
+        progress = SliceProgress()
         standing = self._bookies.standing
         while entry_ids:
             reads = assign(entry_ids, progress, self._job, standing)

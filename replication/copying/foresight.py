@@ -19,7 +19,7 @@ from ledgers.fragments import Fragment
 from ledgers.striping import write_set
 from replication.copying.copy_index import LACKING_MAX, kept_back_of
 from replication.copying.copy_job import CopyOutcome, ends_apart
-from replication.planning.check import Finding
+from replication.planning.check import IndexFinding
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Repair
 from replication.planning.survey import Survey
@@ -40,7 +40,7 @@ class Foresight:
     def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._available = survey.view.available
-        self._findings: dict[Fragment, dict[int, Finding]] = defaultdict(dict)
+        self._findings: dict[Fragment, dict[int, IndexFinding]] = defaultdict(dict)
         for finding in survey.findings:
             self._findings[finding.fragment][finding.index] = finding
 
@@ -89,7 +89,7 @@ class Foresight:
             elif all(finding.bad_count for finding in sources):
                 yield _bad_everywhere(sources, first % size, size)
 
-    def _sources(self, fragment: Fragment, entry_id: int) -> list[Finding]:
+    def _sources(self, fragment: Fragment, entry_id: int) -> list[IndexFinding]:
         """What is known of the entry's bookies that are there."""
         findings = self._findings[fragment]
         indexes = _write_set(fragment, entry_id)
@@ -102,7 +102,7 @@ def _write_set(fragment: Fragment, entry_id: int) -> tuple[int, ...]:
     )
 
 
-def _bad_everywhere(sources: Sequence[Finding], residue: int, size: int) -> Iterator[int]:
+def _bad_everywhere(sources: Sequence[IndexFinding], residue: int, size: int) -> Iterator[int]:
     fewest = min(sources, key=lambda finding: finding.bad_count)
     for entry_id in merge(fewest.absent, fewest.mismatched, fewest.unreadable):
         if entry_id % size == residue and all(finding.is_bad(entry_id) for finding in sources):

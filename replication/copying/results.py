@@ -11,7 +11,7 @@ from ledgers.metadata import BookieId, LedgerMetadata
 from replication.copying.copy_index import LACKING_MAX
 from replication.copying.copy_job import CopyOutcome
 from replication.copying.foresight import Foresight
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
 from replication.planning.rewrite import LOST_PLACES_MAX, Change, lost_places, rewritten
@@ -78,7 +78,7 @@ class CopyResults(
         lacking = self._lacking()
         if not lacking:  # nearly always
             return {}
-        away: dict[Fragment, list[Finding]] = defaultdict(list)
+        away: dict[Fragment, list[IndexFinding]] = defaultdict(list)
         for finding in self.survey.findings:
             if finding.verdict in (Verdict.LOST, Verdict.AWAY):
                 away[finding.fragment].append(finding)

@@ -25,7 +25,7 @@ History = tuple[tuple[BookieId, Answer], ...]
 
 
 @dataclass(slots=True)
-class Progress:
+class SliceProgress:
     """What became of the entries of one slice.
 
     ``tried``: the history of each entry that was asked for in vain. Entries that were refused alike
@@ -56,7 +56,7 @@ class Reads(Struct, frozen=True, kw_only=True):
 
 def assign(
     entry_ids: Sequence[int],
-    progress: Progress,
+    progress: SliceProgress,
     job: CopyJob,
     standing: Callable[[BookieId], Standing],
 ) -> Reads:
@@ -100,7 +100,7 @@ _PROVES_NOTHING = frozenset({Answer.UNKNOWN, Answer.UNREADABLE})
 
 
 def _groups(
-    entry_ids: Sequence[int], progress: Progress, job: CopyJob
+    entry_ids: Sequence[int], progress: SliceProgress, job: CopyJob
 ) -> Mapping[tuple[int, History], Sequence[int]]:
     """The entries by what decides whom they may be asked of: their write set, and who was asked.
 

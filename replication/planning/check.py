@@ -37,7 +37,7 @@ class Verdict(enum.Enum):
     """Its bookie is there and did not say."""
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class IndexFinding(Struct, frozen=True, kw_only=True):
     """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when MISSING."""
 
     fragment: Fragment
@@ -74,7 +74,7 @@ def judge(
     refusals: Mapping[BookieId, Refused],
     *,
     available: Collection[BookieId],
-) -> tuple[Finding, ...]:
+) -> tuple[IndexFinding, ...]:
     """One finding for every bookie index of every fragment, in their order.
 
     ``refusals``: of every bookie that was asked.
@@ -88,9 +88,9 @@ def judge(
 
 def _judge_index(
     fragment: Fragment, index: int, refused: Refused | None, *, is_available: bool
-) -> Finding:
-    def finding(verdict: Verdict) -> Finding:
-        return Finding(fragment=fragment, index=index, verdict=verdict)
+) -> IndexFinding:
+    def finding(verdict: Verdict) -> IndexFinding:
+        return IndexFinding(fragment=fragment, index=index, verdict=verdict)
 
     if not is_available:
         return finding(Verdict.LOST)
@@ -112,7 +112,7 @@ def _judge_index(
     )
     if not absent and not mismatched and not unreadable:
         return finding(Verdict.GOOD)
-    return Finding(
+    return IndexFinding(
         fragment=fragment,
         index=index,
         verdict=Verdict.MISSING,
@@ -132,7 +132,7 @@ async def check(
     entry_bytes: int,
     share: float = 0.0,
     rng: random.Random | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[IndexFinding, ...]:
     """Ask the bookies and judge. What one does not answer is a finding, never an error.
 
     ``entry_bytes``: a guess at the stored size of an entry, by which reads in flight are weighed

@@ -7,7 +7,7 @@ kind of doubt.
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.survey import OpenEnd, Survey
 from replication.reasons import Blocked
 
@@ -39,8 +39,8 @@ def copy_doubts(
             return _told(survey.findings)
 
 
-def _told(findings: Sequence[Finding]) -> list[str]:
-    doubted = defaultdict[tuple[str, Verdict], list[Finding]](list)
+def _told(findings: Sequence[IndexFinding]) -> list[str]:
+    doubted = defaultdict[tuple[str, Verdict], list[IndexFinding]](list)
     for finding in findings:
         if finding.verdict in _TOLD and finding.entries:
             doubted[finding.bookie, finding.verdict].append(finding)

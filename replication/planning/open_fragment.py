@@ -17,7 +17,7 @@ from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.last_entries import highest_entry_id
 from replication.cluster.cluster_view import ClusterView
-from replication.planning.check import Finding, Verdict, check
+from replication.planning.check import IndexFinding, Verdict, check
 from replication.planning.entry_runs import EntryRuns, merged
 
 ON_THEIR_WAY_S = 1.0
@@ -55,7 +55,7 @@ async def survey_tail(
     lac: int,
     bookies: Bookies,
     clock: Clock,
-) -> tuple[Finding, ...]:
+) -> tuple[IndexFinding, ...]:
     """What is missing of the entries after the LAC that any member shows.
 
     In recovery nobody adds any more, and every member is asked. While there may be a writer his copies
@@ -84,7 +84,7 @@ async def survey_tail(
 
 async def _lacking(
     fragment: Fragment, asked: frozenset[BookieId], *, digest: EntryDigest, bookies: Bookies
-) -> tuple[Finding, ...]:
+) -> tuple[IndexFinding, ...]:
     findings = await check(
         [fragment],
         bookies=bookies,
@@ -104,7 +104,7 @@ class EndangeredEntry(Struct, frozen=True, kw_only=True):
 
 
 def first_endangered(
-    findings: Sequence[Finding], metadata: LedgerMetadata
+    findings: Sequence[IndexFinding], metadata: LedgerMetadata
 ) -> EndangeredEntry | None:
     """The first such entry; None where there is none, and of a ledger that is not OPEN.
 
@@ -125,7 +125,7 @@ def first_endangered(
     return None
 
 
-def _lacked(findings: Sequence[Finding]) -> Iterator[tuple[BookieId, EntryRuns]]:
+def _lacked(findings: Sequence[IndexFinding]) -> Iterator[tuple[BookieId, EntryRuns]]:
     """What members of the open fragment lack of it, or have damaged."""
     for finding in findings:
         if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed:

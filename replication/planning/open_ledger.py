@@ -26,7 +26,7 @@ from ledgers.errors import UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.ensembles import BookiePool, can_go_on_without
-from ledgers.operations.last_entries import NO_ENTRY, Reach, last_entry_id
+from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
 from ledgers.operations.reader import replicas_in
 from ledgers.operations.recovery import recover_ledger
 from ledgers.placement import Candidate
@@ -195,11 +195,13 @@ def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
     )
 
 
-def written_back_to(metadata: LedgerMetadata, reaches: Collection[Reach]) -> frozenset[BookieId]:
-    """The bookies that a recovery would send entries again: those after the LAC, as far as any of ``reaches`` shows them."""
+def written_back_to(
+    metadata: LedgerMetadata, last_entries: Collection[LastEntry]
+) -> frozenset[BookieId]:
+    """The bookies that a recovery would send entries again: those after the LAC, as far as any of ``last_entries`` shows them."""
     segment = metadata.last_segment
-    first = max([segment.first_entry_id, *(reach.lac + 1 for reach in reaches)])
-    last = max((reach.last_entry_id for reach in reaches), default=NO_ENTRY)
+    first = max([segment.first_entry_id, *(each.lac + 1 for each in last_entries)])
+    last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
     # Entries that are an ensemble's size apart are on the same bookies.
     entries = range(first, min(last + 1, first + metadata.ensemble_size))
     return frozenset(
@@ -287,13 +289,13 @@ class OpenLedgers:
         )
 
     async def can_write_back(
-        self, metadata: LedgerMetadata, told: Mapping[BookieId, Reach | None]
+        self, metadata: LedgerMetadata, told: Mapping[BookieId, LastEntry | None]
     ) -> bool:
         """Whether ``recover`` could give each of the last entries its ack quorum of copies, while those members of the
         last ensemble that do not say how far they reach (None in ``told``) take none."""
-        reaches = [reach for reach in told.values() if reach is not None]
-        silent = {bookie for bookie, reach in told.items() if reach is None}
-        failing = silent & written_back_to(metadata, reaches)
+        last_entries = [each for each in told.values() if each is not None]
+        silent = {bookie for bookie, last in told.items() if last is None}
+        failing = silent & written_back_to(metadata, last_entries)
         return not failing or await can_go_on_without(
             metadata, failing, pool=self._pool, clock=self._clock
         )

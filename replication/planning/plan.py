@@ -13,7 +13,7 @@ from ledgers.errors import NotEnoughBookiesError
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.placement import Adherence, Candidate
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import merged
 from replication.planning.survey import Survey
 from replication.planning.targets import CopyKey, Targets, why_nobody, with_load
@@ -49,7 +49,7 @@ class Repair(Struct, frozen=True, kw_only=True):
 class Plan(Struct, frozen=True, kw_only=True):
     repairs: tuple[Repair, ...] = ()
     blocked: tuple[Blocked, ...] = ()
-    untargeted: tuple[Finding, ...] = ()
+    untargeted: tuple[IndexFinding, ...] = ()
     """Those of ``blocked`` that no bookie can take over."""
 
     @property
@@ -106,7 +106,7 @@ class _Planning:
         """By first entry: as they will be after the steps so far."""
         self._repairs: list[Repair] = []
         self._blocked: list[Blocked] = []
-        self._untargeted: list[Finding] = []
+        self._untargeted: list[IndexFinding] = []
 
     @property
     def plan(self) -> Plan:
@@ -116,7 +116,7 @@ class _Planning:
             untargeted=tuple(self._untargeted),
         )
 
-    def see_to(self, finding: Finding) -> None:
+    def see_to(self, finding: IndexFinding) -> None:
         if finding.verdict is Verdict.GOOD:
             return
         step = self._step(finding)
@@ -177,7 +177,7 @@ class _Planning:
             until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
         )
 
-    def _step(self, finding: Finding) -> Repair | Blocked:
+    def _step(self, finding: IndexFinding) -> Repair | Blocked:
         if finding.verdict is Verdict.AWAY:
             return self._wait_for(finding)
         if finding.verdict is Verdict.UNKNOWN:
@@ -189,7 +189,7 @@ class _Planning:
             return self._refill(finding, finding.absent)
         return self._move(finding, may_refill=may_refill)
 
-    def _left_open(self, finding: Finding) -> Blocked:
+    def _left_open(self, finding: IndexFinding) -> Blocked:
         """Its writer is to close it; where a recovery has locked him out, only an operator can have it ended."""
         hint = writer_hint(self._survey.ledger_id)
         if finding.verdict is not Verdict.DRAINING:
@@ -209,7 +209,7 @@ class _Planning:
             ),
         )
 
-    def _wait_for(self, finding: Finding) -> Blocked:
+    def _wait_for(self, finding: IndexFinding) -> Blocked:
         """A maintenance window: all else of the ledger is repaired meanwhile."""
         window = self._survey.view.orders.maintenance[finding.bookie]
         why = f" ({window.reason})" if window.reason else ""
@@ -219,7 +219,7 @@ class _Planning:
             until_ms=window.until_ms,
         )
 
-    def _unanswered(self, finding: Finding) -> Blocked:
+    def _unanswered(self, finding: IndexFinding) -> Blocked:
         """Tried again when the bookie is, where that is known."""
         return Blocked(
             reason=Reason.NO_ANSWER,
@@ -227,7 +227,7 @@ class _Planning:
             until_ms=self._targets.quarantined.get(finding.bookie),
         )
 
-    def _may_refill(self, finding: Finding) -> bool:
+    def _may_refill(self, finding: IndexFinding) -> bool:
         """Whether a member that is there may be given what it lacks (rule S15).
 
         Of a ledger that is not closed, a member of the last ensemble may not (rule S12, see ``_taken``).
@@ -241,7 +241,7 @@ class _Planning:
             and self._targets.may_refill(finding.bookie)
         )
 
-    def _move(self, finding: Finding, *, may_refill: bool) -> Repair | Blocked:
+    def _move(self, finding: IndexFinding, *, may_refill: bool) -> Repair | Blocked:
         """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
         taken = self._taken(finding)
         copied = self._targets.copied.get((finding.fragment, finding.index))
@@ -255,7 +255,7 @@ class _Planning:
             return self._nobody_for(finding, taken, error)
         return self._repair(finding.fragment, finding.index, target, finding.entries)
 
-    def _choose(self, finding: Finding, taken: frozenset[BookieId]) -> BookieId:
+    def _choose(self, finding: IndexFinding, taken: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
             self._candidates(),
             ensemble=self._ensemble(finding.fragment),
@@ -277,7 +277,7 @@ class _Planning:
         self._loads[repair.target] = self._loads.get(repair.target, 0) + repair.byte_count
         self._ensemble(repair.fragment)[repair.index] = repair.target
 
-    def _taken(self, finding: Finding) -> frozenset[BookieId]:
+    def _taken(self, finding: IndexFinding) -> frozenset[BookieId]:
         """Bookies that must not come into this ensemble: its members, and other targets of the fragment.
 
         Of a ledger that is not closed, the members of the last ensemble neither: a copy's LAC field is
@@ -293,7 +293,7 @@ class _Planning:
             taken.update(self._metadata.last_segment.ensemble)
         return frozenset(taken)
 
-    def _refill(self, finding: Finding, entry_ids: Sequence[int]) -> Repair:
+    def _refill(self, finding: IndexFinding, entry_ids: Sequence[int]) -> Repair:
         return self._repair(finding.fragment, finding.index, finding.bookie, entry_ids)
 
     def _repair(
@@ -308,7 +308,7 @@ class _Planning:
         )
 
     def _nobody_for(
-        self, finding: Finding, taken: frozenset[BookieId], error: NotEnoughBookiesError
+        self, finding: IndexFinding, taken: frozenset[BookieId], error: NotEnoughBookiesError
     ) -> Blocked:
         local = self._targets.only_local
         if local is not None and local in taken:
@@ -323,7 +323,7 @@ class _Planning:
             until_ms=self._targets.quarantine_end_ms(besides=taken),
         )
 
-    def _advice(self, finding: Finding, taken: Collection[BookieId]) -> str:
+    def _advice(self, finding: IndexFinding, taken: Collection[BookieId]) -> str:
         """A bookie that is away keeps its cookie, unless it is never to come back."""
         may_return = finding.verdict is Verdict.LOST and finding.bookie in self._survey.view.cookies
         advice = "start it again, or add a bookie" if may_return else "add a bookie"

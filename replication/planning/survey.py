@@ -24,7 +24,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.opening import find_end, ledger_digest
 from replication.cluster.cluster_view import ClusterView
-from replication.planning.check import Finding, Verdict, check, judge
+from replication.planning.check import IndexFinding, Verdict, check, judge
 from replication.planning.entry_lists import EntryLists
 from replication.planning.open_fragment import (
     ENTRY_BYTES_GUESS,
@@ -46,7 +46,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     versioned: VersionedMetadata
     view: ClusterView
     digest: EntryDigest
-    findings: tuple[Finding, ...]
+    findings: tuple[IndexFinding, ...]
 
     @property
     def ledger_id(self) -> int:
@@ -294,7 +294,7 @@ def _without_end(
     )
 
 
-def under_orders(findings: tuple[Finding, ...], view: ClusterView) -> tuple[Finding, ...]:
+def under_orders(findings: tuple[IndexFinding, ...], view: ClusterView) -> tuple[IndexFinding, ...]:
     """What an operator ordered makes of findings: who drains is missing, who is away is not.
 
     The draining bookies were not asked, so that they seem lost.
@@ -304,7 +304,7 @@ def under_orders(findings: tuple[Finding, ...], view: ClusterView) -> tuple[Find
     return tuple(_under_orders(finding, view) for finding in findings)
 
 
-def _under_orders(finding: Finding, view: ClusterView) -> Finding:
+def _under_orders(finding: IndexFinding, view: ClusterView) -> IndexFinding:
     is_seen = finding.bookie in view.available
     if finding.verdict is Verdict.LOST and is_seen:
         return replace(finding, verdict=Verdict.DRAINING)

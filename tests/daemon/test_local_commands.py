@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from daemon.local import commands, folder, jars
 from daemon.local.commands import local
-from daemon.local.control import SOCKET_NAME, Answer, listen, receive, send
+from daemon.local.control import SOCKET_NAME, Response, listen, receive, send
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import at_rest
@@ -359,7 +359,7 @@ def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
         connection, _ = door.accept()
         with connection:
             receive(connection)
-            send(connection, Answer(status=status))
+            send(connection, Response(status=status))
 
     with lock, listen(data) as door:
         supervisor = threading.Thread(target=supervise, args=(door,))

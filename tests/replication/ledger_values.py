@@ -10,7 +10,7 @@ from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.orders import Orders
-from replication.planning.check import Finding
+from replication.planning.check import IndexFinding
 from replication.planning.survey import Survey
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(1, 8))
@@ -56,7 +56,7 @@ def fragment(
 
 
 def survey_of(
-    findings: Sequence[Finding],
+    findings: Sequence[IndexFinding],
     metadata: LedgerMetadata | None = None,
     orders: Orders | None = None,
 ) -> Survey:

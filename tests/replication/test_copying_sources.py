@@ -8,7 +8,7 @@ import pytest
 from ledgers.bookies import Answer, Standing
 from ledgers.metadata import BookieId
 from replication.copying.copy_job import CopyJob
-from replication.copying.sources import STRETCH_ENTRIES, Progress, assign
+from replication.copying.sources import STRETCH_ENTRIES, SliceProgress, assign
 from tests.replication.copies import whole_ledger
 from tests.replication.ledger_values import B2, B3, BOOKIES
 
@@ -20,7 +20,7 @@ def nothing_known(bookie: BookieId) -> Standing:
 def asked(
     what: CopyJob, standing: Callable[[BookieId], Standing] = nothing_known
 ) -> dict[BookieId, list[int]]:
-    reads = assign(what.entry_ids, Progress(), what, standing)
+    reads = assign(what.entry_ids, SliceProgress(), what, standing)
     return {bookie: list(entry_ids) for bookie, entry_ids in reads.entry_ids.items()}
 
 
@@ -116,12 +116,12 @@ def test_a_sole_replica_is_given_its_time_and_of_several_the_first_is_not() -> N
     alone = whole_ledger(BOOKIES[:2], entry_count=10, write_quorum=2)
     of_two = whole_ledger(entry_count=10)
 
-    assert not assign(alone.entry_ids, Progress(), alone, nothing_known).have_alternatives
-    assert assign(of_two.entry_ids, Progress(), of_two, nothing_known).have_alternatives
+    assert not assign(alone.entry_ids, SliceProgress(), alone, nothing_known).have_alternatives
+    assert assign(of_two.entry_ids, SliceProgress(), of_two, nothing_known).have_alternatives
 
 
 def test_who_was_silent_is_asked_once_more_when_nobody_else_is_left() -> None:
-    what, progress = whole_ledger(entry_count=3), Progress()
+    what, progress = whole_ledger(entry_count=3), SliceProgress()
     order = []
     entry_ids: list[int] = [0, 1, 2]
     for _ in range(3):

@@ -11,7 +11,7 @@ from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.orders import MaintenanceWindow, Orders
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, plan_repair
 from replication.planning.targets import Bar, Targets
@@ -72,8 +72,8 @@ def finding(
     absent: tuple[int, ...] = (),
     mismatched: tuple[int, ...] = (),
     is_closed: bool = True,
-) -> Finding:
-    return Finding(
+) -> IndexFinding:
+    return IndexFinding(
         fragment=fragment(is_closed=is_closed),
         index=index,
         verdict=verdict,
@@ -83,7 +83,7 @@ def finding(
 
 
 def plan(
-    findings: Sequence[Finding],
+    findings: Sequence[IndexFinding],
     targets: Targets | None = None,
     metadata: LedgerMetadata = CLOSED,
     orders: Orders | None = None,
@@ -247,7 +247,7 @@ def test_an_earlier_copy_on_a_bookie_that_has_gone_is_made_anew() -> None:
         pytest.param(finding(1, Verdict.MISSING, mismatched=(0, 9)), id="one good entry"),
     ],
 )
-def test_rule_s7_a_key_that_fits_anything_is_not_in_doubt(other: Finding) -> None:
+def test_rule_s7_a_key_that_fits_anything_is_not_in_doubt(other: IndexFinding) -> None:
     all_bad = finding(0, Verdict.MISSING, mismatched=(0, 2, 3, 5, 6, 8, 9))
 
     assert Reason.DIGEST_SUSPECT not in {b.reason for b in plan([all_bad, other]).blocked}

@@ -8,7 +8,7 @@ import pytest
 
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.placement import Candidate, RackRule, RuledPlacement
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.plan import WHOLE, Plan, plan_repair
 from replication.planning.targets import Targets
 from replication.reasons import Reason
@@ -42,7 +42,7 @@ def plan(
     """Of a ledger on one ensemble; ``verdict`` is of the bookie at index 0."""
     members = tuple(ensemble)
     findings = [
-        Finding(
+        IndexFinding(
             fragment=fragment(members, write_quorum=write_quorum),
             index=index,
             verdict=Verdict.GOOD if index else verdict,

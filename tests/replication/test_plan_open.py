@@ -5,7 +5,7 @@ import random
 import pytest
 
 from ledgers.placement import RandomPlacement
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import plan_repair
 from replication.planning.targets import Targets
@@ -20,7 +20,7 @@ from tests.replication.ledger_values import B1, fragment, survey_of
     ],
 )
 def test_what_helps_is_said(verdict: Verdict, can_be_fenced: bool) -> None:
-    finding = Finding(
+    finding = IndexFinding(
         fragment=fragment(is_closed=False), index=0, verdict=verdict, absent=EntryRuns([7])
     )
     targets = Targets(candidates={}, placement=RandomPlacement(random.Random(0)))

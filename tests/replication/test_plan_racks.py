@@ -12,7 +12,7 @@ from ledgers.placement import Candidate, RackRule, RuledPlacement
 from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster.cluster_view import ClusterView
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.plan import Plan, plan_repair
 from replication.planning.survey import Survey
 from replication.planning.targets import Targets
@@ -39,7 +39,7 @@ def plan(
         view=ClusterView(bookies=BookieView()),
         digest=EntryDigest(DigestType.CRC32C, b""),
         findings=tuple(
-            Finding(
+            IndexFinding(
                 fragment=fragment(is_closed=True),
                 index=index,
                 verdict=Verdict.LOST if bookie in lost else Verdict.GOOD,

@@ -12,7 +12,7 @@ from replication.cluster.cluster_view import ClusterView
 from replication.copying.copy_job import CopyOutcome
 from replication.copying.foresight import Foresight
 from replication.copying.results import CopyResults
-from replication.planning.check import Finding, Verdict
+from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
 from replication.reasons import Reason
@@ -26,8 +26,8 @@ def repair(index: int, target: BookieId) -> Repair:
     return Repair(fragment=fragment(), index=index, target=target, entry_ids=ALL[index])
 
 
-def finding(index: int, verdict: Verdict, *, mismatched: Sequence[int] = ()) -> Finding:
-    return Finding(
+def finding(index: int, verdict: Verdict, *, mismatched: Sequence[int] = ()) -> IndexFinding:
+    return IndexFinding(
         fragment=fragment(), index=index, verdict=verdict, mismatched=EntryRuns(mismatched)
     )
 
@@ -35,7 +35,7 @@ def finding(index: int, verdict: Verdict, *, mismatched: Sequence[int] = ()) -> 
 def results(
     steps: Sequence[tuple[Repair, CopyOutcome]],
     *,
-    findings: Sequence[Finding] = (finding(0, Verdict.GOOD),),
+    findings: Sequence[IndexFinding] = (finding(0, Verdict.GOOD),),
     changed: Sequence[BookieId] = (),
 ) -> CopyResults:
     return CopyResults(
@@ -99,7 +99,7 @@ def test_rule_s7_without_one_good_entry_of_the_ledger_nothing_is_split() -> None
     assert results([(repair(1, B4), nothing)]).is_split, "else it would be"
 
 
-def lacking(*findings: Finding) -> list[str]:
+def lacking(*findings: IndexFinding) -> list[str]:
     """What is said where B2 was to be copied without entries 4 and 7, and B3 without 4 and 5."""
     found = results(
         [
@@ -132,8 +132,8 @@ def test_what_is_lost_is_told_once_with_all_that_are_away_and_should_have_it() -
 def foreseen_without_b2_and_b3(last: int) -> CopyResults:
     """B2's copies are to go to B4, and B3's to nobody."""
     whole = fragment(last=last)
-    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
-    good = Finding(fragment=whole, index=0, verdict=Verdict.GOOD)
+    lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
+    good = IndexFinding(fragment=whole, index=0, verdict=Verdict.GOOD)
     writable = {B1: RegisteredBookie(bookie_id=B1, address=None, czxid=1, is_writable=True)}
     survey = replace(
         survey_of([good, *lost], closed_ledger((B1, B2, B3), last_entry_id=last)),
@@ -180,7 +180,7 @@ def test_what_will_come_of_a_copy_is_foreseen_whatever_its_size(
 
 def test_a_run_of_lost_entries_that_nobody_counts_to_its_end_is_not_cut_out() -> None:
     whole = fragment((B2, B3), last=10**6)
-    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
+    lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
     survey = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**6))
     step = Repair(fragment=whole, index=0, target=B4, entry_ids=whole.entries_of(0))
 
@@ -198,7 +198,7 @@ def test_a_run_of_lost_entries_that_nobody_counts_to_its_end_is_not_cut_out() ->
 
 def test_what_has_neither_copy_nor_target_is_told_without_counting_it_all() -> None:
     whole = fragment((B2, B3), last=10**9)
-    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
+    lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (0, 1)]
     survey = survey_of(lost, closed_ledger((B2, B3), last_entry_id=10**9))
 
     [blocked] = CopyResults(
@@ -215,7 +215,7 @@ def test_what_has_neither_copy_nor_target_is_told_without_counting_it_all() -> N
 
 def test_what_was_looked_for_in_vain_is_not_told_again_where_it_has_no_target_either() -> None:
     whole = fragment(last=8)
-    lost = [Finding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
+    lost = [IndexFinding(fragment=whole, index=index, verdict=Verdict.LOST) for index in (1, 2)]
     step = Repair(fragment=whole, index=1, target=B4, entry_ids=whole.entries_of(1))
 
     found = CopyResults(
