@@ -22,6 +22,7 @@ from daemon.planning import Previews, plan_for
 from daemon.restore_command import earlier_metadata_hint
 from daemon.visit import Visit, run_visit
 from ledgers.metadata import BookieId
+from ledgers.sizes import size_text
 from replication.planning.plan import Repair
 from replication.planning.preview import Preview
 from replication.reasons import Blocked, Reason
@@ -233,12 +234,3 @@ def _copy_text(repair: Repair) -> str:
     if repair.is_in_place:
         return f"{where}: {what} back to {repair.target}"
     return f"{where}: {what} from the others' copies, {repair.replaced} -> {repair.target}"
-
-
-def size_text(byte_count: int) -> str:
-    size = float(byte_count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

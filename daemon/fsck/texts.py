@@ -25,7 +25,7 @@ from auditor.fsck.running import FsckProgress, OnProgress
 from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict
 from daemon.fsck.running import Marked
 from daemon.operating.progress import Eta, counted, duration_text, printable
-from daemon.plan_command import size_text
+from ledgers.sizes import size_text
 
 SHOWN_MAX = 20
 HOW_TO_START = "start a node with bookmender daemon, its worker switched on"

@@ -8,9 +8,9 @@ from auditor.observation import Absence, MissingBookie, Observation
 from daemon.observe.observing import Sight
 from daemon.operating.hold import hold_record, hold_text
 from daemon.operating.progress import counted, duration_text, printable
-from daemon.plan_command import size_text
 from daemon.plan_command import to_json as plan_record
 from daemon.planning import Previews
+from ledgers.sizes import size_text
 
 SHOWN_MAX = 20
 """Ledgers, or bookies, that are named; a count tells of the rest."""

@@ -18,6 +18,7 @@ from auditor.fsck.results.style import STYLE
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from ledgers.metadata import BookieId
+from ledgers.sizes import size_text
 
 REPORT_FILE = "report.html"
 PLACES_MAX = 50
@@ -74,7 +75,7 @@ def _head(summary: Summary) -> str:
         f"level {summary.level.value}",
         f"ended {_time(summary.finished_ms)}",
         f"took {took_s:,} s",
-        f"{summary.counts.entries_read:,} entries and {_size(summary.counts.bytes_read)} read",
+        f"{summary.counts.entries_read:,} entries and {size_text(summary.counts.bytes_read)} read",
     ]
     for count, what in (
         (summary.skipped, "skipped, as they were whole lately and have not changed"),
@@ -161,7 +162,7 @@ def _worst(figures: Figures) -> str:
 
 def _ledger(verdict: LedgerVerdict) -> str:
     findings = ", ".join(_words(finding.value) for finding in verdict.findings)
-    facts = [verdict.state or "metadata cannot be read", _size(verdict.length)]
+    facts = [verdict.state or "metadata cannot be read", size_text(verdict.length)]
     if verdict.last_entry_id >= 0:
         facts.append(f"last entry {verdict.last_entry_id:,}")
     if verdict.rests_on_unknown:
@@ -286,12 +287,3 @@ def _words(name: str) -> str:
 
 def _time(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _size(byte_count: int) -> str:
-    size = float(byte_count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
