@@ -106,6 +106,7 @@ class IndexKeeper(Changing):
 
     async def run(self) -> None:
         """Raises SessionLostError when that is over."""
+        self._own_writes.forget()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_root(tasks))
             tasks.create_task(self._scan_what_is_due())

@@ -27,6 +27,11 @@ class OwnWrites:
             if len(self._kept) > KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
 
+    def forget(self) -> None:
+        """What was kept so far. For an index that begins: a ZooKeeper that was set up anew counts its transactions anew."""
+        with self._lock:
+            self._kept.clear()
+
     def take(self, ledger_id: int, zxid: int) -> VersionedMetadata | None:
         """What was written to the ledger in that transaction, once. None: not by us, or it is not kept any more."""
         with self._lock:

@@ -64,6 +64,14 @@ def test_where_nobody_asks_the_oldest_go() -> None:
     assert own.take(KEPT_MAX, 5) is not None
 
 
+def test_what_is_forgotten_is_kept_no_more() -> None:
+    own = OwnWrites()
+    own.keep(written(7, mzxid=5))
+    own.forget()
+
+    assert own.take(7, 5) is None
+
+
 # --- What the index makes of it ----------------------------------------------------------------------
 
 
@@ -80,6 +88,19 @@ async def test_what_this_node_wrote_is_known_without_a_read() -> None:
         assert contents(keeper) == await read_all(ledgers.manager)
         assert keeper.index.naming(B4) == [1]
         assert keeper.take_touched() == {1}
+
+
+@in_virtual_time
+async def test_what_was_written_before_the_index_began_says_nothing() -> None:
+    """As where ZooKeeper was set up anew meanwhile, and has counted to the same transaction again."""
+    ledgers, own = await with_ledgers(3), OwnWrites()
+    stat = Stat(version=1, mzxid=(await ledgers.manager.read(2)).stat.mzxid + 1)
+    own.keep(VersionedMetadata(ledger_id=1, metadata=closed(B1, B4), stat=stat, data=b""))
+    async with keeping(ledgers, own_writes=own) as keeper:
+        assert (await ledgers.write(1, B2, B3)).stat.mzxid == stat.mzxid
+        await asyncio.sleep(SOON_S)
+
+        assert contents(keeper) == await read_all(ledgers.manager)
 
 
 @in_virtual_time
