@@ -18,7 +18,7 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.metadata import BookieId
 from ledgers.store import Operation, OperationResult
-from replication.queue.queue import Queue, QueuedLedger, Take
+from replication.queue.queue import OnApplied, Queue, QueuedLedger, Take
 
 
 class Point(Enum):
@@ -64,9 +64,11 @@ def install(striker: Striker) -> None:
             striker.reach(Point.AFTER_LOCK)
         return taken
 
-    async def struck_finish(self: Queue, taken: Take, extra: Sequence[Operation] = ()) -> bool:
+    async def struck_finish(
+        self: Queue, taken: Take, extra: Sequence[Operation] = (), **options: OnApplied
+    ) -> bool:
         striker.reach(Point.BEFORE_COMPARE_AND_SET if extra else Point.BEFORE_UNMARK)
-        result = await finish(self, taken, extra)
+        result = await finish(self, taken, extra, **options)
         if extra:
             striker.reach(Point.AFTER_COMPARE_AND_SET)
         return result
