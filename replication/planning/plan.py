@@ -327,6 +327,9 @@ class _Planning:
         """A bookie that is away keeps its cookie, unless it is never to come back."""
         may_return = finding.verdict is Verdict.LOST and finding.bookie in self._survey.view.cookies
         advice = "start it again, or add a bookie" if may_return else "add a bookie"
+        if after := self._candidates_once_closed(finding):
+            hint = writer_hint(self._survey.ledger_id)
+            advice = f"{advice}; {', '.join(after)} may once the ledger is closed: {hint}"
         resting = self._resting(taken)
         if not resting:
             return advice
@@ -338,6 +341,13 @@ class _Planning:
         named = ", ".join(resting[:RESTING_SHOWN_MAX]) + more
         end = f"bookmender bookie maintenance {which} --end"
         return f"{named} may once {whose} maintenance is over ({end}){runs}; else {advice}"
+
+    def _candidates_once_closed(self, finding: IndexFinding) -> list[BookieId]:
+        """Who might take over were it not of the last ensemble of a ledger that is not closed (``_taken``)."""
+        if self._metadata.is_closed:
+            return []
+        others = set(self._metadata.last_segment.ensemble).difference(finding.fragment.ensemble)
+        return sorted(others.intersection(self._targets.candidates))
 
     def _resting(self, taken: Collection[BookieId]) -> list[BookieId]:
         """Who might take over but for its maintenance, which keeps it from that while it runs, too (rule S11)."""
