@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import BookieId
+from ledgers.metadata import BookieId, LedgerState
 from replication.cluster.cluster_view import ClusterView
 from replication.copying.foresight import Foresight, made_of
 from replication.copying.results import CopyResults
@@ -131,11 +131,14 @@ def _until_closed(found: OpenEnd) -> Blocked:
         if found.leaving
         else f"lacks copies of entry {found.first_lacking} on {', '.join(found.lacking)}"
     )
+    whose, then = "its writer", "fenced, recovered"
+    if found.versioned.metadata.state is LedgerState.IN_RECOVERY:
+        whose, then = "whoever began its recovery", "recovered"
     return Blocked(
         reason=Reason.OPEN_LEDGER_GRACE,
         detail=(
-            f"its open last fragment {why}: it is left to its "
-            "writer for the open-ledger grace, then fenced, recovered, closed, and only then copied"
+            f"its open last fragment {why}: it is left to {whose} for the open-ledger grace, "
+            f"then {then}, closed, and only then copied"
         )
         + _doubts(found.versioned, found.view),
     )

@@ -125,10 +125,22 @@ async def test_a_bookie_that_a_check_found_bad_is_asked_for_what_lies_between_th
     assert (step.target, tuple(step.entry_ids)) == (B2, (4,))
 
 
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (LedgerState.OPEN, "left to its writer for the open-ledger grace, then fenced, recovered"),
+        (
+            LedgerState.IN_RECOVERY,
+            "left to whoever began its recovery for the open-ledger grace, then recovered",
+        ),
+    ],
+)
 @in_virtual_time
-async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() -> None:
+async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first(
+    state: LedgerState, told: str
+) -> None:
     cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN)
+    await cluster.write_ledger((B1, B2, B3), state=state)
     await cluster.kill(B2)
 
     found = await preview(cluster)
@@ -136,6 +148,7 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first() 
     [blocked] = found.plan.blocked
     assert blocked.reason is Reason.OPEN_LEDGER_GRACE
     assert B2 in blocked.detail
+    assert told in blocked.detail
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
