@@ -160,7 +160,9 @@ class Restorer:
         LockLostError and UnknownOutcomeError as ``LedgerManager.write``.
         """
         ledger_id = record.ledger_id
-        async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
+        async with locked(
+            ledger_id, self._store, self._ur, session, holder, clock=self._clock
+        ) as lock:
             found = await self.plan(record)
             if found.is_done:
                 return found

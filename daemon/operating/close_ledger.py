@@ -211,11 +211,13 @@ class LedgerCloser:
         """Recover and close it; one that is closed already stays as it is. Is it marked, the nodes try it at once.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not while a hold
-        stands, or so few answer that no end can be found, or nobody takes its last entries. ``accepts_loss``: see ``OpenLedgers.recover``. Raises
-        CloseRefusedError; UnavailableError when somebody else holds the ledger; else as ``recover_ledger``, and says
-        what was done by then.
+        stands, or so few answer that no end can be found, or nobody takes its last entries. ``accepts_loss``: see
+        ``OpenLedgers.recover``. Raises CloseRefusedError; UnavailableError when somebody else holds the ledger, and
+        goes on to; else as ``recover_ledger``, and says what was done by then.
         """
-        async with locked(ledger_id, self._store, self._ur, session, holder) as lock:
+        async with locked(
+            ledger_id, self._store, self._ur, session, holder, clock=self._clock
+        ) as lock:
             before = await self.look(ledger_id)
             if before.found.metadata.is_closed:
                 return before

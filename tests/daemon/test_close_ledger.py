@@ -125,7 +125,7 @@ async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
     path = payloads.lock_path(UR, LEDGER)
     await cluster.store.create(path, payloads.lock_to_bytes("other"), is_ephemeral=True)
 
-    with pytest.raises(UnavailableError, match="somebody is repairing it"):
+    with pytest.raises(UnavailableError, match="other is at work on it"):
         await close(cluster, is_forced=True)
 
     assert await cluster.locked() == [path.rpartition("/")[2]]

@@ -158,7 +158,7 @@ async def test_rule_s3_a_ledger_that_somebody_is_repairing_is_left_alone() -> No
     before = await undoing.read()
     await undoing.cluster.store.create(payloads.lock_path(UR, LEDGER))
 
-    with pytest.raises(UnavailableError, match="somebody is repairing it"):
+    with pytest.raises(UnavailableError, match="somebody is at work on it"):
         await undoing.undo(undoing.records[0])
 
     assert (await undoing.read()).version == before.version
