@@ -216,9 +216,8 @@ async def gather_leader(
     )
     is_counted = is_fresh and absences.naming.keys() == {*away, *on_purpose}
     copyless = absences.copyless
-    is_told = copyless is not None and (
-        copyless.count > 0 or are_all_named
-    )  # none so far says nothing
+    # None so far says nothing.
+    is_told = copyless is not None and (copyless.count > 0 or are_all_named)
     return LeaderState(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,

@@ -18,6 +18,7 @@ from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
 from replication.queue.tree import prepare_tree
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
+"""How long whoever has it is waited for: a worker asks bookies that hang for five seconds; and between two tries."""
 
 
 @asynccontextmanager
