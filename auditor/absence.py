@@ -52,6 +52,8 @@ class StoredAbsences:
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     are_all_named: bool = False
     copyless: Copyless | None = None
+    excused_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    """Until when those are not lost that may return by themselves after an outage (``outages``)."""
 
     def named(self, *, now_ms: int) -> frozenset[BookieId]:
         """Those that some ledger names; none where that was noted too long ago."""
@@ -77,16 +79,18 @@ class StoredAbsences:
         naming: Mapping[BookieId, int] | None = None,
         are_all_named: bool = False,
         copyless: Copyless | None = None,
+        excused_until_s: Mapping[BookieId, float] | None = None,
     ) -> "StoredAbsences":
+        def wall(at_s: float) -> int:
+            return max(0, wall_ms + round((at_s - now_s) * 1000))
+
         return cls(
-            since_ms={
-                bookie: max(0, wall_ms - round((now_s - since_s) * 1000))
-                for bookie, since_s in absent_since_s.items()
-            },
+            since_ms={bookie: wall(since_s) for bookie, since_s in absent_since_s.items()},
             seen_ms=wall_ms,
             naming=naming or {},
             are_all_named=are_all_named,
             copyless=copyless,
+            excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
         )
 
     def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
@@ -140,6 +144,20 @@ def lost_bookies(
         for bookie, since_s in absent_since_s.items()
         if now_s >= _lost_at_s(since_s, delay_s, outage) or since_s <= overruled_s
     )
+
+
+def excused_until_s(
+    absent_since_s: Mapping[BookieId, float],
+    *,
+    overruled_s: float = -math.inf,
+    outage: Outage = NO_OUTAGE,
+) -> dict[BookieId, float]:
+    """Those whose loss the outage holds back, whatever the recovery delay, until when. Times as above."""
+    return {
+        bookie: outage.excuses_until_s(since_s)
+        for bookie, since_s in absent_since_s.items()
+        if since_s > overruled_s and outage.excuses_until_s(since_s) > -math.inf
+    }
 
 
 def next_loss_s(

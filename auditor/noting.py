@@ -16,6 +16,7 @@ from auditor.absence import (
     NO_OUTAGE,
     Copyless,
     StoredAbsences,
+    excused_until_s,
     lost_bookies,
     next_loss_s,
     still_absent,
@@ -73,6 +74,7 @@ class Absences:
         self._written: frozenset[BookieId] = frozenset()
         """Those that the record names."""
         self._written_counts = _Counts()
+        self._written_excused_s: Mapping[BookieId, float] = {}
         self._tried_s = -math.inf
         self._are_all_named = False
         self._write_due_s = math.inf
@@ -173,7 +175,11 @@ class Absences:
         if away and counts != before:
             pause_s = 0.0 if counts.tell_first(before) else COUNTS_WRITE_S
             self._write_due_s = min(self._write_due_s, self._tried_s + pause_s)
-        if away == self._written and now_s < self._write_due_s:
+        excused_s = excused_until_s(
+            self.since_s, overruled_s=self._overruled_s, outage=self._outage
+        )
+        is_news = (away, excused_s) != (self._written, self._written_excused_s)
+        if not is_news and now_s < self._write_due_s:
             return
         self._tried_s = now_s
         await records.write_absences(
@@ -184,9 +190,11 @@ class Absences:
                 naming=counts.naming,
                 are_all_named=counts.are_all_named,
                 copyless=counts.copyless,
+                excused_until_s=excused_s,
             )
         )
         self._written, self._written_counts = away, counts
+        self._written_excused_s = excused_s
         self._write_due_s = now_s + WRITE_S if away else math.inf
 
 

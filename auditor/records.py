@@ -89,6 +89,7 @@ class Records:
             "bookies": dict(sorted(absences.since_ms.items())),
             "naming": dict(sorted(absences.naming.items())),
             "are_all_named": absences.are_all_named,
+            "excused": dict(sorted(absences.excused_ms.items())),
             **_copyless_record(absences.copyless),
         }
         await self._batcher.put(_absences_path(self._ur), json.dumps(record).encode())
@@ -141,8 +142,17 @@ def _absences(record: Mapping[str, Any]) -> StoredAbsences:
     return StoredAbsences(
         since_ms={BookieId(as_text(b, "bookie")): time_ms(away, b) for b in away},
         seen_ms=time_ms(record, "seen_ms"),
+        excused_ms=_excused(record),
         **_naming(record),
     )
+
+
+def _excused(record: Mapping[str, Any]) -> dict[BookieId, int]:
+    """Nobody, where an earlier release wrote the record."""
+    if "excused" not in record:
+        return {}
+    excused = part(record, "excused")
+    return {BookieId(as_text(b, "bookie")): time_ms(excused, b) for b in excused}
 
 
 def _naming(record: Mapping[str, Any]) -> dict[str, Any]:

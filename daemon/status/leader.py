@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.absence import Copyless
+from auditor.absence import Copyless, StoredAbsences
 from auditor.causes import MarkReasons
 from auditor.delay import read_delay
 from auditor.election import current_leader
@@ -24,14 +24,29 @@ from replication.queue.listing import MarkedLedger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingLoss:
-    """A bookie that is away, and will be lost at ``due_ms`` (wall clock)."""
+    """A bookie that is away, and will be lost at ``due_ms`` (wall clock).
+
+    ``is_excused``: it has that long because of an outage of ZooKeeper, not of the recovery delay.
+    """
 
     bookie: BookieId
     since_ms: int
     due_ms: int
+    is_excused: bool = False
+
+    def to_text(self, *, now_ms: int) -> str:
+        text = loss_due_text(self.due_ms, now_ms=now_ms)
+        if not self.is_excused or self.due_ms <= now_ms:
+            return text
+        return f"{text}: its loss is held back till then, as it may register again after an outage of ZooKeeper"
 
     def to_json(self) -> dict[str, Any]:
-        return {"bookie": self.bookie, "since_ms": self.since_ms, "lost_ms": self.due_ms}
+        return {
+            "bookie": self.bookie,
+            "since_ms": self.since_ms,
+            "lost_ms": self.due_ms,
+            "is_excused": self.is_excused,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +171,9 @@ def away_text(
     bookie: BookieId, state: LeaderState, *, marked_count: int, leader: str | None, now_ms: int
 ) -> str:
     """``leader``: as it calls itself; None where nobody leads."""
-    due_ms = state.loss_due_ms.get(bookie)
-    if due_ms is not None:
-        return f"{bookie} {loss_due_text(due_ms, now_ms=now_ms)}"
+    for loss in state.pending:
+        if loss.bookie == bookie:
+            return f"{bookie} {loss.to_text(now_ms=now_ms)}"
     who = "no auditor is running" if leader is None else "the leader has not told"
     delay = f"the recovery delay is {duration_text(state.recovery_delay_s)}"
     marked = f"; {counted(marked_count, 'ledger')} marked for it" if marked_count else ""
@@ -222,7 +237,7 @@ async def gather_leader(
         index=index if is_its_own else None,
         recovery_delay_s=delay.delay_s,
         recovery_delay_refusal=delay.refusal,
-        pending=_pending(absences.since_ms, away, delay_s=delay.delay_s, now_ms=now_ms),
+        pending=_pending(absences, away, delay_s=delay.delay_s, now_ms=now_ms),
         uncounted=_uncounted(absences.since_ms, away, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
@@ -245,9 +260,9 @@ async def losses_due_ms(
         store, ur, default_s=cluster.settings.auditor.lost_bookie_recovery_delay_s
     )
     is_ours = leader is not None and leader.session_id in ours
-    since_ms = (await read_absences(store, ur)).since_ms if is_ours else {}
-    pending = _pending(since_ms, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
-    uncounted = _uncounted(since_ms, away, delay_s=delay.delay_s)
+    absences = await read_absences(store, ur) if is_ours else StoredAbsences()
+    pending = _pending(absences, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
+    uncounted = _uncounted(absences.since_ms, away, delay_s=delay.delay_s)
     return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
 
 
@@ -264,13 +279,20 @@ async def is_named_by_none(cluster: Visit, bookie: BookieId, *, clock: Clock) ->
 
 
 def _pending(
-    since_ms: Mapping[BookieId, int], away: Collection[BookieId], *, delay_s: int, now_ms: int
+    absences: StoredAbsences, away: Collection[BookieId], *, delay_s: int, now_ms: int
 ) -> tuple[PendingLoss, ...]:
-    losses = [
-        PendingLoss(bookie=b, since_ms=since_ms[b], due_ms=since_ms[b] + delay_s * 1000)
-        for b in away
-        if b in since_ms
-    ]
+    losses = []
+    for bookie in away:
+        if bookie in absences.since_ms:
+            since_ms = absences.since_ms[bookie]
+            delayed_ms, excused_ms = since_ms + delay_s * 1000, absences.excused_ms.get(bookie, 0)
+            loss = PendingLoss(
+                bookie=bookie,
+                since_ms=since_ms,
+                due_ms=max(delayed_ms, excused_ms),
+                is_excused=excused_ms > delayed_ms,
+            )
+            losses.append(loss)
     return tuple(
         sorted(
             (loss for loss in losses if loss.due_ms > now_ms),

@@ -34,7 +34,8 @@ VERDICTS = {
     "bookies-lost": "nothing is marked, but a bookie is lost",
     "bookies-wiped": "nothing is marked yet, but a bookie was set up anew, and may have lost what it had",
     "none-writable": "nothing is marked and no bookie is lost, but none takes writes, nor copies",
-    "bookies-away": "nothing is marked yet: a bookie is away, and lost only after the recovery delay",
+    "bookies-away": "nothing is marked yet: a bookie is away, and lost only after the recovery delay, or the time to return after an "
+    "outage of ZooKeeper",
     "unreadable": "nothing is marked, but the last audit could not read some ledgers' metadata",
     "drain-stuck": "no ledger misses copies, but all that are to be drained or repaired by hand wait for help",
     "ends-unproven": "no ledger misses copies, but the end of some cannot be proven: they need an operator",

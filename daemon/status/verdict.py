@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from auditor.absence import Copyless
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
-from daemon.operating.bookies import loss_due_text
 from daemon.operating.progress import counted, duration_text
 from daemon.status.state import VERDICTS, Status
 from replication.cluster.membership import Half
@@ -67,7 +66,7 @@ def _away(found: Status, *, now_ms: int) -> str:
     pending = found.auditing.pending
     if not pending:
         return f"{away} away: lost or not, nobody tells"
-    return f"{away} away, the next one {loss_due_text(pending[0].due_ms, now_ms=now_ms)}"
+    return f"{away} away, the next one {pending[0].to_text(now_ms=now_ms)}"
 
 
 def _copyless(found: Status) -> str:

@@ -1,11 +1,13 @@
 """After an outage of our own connection bookies have time to return before they are lost."""
 
 import asyncio
+import math
 
 import pytest
 
-from auditor.absence import lost_bookies, next_loss_s
+from auditor.absence import excused_until_s, lost_bookies, next_loss_s
 from auditor.outages import Outage, Outages
+from ledgers.metadata import BookieId
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -101,3 +103,18 @@ async def test_an_outage_that_ends_the_session_counts_until_the_next_one_begins(
         assert await cluster.marked() == []
         await asyncio.sleep(1)
         assert await marked_soon(cluster) == [0]
+
+
+@pytest.mark.parametrize(
+    ("since_s", "overruled_s", "excused"),
+    [
+        pytest.param(99, -math.inf, {}, id="gone before it began"),
+        pytest.param(110, -math.inf, {B1: 130.0}, id="gone in it"),
+        pytest.param(131, -math.inf, {}, id="gone afterwards"),
+        pytest.param(110, 120, {}, id="somebody asks not to wait"),
+    ],
+)
+def test_whose_loss_an_outage_holds_back_is_told_with_until_when(
+    since_s: float, overruled_s: float, excused: dict[BookieId, float]
+) -> None:
+    assert excused_until_s({B1: since_s}, overruled_s=overruled_s, outage=OUTAGE) == excused

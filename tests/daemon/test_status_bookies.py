@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from auditor.index.note import IndexNote
+from auditor.outages import Outages
 from daemon.operating.maintenance_command import end_window, open_window
 from daemon.status.command import render
 from daemon.status.gathering import gather_status
@@ -17,7 +18,7 @@ from replication.cluster.orders import HoldOrder
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 from tests.auditor.auditing import auditing
-from tests.auditor.scenes import SOON_S
+from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.daemon.status_values import WHOLE, node
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -131,3 +132,31 @@ def test_as_long_as_anything_else_is_left_the_verdict_says_nothing_of_windows() 
     assert "windows" in verdict_text(replace(found, marked_count=1), now_ms=0)
     due = replace(found, marked_count=1, overtaken=frozenset({1}))
     assert verdict_text(due, now_ms=0) == "repairing"
+
+
+@in_virtual_time
+async def test_who_went_in_an_outage_of_zookeeper_is_not_called_lost_while_its_loss_is_held_back() -> (
+    None
+):
+    cluster = await with_ledgers((B1, B2))
+    outages = Outages(cluster.clock, return_s=20.0)
+    async with auditing(cluster, outages=outages) as leader:
+        cluster.tree.suspend(leader.store)
+        await cluster.kill(B1)
+        await asyncio.sleep(2)
+        cluster.tree.resume(leader.store)
+        await asyncio.sleep(8)
+        held = await gather_status(visiting(cluster), clock=cluster.clock)
+        now_ms = cluster.clock.wall_ms()
+        await asyncio.sleep(12 + SOON_S)
+        after = await gather_status(visiting(cluster), clock=cluster.clock)
+
+    text = "its loss is held back till then, as it may register again after an outage of ZooKeeper"
+    assert (held.away, held.lost) == ((B1,), ())
+    assert verdict_text(held, now_ms=now_ms) == (
+        f"bookies-away (1 bookie away, the next one lost in 12 s: {text})"
+    )
+    assert f"away: {B1} lost in 12 s: {text}" in render(held, now_ms=now_ms)
+    (pending,) = held.to_json()["auditing"]["pending_losses"]
+    assert pending["is_excused"]
+    assert (after.lost, after.marked_count, after.verdict) == ((B1,), 1, "repairing")
