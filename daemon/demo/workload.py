@@ -7,18 +7,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from daemon.demo.shapes import Ending, Shape, shapes_to_try
-from daemon.settings import Settings
-from daemon.visit import Visit, visit
+from daemon.demo.shapes import Ending, Shape
+from daemon.visit import Visit
 from ledgers.bookie.opening import open_bookies
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.entry import EntryHeader
-from ledgers.errors import BookmenderError, NotEnoughBookiesError, UnavailableError
+from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.operations.creation import LedgerOptions
 from ledgers.operations.ensembles import BookiePool
+from ledgers.operations.tasks import task_scope
 from ledgers.operations.writer import LedgerWriter
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import Registration
@@ -35,8 +35,15 @@ class Written:
     shape: Shape
     ledger_id: int
     acknowledged: int = 0
+    is_closed: bool = False
     ended_by: str | None = None
     """Why a live writer stopped before it was told to; None when it did not."""
+
+    @property
+    def is_done(self) -> bool:
+        """It has all its entries, and is closed unless it was to be left open."""
+        is_to_be_closed = self.shape.ending is Ending.CLOSED
+        return self.is_closed if is_to_be_closed else self.acknowledged >= self.shape.entry_count
 
 
 @asynccontextmanager
@@ -55,27 +62,6 @@ async def open_workload(seen: Visit, rng: random.Random) -> AsyncIterator["Workl
             yield workload
         finally:
             await workload.abandon()
-
-
-def write_ledgers(uri: str, ledger_count: int, *, open_count: int = 0) -> list[Written]:
-    """Write so many ledgers that survive the loss of a bookie, and close all but ``open_count``, the last ones.
-
-    Raises NotEnoughBookiesError with fewer than three writable bookies.
-    """
-
-    async def write() -> list[Written]:
-        settings, rng = Settings(metadata_service_uri=uri), random.Random()
-        async with visit(settings) as seen, open_workload(seen, rng) as workload:
-            bookie_count = len((await seen.registration.read()).writable)
-            wanted = shapes_to_try(ledger_count, open_count=open_count, bookie_count=bookie_count)
-            if not wanted:
-                raise NotEnoughBookiesError(
-                    "ledgers that survive the loss of a bookie need three writable ones"
-                )
-            await workload.write(wanted)
-            return workload.written
-
-    return asyncio.run(write())
 
 
 class FailingBookie:
@@ -110,17 +96,16 @@ class Workload:
     _live: list[tuple[LedgerWriter, asyncio.Task[None]]] = field(default_factory=list)
 
     async def write(self, wanted: Sequence[Shape]) -> None:
-        """Write all of them, several at once; live writers go on in the background."""
+        """Write all of them, several at once; live writers go on in the background. Raises as ``LedgerWriter``."""
         slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
 
         async def write_one(shape: Shape) -> None:
             async with slots:
                 await self._write_closed(shape)
 
-        async with asyncio.TaskGroup() as tasks:
-            for shape in wanted:
-                if shape.ending is Ending.CLOSED:
-                    tasks.create_task(write_one(shape))
+        closed = [shape for shape in wanted if shape.ending is Ending.CLOSED]
+        async with task_scope() as scope:
+            await asyncio.gather(*(scope.start(write_one(shape)) for shape in closed))
         for shape in wanted:
             if shape.ending is not Ending.CLOSED:
                 await self._write_open(shape)
@@ -142,21 +127,38 @@ class Workload:
         self._live.clear()
         await self._open.aclose()
 
+    async def look_again(self) -> None:
+        """After a failure: which of the ledgers that were begun are there, and which of these are closed."""
+        for written in [each for each in self.written if not each.is_closed]:
+            found = await self.manager.find(written.ledger_id)
+            if found is None:
+                self.written.remove(written)
+            else:
+                written.is_closed = found.metadata.is_closed
+
     async def _write_closed(self, shape: Shape) -> None:
-        async with self._writer(shape) as writer:
-            await self._fill(writer, shape)
+        written = await self._begin(shape)
+        async with self._writer(written) as writer:
+            await self._fill(writer, written)
             await writer.close()
+            written.is_closed = True
 
     async def _write_open(self, shape: Shape) -> None:
-        writer = await self._open.enter_async_context(self._writer(shape))
-        written = await self._fill(writer, shape)
+        written = await self._begin(shape)
+        writer = await self._open.enter_async_context(self._writer(written))
+        await self._fill(writer, written)
         if shape.ending is Ending.LIVE:
             task = asyncio.create_task(self._go_on(writer, written))  # owned: ended by ``stop``
             self._live.append((writer, task))
 
-    async def _fill(self, writer: LedgerWriter, shape: Shape) -> Written:
-        written = Written(shape=shape, ledger_id=writer.ledger_id)
+    async def _begin(self, shape: Shape) -> Written:
+        """Known before it is made, so that none is left behind that nobody tells of."""
+        written = Written(shape=shape, ledger_id=await self.manager.new_ledger_id())
         self.written.append(written)
+        return written
+
+    async def _fill(self, writer: LedgerWriter, written: Written) -> None:
+        shape = written.shape
         payloads = map(shape.payload, range(shape.entry_count))
         if shape.ending is Ending.CLOSED:
             await asyncio.gather(*[await writer.send(payload) for payload in payloads])
@@ -164,7 +166,6 @@ class Workload:
             for payload in payloads:
                 await writer.add(payload)
         written.acknowledged = shape.entry_count
-        return written
 
     async def _go_on(self, writer: LedgerWriter, written: Written) -> None:
         try:
@@ -175,8 +176,8 @@ class Workload:
         except BookmenderError as error:
             written.ended_by = str(error)
 
-    def _writer(self, shape: Shape) -> AbstractAsyncContextManager[LedgerWriter]:
-        bookies = self.bookies
+    def _writer(self, written: Written) -> AbstractAsyncContextManager[LedgerWriter]:
+        shape, bookies = written.shape, self.bookies
         if shape.change_at is not None:
             bookies = cast(Bookies, FailingBookie(bookies, from_entry_id=shape.change_at))
         return LedgerWriter.create(
@@ -193,6 +194,7 @@ class Workload:
             pool=BookiePool(writable=self._writable, placement=RandomPlacement(self.rng)),
             clock=self.clock,
             random=self.rng,
+            ledger_id=written.ledger_id,
         )
 
     async def _writable(self) -> list[Candidate]:

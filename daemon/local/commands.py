@@ -28,8 +28,8 @@ from daemon.local.spec import (
 )
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
-from daemon.operating.progress import counted, printable, tell
-from ledgers.errors import SettingsError
+from daemon.operating.progress import printable, tell
+from ledgers.errors import SettingsError, UnavailableError
 from ledgers.metadata import BookieId
 
 LEFT_SHOWN_MAX = 10
@@ -257,26 +257,34 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
 
     Entries of 0 bytes to 1 MB, each on two bookies or more, every digest type; one bookie fewer
     than there are holds each ledger, so that another can take over from a lost one.
+
+    Interrupted, or where too few bookies answer (exit code 3), it says what was written by then: that stays,
+    and so do the ledgers that were begun, as by a writer that died.
     """
     if left_open > ledgers:
         raise click.UsageError(f"--open {left_open}: there are to be {ledgers} --ledgers in all")
     # Here, because the demonstration is built upon this package.
-    from daemon.demo.shapes import Ending
-    from daemon.demo.workload import write_ledgers
+    from daemon.demo.trying import so_far, what_was_written, write_ledgers
+    from daemon.demo.workload import Written
 
     found = _status(data)
     if not found.is_running:
         raise NotRunningError(
             f"the cluster in {data} is not running; `bookmender local up` starts it"
         )
-    written = write_ledgers(found.metadata_service_uri, ledgers, open_count=left_open)
-    entry_count = sum(each.acknowledged for each in written)
-    click.echo(f"wrote {counted(ledgers, 'ledger')}, {counted(entry_count, 'entry')}")
-    if left_open:
-        ids = [each.ledger_id for each in written if each.shape.ending is not Ending.CLOSED]
-        more = ", …" if len(ids) > LEFT_SHOWN_MAX else ""
-        shown = ", ".join(map(str, ids[:LEFT_SHOWN_MAX]))
-        click.echo(f"left open, as by a writer that died: ledger {shown}{more}")
+    written: list[Written] = []
+    try:
+        write_ledgers(found.metadata_service_uri, ledgers, written=written, open_count=left_open)
+    except KeyboardInterrupt:
+        tell(so_far(written, ledger_count=ledgers, ended="interrupted"))
+        raise
+    except UnavailableError as error:
+        if written:
+            tell(so_far(written, ledger_count=ledgers, ended="stopped"))
+        way_on = views.way_on(_status(data), data_option=_data_option_for(data))
+        raise UnavailableError(f"{error}; {way_on}") from error
+    for line in what_was_written(written, ledger_count=ledgers):
+        click.echo(line)
 
 
 @local.command()

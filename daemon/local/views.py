@@ -26,6 +26,8 @@ COLOURS = {
     BookieState.UNKNOWN.value: "yellow",
     BookieState.DOWN.value: "red",
 }
+BOOKIES_TO_WRITE_MIN = 3
+"""Two for each entry's copies, and one that takes over from a lost one."""
 LEFT_OUT = """  left out, as its cookie is gone (it was decommissioned):
         `bookmender local wipe`, then `bookmender local start`, bring it back as an empty one"""
 
@@ -113,6 +115,27 @@ def print_status(status: ClusterStatus) -> None:
     )
     if not status.is_running:
         console.print("It is not running: `bookmender local up` brings it back.")
+
+
+def way_on(status: ClusterStatus, *, data_option: str) -> str:
+    """What helps where ledgers cannot be written. ``data_option``: as in ``print_welcome``."""
+    up = f"`bookmender local up{data_option}"
+    if not status.is_running:
+        return f"the cluster has stopped: {up}` starts it again"
+    down = [
+        (place, bookie.address)
+        for place, bookie in enumerate(status.bookies, start=1)
+        if bookie.state == BookieState.DOWN.value
+    ]
+    if down:
+        place, address = down[0]
+        also = f", like {len(down) - 1} more" if len(down) > 1 else ""
+        return (
+            f"{address} is down{also}: `bookmender local start {place}{data_option}` brings it back"
+        )
+    if len(status.bookies) < BOOKIES_TO_WRITE_MIN:
+        return f"`bookmender local down{data_option}`, then {up} --bookies {BOOKIES_TO_WRITE_MIN}`, adds some"
+    return f"`bookmender local status{data_option}` shows each bookie's state: try again when all are writable"
 
 
 class _Console(Console):

@@ -180,6 +180,24 @@ def test_ledgers_are_left_open_as_by_a_writer_that_died(
     assert [each.lac for each in found[2:]] == [OPEN_SIZE[1] - 2] * 2, "the last but one"
 
 
+def test_writing_right_after_a_kill_ends_in_one_line_that_names_the_bookie_and_what_helps(
+    terminal: Terminal,
+) -> None:
+    terminal.run("up", "--bookies", "3")
+    terminal.run("kill", "2")  # ZooKeeper lists it for ten seconds more
+
+    ended = terminal.run("write")
+
+    address = terminal.status()["bookies"][1]["address"]
+    told = ended.stderr.splitlines()
+    assert ended.returncode == 3, ended.stderr
+    assert told[0].startswith("stopped; wrote ")
+    assert told[1].startswith("left open, as by a writer that died: ledger ")
+    assert "no bookie is left to take over" in told[2]
+    assert f"{address} is down: `bookmender local start 2 --data" in told[2]
+    assert len(told) == 3
+
+
 async def opened(uri: str, ledger_id: int) -> OpenedLedger:
     async with our_client(uri) as client:
         versioned = await client.manager.read(ledger_id)
