@@ -234,10 +234,13 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
         raise SettingsError(f"{path}: is not TOML: {error}") from error
     flat: dict[str, Any] = {}
     for key, value in document.items():
-        if isinstance(value, dict):
-            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:
+        if not isinstance(value, dict):
             flat[key] = value
+        elif key in _tables():
+            flat.update({f"{key}.{name}": inner for name, inner in value.items()})
+        else:  # once, whatever it holds: of what stands in a table that is not there nothing can be said
+            hint = _table_hint(key)
+            errors.append(SettingsError(f"{path}: there is no table [{key}]; {hint}"))
     given: _Given = {}
     for key, value in flat.items():
         try:
@@ -267,6 +270,10 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
 
 def _variable(key: str) -> str:
     return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
+
+
+def _tables() -> list[str]:
+    return [name for name, kind in get_type_hints(Settings).items() if is_dataclass(kind)]
 
 
 def _types() -> dict[str, Any]:
@@ -300,6 +307,13 @@ def _hint(wrong: str, right: Mapping[str, Any], *, prefix: str = "") -> str:
     near = [prefix + name for name in _near(wrong.removeprefix(prefix), names)]
     meant = f"did you mean {' or '.join(near)}? " if near else ""
     return f"; {meant}{FULL_LIST} has them all"
+
+
+def _table_hint(wrong: str) -> str:
+    near = difflib.get_close_matches(wrong.lower(), _tables(), n=1, cutoff=SURELY_MEANT)
+    if near:
+        return f"did you mean [{near[0]}]? {FULL_LIST} has them all"
+    return f"there are {', '.join(f'[{name}]' for name in _tables())}; {FULL_LIST} has them all"
 
 
 def _near(wrong: str, names: Sequence[str]) -> list[str]:

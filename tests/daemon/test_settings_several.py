@@ -13,13 +13,12 @@ from tests.daemon.settings_given import URI_LINE, refused
     ("line", "hint"),
     [
         ("[replication]\nledger_at_once = 1", "did you mean replication.ledgers_at_once?"),
-        ("[replicaton]\nledgers_at_once = 1", "did you mean replication.ledgers_at_once?"),
         ("[auditor]\nrecovery_delay_s = 1", "did you mean auditor.lost_bookie_recovery_delay_s?"),
         (
             "[zookeeper]\ntimeout = 1",
             "zookeeper.session_timeout_s or zookeeper.connect_timeout_s or",
         ),
-        ("[xyzzy]\nplugh = 1", "deploy/bookmender.toml has them all"),
+        ("xyzzy = 1", "deploy/bookmender.toml has them all"),
         ("[auditor.more]\nenabled = true", "there is no setting auditor.more"),
         ("[[auditor]]\nenabled = true", "there is no setting auditor"),
     ],
@@ -48,6 +47,27 @@ def test_an_unknown_variable_is_said_with_what_may_be_meant(
 
     assert message.startswith(f"environment: there is no setting BOOKMENDER_{variable}; ")
     assert hint in message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        pytest.param("[replicaton]\nledgers_at_once = 1", "did you mean [replication]?", id="near"),
+        pytest.param("[Auditor]\nenabled = true", "did you mean [auditor]?", id="in capitals"),
+        pytest.param("[nosuch]\nenabled = true\nshare = 1", "there are [node], [zook", id="far"),
+        pytest.param("[nosuch]", "there are [node], [zook", id="empty"),
+        pytest.param("[nosuch.hold]\nshare = 1", "there are [node], [zook", id="a table in it"),
+    ],
+)
+def test_of_an_unknown_table_only_what_is_near_is_offered_else_the_tables_that_there_are(
+    tmp_path: Path, text: str, told: str
+) -> None:
+    [message] = refused(tmp_path, URI_LINE + text).splitlines()
+
+    name = text.partition("]")[0].partition(".")[0]
+    assert message.startswith(f"{tmp_path / 'bookmender.toml'}: there is no table {name}]; {told}")
+    assert "hold." not in message
+    assert message.endswith("deploy/bookmender.toml has them all")
 
 
 @pytest.mark.parametrize("name", ["xyzzy", "retry", "checks.enabled", "zookeeper.timeout"])
