@@ -38,7 +38,7 @@ class HoldSettings:
     enabled: bool = True
     """False: no hold begins by itself; one that an operator orders still stands."""
     share: float = 0.3
-    """A hold begins when more than this share of the bookies is gone at once, and"""
+    """A hold begins when more than this share of the bookies is gone at once (0: whatever their share; 1: never), and"""
     bookies_min: int = 3
     """at least so many of them, or a whole rack of at least two."""
     window_s: float = 120.0

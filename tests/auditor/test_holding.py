@@ -102,6 +102,22 @@ def test_a_hold_begins_when_more_than_a_share_and_at_least_so_many_went_at_once(
         assert set(hold.bookies) == gone_ago_s.keys()
 
 
+@pytest.mark.parametrize(
+    ("share", "gone", "is_held"),
+    [
+        pytest.param(0.0, (A, B), False, id="without a share the number decides: too few"),
+        pytest.param(0.0, (A, B, C), True, id="without a share the number decides: enough"),
+        pytest.param(1.0, TEN, False, id="more than all of them never go"),
+    ],
+)
+def test_at_its_ends_the_share_leaves_it_to_the_number_or_to_operators(
+    share: float, gone: Sequence[BookieId], is_held: bool
+) -> None:
+    hold = wanted(muster(TEN, all_gone(*gone)), settings=replace(SETTINGS, share=share))
+
+    assert (hold is not None) is is_held
+
+
 RACKS = {A: "/r1", B: "/r1", C: "/r2", D: "/r2", E: "/r3", F: "/r3"}
 
 
