@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.operating.away_drains import away_concerns
 from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
 from daemon.operating.drains import (
     Drains,
@@ -22,6 +23,7 @@ from daemon.operating.progress import ProgressLine, saying_when_interrupted, tel
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
+from ledgers.errors import RejectedError
 from ledgers.metadata import BookieId
 
 
@@ -37,6 +39,7 @@ from ledgers.metadata import BookieId
 )
 @click.option("--wait", is_flag=True, help="Until no ledger names it. Ctrl-C leaves the order.")
 @click.option("--cancel", is_flag=True, help="Take the order back. What has moved stays moved.")
+@click.option("--yes", is_flag=True, help="Order it though the bookie is away.")
 def drain(
     bookies: tuple[BookieId, ...],
     config: Path | None,
@@ -44,20 +47,24 @@ def drain(
     fence_open: bool | None,
     wait: bool,
     cancel: bool,
+    yes: bool,
 ) -> None:
     """Move all that a bookie holds to others, while it serves; several at once are no more work.
 
     Without an ID, and after --cancel: how far those are that are being drained. The bookie should be read-only, else new
     ledgers are put on it meanwhile; the order stands until --cancel, or until it is decommissioned.
 
+    Of a bookie that is away (not registered) nothing can be read, and its ledgers are copied when it counts as lost,
+    drained or not. A drain of one is refused (exit 1) without --yes, and says so.
+
     Exits 0 when nothing is left to move (or, without --wait, when the order is given), 1 when
     something is (with --wait: all that is left waits for help: it says which and why, and ends), or an order
     cannot be read, 2 for a bookie that the cluster does not know, 3 when nothing else is left but ledgers
     that cannot be read and may name it: bookie decommission --ignore-unreadable goes on without those.
     """
-    if cancel and (wait or fence_open is not None):
+    if cancel and (wait or fence_open is not None or yes):
         raise click.UsageError("--cancel goes with no other option")
-    if (cancel or wait or fence_open is not None) and not bookies:
+    if (cancel or wait or fence_open is not None or yes) and not bookies:
         raise click.UsageError("which bookie?")
 
     async def act(cluster: Visit) -> Drains:
@@ -73,6 +80,7 @@ def drain(
                 for b in bookies
             )
             return await read_drains(cluster)
+        tell(await _away(cluster, bookies, is_sure=yes))
         await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
         if not wait:
             tell(await concerns(cluster, bookies))
@@ -97,6 +105,20 @@ def drain(
     click.echo(json.dumps(drains.to_json(), indent=2) if output == "json" else drains.to_text())
     if wait or not bookies:
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))
+
+
+async def _away(cluster: Visit, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
+    """What comes of draining those that are away. Raises RejectedError unless each drain stands already, or the
+    operator ``is_sure``."""
+    told = await away_concerns(cluster, bookies, clock=SystemClock())
+    if not told or is_sure:
+        return [*told.values()]
+    standing = (await read_drains(cluster)).orders.draining
+    if refused := [text for bookie, text in told.items() if bookie not in standing]:
+        raise RejectedError(
+            f"{'; '.join(refused)}; nothing was ordered: --yes orders it all the same"
+        )
+    return [*told.values()]
 
 
 def _what_stays(bookies: Sequence[BookieId], *, is_ordered: bool) -> str:
