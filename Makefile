@@ -14,14 +14,15 @@ PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; d
 		2>/dev/null && echo $$python && break; done),$(error \
 	Python 3.11 or newer, with its venv module, is needed: install python3 and python3-venv))
 
-# JAVA_HOME's, else the PATH's: as the local cluster chooses.
-JAVA = $(or $(and $(JAVA_HOME),$(wildcard $(JAVA_HOME)/bin/java)),java)
+# JAVA_HOME's if it is set, else the PATH's: as the local cluster chooses.
+JAVA = $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
 # Looked for before anything is installed, so that the answer comes in the first second.
 ifneq ($(filter demo fsck-demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
-$(error Java 17 or newer is needed: install a JRE (Debian: openjdk-17-jre-headless), or set JAVA_HOME)
+$(error Java 17 or newer is needed, and "$(JAVA)" is none: install a JRE (Debian: openjdk-17-jre-headless), \
+	or set JAVA_HOME$(if $(JAVA_HOME), to one or unset it))
 endif
 endif
 ifneq ($(filter judge,$(MAKECMDGOALS)),)

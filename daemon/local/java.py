@@ -44,7 +44,7 @@ class Java:
 
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Java":
-        """From JAVA_HOME, else from the PATH. Raises SettingsError when there is none of use."""
+        """From JAVA_HOME if it is set, else from the PATH. Raises SettingsError when there is none of use there."""
         executable = _executable(environment)
         if executable is None:
             raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")
@@ -90,9 +90,14 @@ class Java:
 
 
 def _executable(environment: Mapping[str, str]) -> Path | None:
-    home = environment.get("JAVA_HOME")
-    if home and (Path(home) / "bin" / "java").exists():
-        return Path(home) / "bin" / "java"
+    if home := environment.get("JAVA_HOME"):
+        executable = Path(home) / "bin" / "java"
+        if not executable.exists():  # who named one does not want whichever else there is
+            raise SettingsError(
+                f"JAVA_HOME is {home}, and there is no bin/java in it: set it to the folder of a Java "
+                f"{OLDEST_MAJOR} or later, or unset it, and the one on the PATH is taken"
+            )
+        return executable
     found = shutil.which("java", path=environment.get("PATH", os.defpath))
     return Path(found) if found else None
 

@@ -34,10 +34,22 @@ def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
     assert java == Java(executable=executable, major=17, version="17.0.15")
 
 
-def test_a_java_home_without_java_is_passed_over(tmp_path: Path) -> None:
+def test_a_java_home_without_java_is_refused_rather_than_another_java_taken(
+    tmp_path: Path,
+) -> None:
+    install(tmp_path, 'openjdk version "17.0.15"')
+    home = tmp_path / "gone"
+
+    with pytest.raises(SettingsError) as refused:
+        Java.find({"PATH": str(tmp_path), "JAVA_HOME": str(home)})
+
+    assert str(refused.value).startswith(f"JAVA_HOME is {home}, and there is no bin/java in it: ")
+
+
+def test_an_empty_java_home_is_none(tmp_path: Path) -> None:
     executable = install(tmp_path, 'openjdk version "17.0.15"')
 
-    java = Java.find({"PATH": str(tmp_path), "JAVA_HOME": str(tmp_path / "gone")})
+    java = Java.find({"PATH": str(tmp_path), "JAVA_HOME": ""})
 
     assert java.executable == executable
 
