@@ -24,7 +24,7 @@ UNREADABLE_VOTE = "unknown (its vote cannot be read)"
 VERDICTS = {
     "no-bookies": "no bookie is registered at all: is it ZooKeeper, or the network? nothing is concluded",
     "held": "a safety hold stands: no further ledger is marked for lost bookies, and nothing is fenced",
-    "whole": "no ledger is marked, no bookie is lost or away",
+    "whole": "no ledger misses copies, no bookie is lost or away; drains may be under way, and are told beside it",
     "maintenance": "likewise, but bookies are away on purpose: their ledgers are short of copies meanwhile",
     "copies-away": "nothing is marked, but of some entries every copy is on a bookie that is away: nobody can read them",
     "repairing": "ledgers are marked, and worked on or waiting for time to pass",

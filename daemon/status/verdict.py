@@ -19,7 +19,7 @@ def verdict_text(found: Status, *, now_ms: int) -> str:
         _copyless(found) if found.verdict != "copies-away" else "",
         _no_auditor(found) if found.leader is None and found.has_bookies else "",
         "auto-recovery is disabled" if found.is_disabled else "",
-        *(_fsck_doubts(found) if found.exit_code == 0 else []),
+        *([_drains(found), *_fsck_doubts(found)] if found.exit_code == 0 else []),
     ]
     told = "; ".join(why for why in whys if why)
     return f"{found.verdict} ({told})" if told else found.verdict
@@ -150,6 +150,26 @@ def _waiting_for_windows(found: Status, *, now_ms: int) -> str:
     left_ms = min(note.next_try_ms for note in notes) - now_ms
     when = f", the next one in {duration_text(left_ms / 1000)}" if left_ms > 0 else ""
     return f"all that is left waits for maintenance windows to end{when}: bookmender bookie maintenance lists them"
+
+
+def _drains(found: Status) -> str:
+    """What is under way beside all that is well; empty where nothing is left of it."""
+    unfinished = [
+        row.progress
+        for row in found.ordered
+        if row.drain is not None and (row.progress is None or not row.progress.is_drained)
+    ]
+    if not unfinished:
+        return ""
+    who = f"{counted(len(unfinished), 'bookie')} {'drains' if len(unfinished) == 1 else 'drain'}"
+    told = [progress for progress in unfinished if progress is not None]
+    if len(told) < len(unfinished):
+        return f"{who}: how many ledgers are left is not known yet"
+    left = sum(progress.ledgers_left for progress in told)
+    if not left:
+        return f"{who}: no ledger left but those that cannot be read"
+    most = counted(sum(progress.ledgers_most for progress in told), "ledger")
+    return f"{who}: {left:,} of {most} left"
 
 
 def _fsck_doubts(found: Status) -> list[str]:

@@ -8,13 +8,14 @@ from auditor.absence import Copyless
 from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.index.note import IndexNote
+from auditor.records import DrainProgress
 from daemon.operating.bookies import BookieRow, BookieState
 from daemon.status.command import render
 from daemon.status.leader import LeaderState
 from daemon.status.verdict import verdict_text
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half
-from replication.cluster.orders import MaintenanceWindow
+from replication.cluster.orders import DrainOrder, MaintenanceWindow
 from replication.reasons import Reason
 from tests.daemon.status_values import WHOLE, node, note
 from tests.replication.ledger_values import B1, B2, B3
@@ -273,3 +274,56 @@ def test_a_half_whose_former_session_has_not_expired_yet_is_shown_once() -> None
     found = replace(WHOLE, nodes=(auditor, auditor, worker, worker))
 
     assert "nodes     host-a (pid 11: auditor and worker)" in render(found, now_ms=0).splitlines()
+
+
+UNDER_WAY = DrainProgress(since_ms=0, ledgers_left=3, ledgers_most=9, is_drained=False)
+DRAINED = replace(UNDER_WAY, ledgers_left=0, is_drained=True)
+IN_DOUBT = replace(DRAINED, is_drained=False, is_in_doubt=True, unreadable_count=1)
+
+
+def drained(*progress: DrainProgress | None) -> tuple[BookieRow, ...]:
+    return tuple(
+        BookieRow(
+            bookie=bookie,
+            state=BookieState.READ_ONLY,
+            has_cookie=True,
+            drain=DrainOrder(since_ms=0),
+            progress=told,
+        )
+        for bookie, told in zip((B1, B2), progress, strict=False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ordered", "text"),
+    [
+        pytest.param(drained(UNDER_WAY), ("1 bookie drains: 3 of 9 ledgers left",), id="one"),
+        pytest.param(
+            drained(UNDER_WAY, UNDER_WAY), ("2 bookies drain: 6 of 18 ledgers left",), id="two"
+        ),
+        pytest.param(
+            drained(UNDER_WAY, DRAINED), ("1 bookie drains: 3 of 9 ledgers left",), id="one is done"
+        ),
+        pytest.param(drained(DRAINED, DRAINED), (), id="both are"),
+        pytest.param(
+            drained(UNDER_WAY, None),
+            ("2 bookies drain: how many ledgers are left is not known yet",),
+            id="nobody has looked",
+        ),
+        pytest.param(
+            drained(IN_DOUBT),
+            ("1 bookie drains: no ledger left but those that cannot be read",),
+            id="nothing left but doubt",
+        ),
+    ],
+)
+def test_a_whole_cluster_in_which_bookies_drain_is_told_with_what_is_left(
+    ordered: tuple[BookieRow, ...], text: tuple[str, ...]
+) -> None:
+    status = replace(WHOLE, ordered=ordered)
+
+    assert verdict_text(status, now_ms=0) == " ".join(("whole", *(f"({each})" for each in text)))
+    assert status.exit_code == 0, "no ledger misses a copy"
+    away_too = replace(status, ordered=(*ordered, away(B3)))
+    assert verdict_text(away_too, now_ms=0).endswith("".join(f"; {each})" for each in text) or ")")
+    assert verdict_text(replace(status, lost=(B3,)), now_ms=0) == "bookies-lost"
