@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-from daemon.cli import LedgerId, config_option, output_option
+from daemon.cli import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.operating.progress import counted
 from daemon.operating.writing_visit import writing_visit
 from daemon.planning import open_looking
@@ -55,7 +56,9 @@ def restore(
     with its settings: that is where the journal lies. Each host has its own, for all clusters that it
     serves; what was written in another cluster is never put back in this one.
 
-    Exits 0 when it is done or shown, 1 when it is refused or there is no such record.
+    Exits 0 when it is done, or its records are listed; 1 when it is refused, or there is no such record, or no such
+    ledger; 3 when bookies or ZooKeeper failed, or somebody else works on the ledger: then it can be tried again.
+    Where it is only shown: 0 when --yes would do it, 1 when that would be refused.
     """
     settings = load_settings(config, os.environ)
     records = _recorded(settings, ledger_id)
@@ -74,6 +77,8 @@ def restore(
         done = asyncio.run(_look(settings, record))
         said = "it is so already" if done.is_done else f"nothing was changed: {_how(done)}"
     click.echo(_change(done, said, output))
+    if done.doubts and not (done.is_done or force):
+        sys.exit(EXIT_FAILED)
 
 
 def _how(found: Restoring) -> str:

@@ -67,6 +67,16 @@ class Closing:
     end_doubt: str = ""
     closed: VersionedMetadata | None = None
 
+    def refusal(self, *, is_forced: bool) -> str:
+        """Why it is not closed as it was found; empty where it may be."""
+        if in_the_way := "; ".join(filter(None, [self.held_back, self.cannot_close])):
+            return in_the_way
+        if self.doubts and not is_forced:
+            return (
+                f"{'; '.join(self.doubts)}; to close it locks a writer that is alive out for good"
+            )
+        return ""
+
 
 def doubts_about(
     sighting: Sighting | None,
@@ -221,13 +231,8 @@ class LedgerCloser:
             before = await self.look(ledger_id)
             if before.found.metadata.is_closed:
                 return before
-            if refused := before.held_back or before.cannot_close:
+            if refused := before.refusal(is_forced=is_forced):
                 raise CloseRefusedError(refused, ledger_id=ledger_id)
-            if before.doubts and not is_forced:
-                raise CloseRefusedError(
-                    f"{'; '.join(before.doubts)}; to close it locks a writer that is alive out for good",
-                    ledger_id=ledger_id,
-                )
             closed = await self._recover(
                 before.found, accepts_loss=accepts_loss, guards=[session, lock]
             )

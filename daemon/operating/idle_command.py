@@ -127,8 +127,9 @@ def close(
     The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
     its settings.
 
-    Exits 0 when it is done or shown, or the ledger is closed already; 1 when it is refused; 3 when bookies failed in
-    the midst of it, or somebody else works on it: then it can be tried again.
+    Exits 0 when it is done, or the ledger is closed already; 1 when it is refused, or there is no such ledger, or its
+    metadata cannot be read; 3 when bookies failed in the midst of it, or somebody else works on it: then it can be
+    tried again. Where it is only shown: 0 when --yes would close it, 1 when that would be refused.
     """
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
@@ -140,6 +141,8 @@ def close(
         if output == "json"
         else closing_text(done, is_forced=force)
     )
+    if done.refusal(is_forced=force):
+        sys.exit(EXIT_FAILED)
 
 
 async def _look(settings: Settings, ledger_id: int) -> Closing:
@@ -196,7 +199,7 @@ def _end_doubt(done: Closing) -> str:
 
 
 def _next_step(done: Closing, *, is_forced: bool) -> str:
-    if in_the_way := "; ".join(filter(None, [done.held_back, done.cannot_close])):
+    if in_the_way := done.refusal(is_forced=True):
         return in_the_way
     proviso = ", if its end can be proven" if done.end_doubt else ""
     if not done.doubts:

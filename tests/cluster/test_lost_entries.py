@@ -199,7 +199,7 @@ async def assert_undone(uri: str, ledger: Holed, *, state: Path) -> None:
     before = await ledger.client.manager.read(ledger.ledger_id)
 
     shown = await bookmender(uri, *command, "--at", last, state=state)
-    assert shown.exit_code == 0, shown.err
+    assert shown.exit_code == 1, shown.err  # as with --yes
     assert "nothing was changed" in shown.out
 
     refused = await bookmender(uri, *command, "--at", last, "--yes", state=state)

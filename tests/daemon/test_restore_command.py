@@ -86,12 +86,20 @@ def test_it_is_not_guessed_which_write_is_meant(option: str, state: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("doubts", "said"),
-    [((), "nothing was changed: --yes does it"), (("too old",), "--yes --force does it")],
-    ids=["no doubt", "in doubt"],
+    ("doubts", "options", "said", "code"),
+    [
+        pytest.param((), [], "nothing was changed: --yes does it", 0, id="no doubt"),
+        pytest.param(("too old",), [], "--yes --force does it", 1, id="in doubt"),
+        pytest.param(("too old",), ["--force"], "--yes --force does it", 0, id="forced"),
+    ],
 )
-def test_what_is_shown_names_the_options_that_do_it(
-    state: Path, monkeypatch: pytest.MonkeyPatch, doubts: tuple[str, ...], said: str
+def test_what_is_shown_names_the_options_that_do_it_and_ends_as_that_with_yes_would(
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    doubts: tuple[str, ...],
+    options: list[str],
+    said: str,
+    code: int,
 ) -> None:
     [record] = read_journal(state / "journal", 7)
     now, was = closed_ledger((B1, B4, B3)), closed_ledger((B1, B2, B3))
@@ -108,4 +116,6 @@ def test_what_is_shown_names_the_options_that_do_it(
 
     monkeypatch.setattr(restore_command, "_look", look)
 
-    assert said in called("7", "--at", str(record.time_ms)).output
+    shown = called("7", "--at", str(record.time_ms), *options)
+    assert said in shown.output
+    assert shown.exit_code == code

@@ -1,0 +1,60 @@
+"""How ``bookmender ledger close`` ends."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from daemon.ledger_command import ledger
+from daemon.operating import idle_command
+from daemon.operating.close_ledger import Closing
+from daemon.settings import Settings
+from tests.daemon.closing import closer, idle_ledger
+from tests.daemon.settings_given import URI
+from tests.replication.nodes import LEDGER
+from tests.virtual_time import run
+
+
+async def looked_at() -> Closing:
+    return await (await closer(await idle_ledger())).look(LEDGER)
+
+
+OPEN = run(looked_at())
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "code"),
+    [
+        pytest.param(OPEN, [], 0, id="nothing speaks against it"),
+        pytest.param(replace(OPEN, doubts=("it grew",)), [], 1, id="with --yes it is refused"),
+        pytest.param(replace(OPEN, doubts=("it grew",)), ["--force"], 0, id="but not forced"),
+        pytest.param(replace(OPEN, held_back="a hold stands"), ["--force"], 1, id="a hold"),
+        pytest.param(replace(OPEN, cannot_close="no answer"), ["--force"], 1, id="not at all"),
+        pytest.param(replace(OPEN, end_doubt="wiped: B2"), [], 0, id="it can be tried"),
+    ],
+)
+def test_a_look_ends_with_the_code_that_the_closing_would_end_with(
+    monkeypatch: pytest.MonkeyPatch, found: Closing, options: list[str], code: int
+) -> None:
+    async def look(settings: Settings, ledger_id: int) -> Closing:
+        return found
+
+    monkeypatch.setattr(idle_command, "_look", look)
+    environment = {"BOOKMENDER_METADATA_SERVICE_URI": URI}
+
+    for output in ("text", "json"):
+        arguments = [str(LEDGER), *options, "-o", output]
+        shown = CliRunner().invoke(idle_command.close, arguments, env=environment)
+        assert shown.exit_code == code, shown
+        assert "OPEN" in shown.stdout
+
+
+@pytest.mark.parametrize("command", ["show", "close", "restore"])
+def test_the_help_names_the_exit_code_where_there_is_no_such_ledger(command: str) -> None:
+    shown = CliRunner().invoke(ledger, [command, "--help"]).output
+
+    codes = " ".join(shown.partition("Exits ")[2].split())
+    of_one = re.search(r"\b1 when ([^;]*)", codes)
+    assert of_one is not None
+    assert "no such ledger" in of_one[1]
