@@ -7,13 +7,14 @@ beyond an entry that all its bookies deny, though, if none of them was wiped: no
 """
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.look import LedgerLook
 from auditor.fsck.reads import LedgerReads
+from auditor.fsck.summing_up import SummingUp
 from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -29,6 +30,7 @@ from ledgers.fragments import known_fragments
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import DigestType, LedgerState
 from ledgers.operations.ahead import read_ahead
+from ledgers.operations.fencing import first_entry_of, latecomers
 from ledgers.operations.last_entries import highest_entry_id
 from ledgers.operations.opening import find_end, ledger_digest
 from ledgers.operations.reader import LedgerReader
@@ -36,6 +38,7 @@ from ledgers.placement import Adherence, RuledPlacement
 from replication.cluster.cluster_view import ViewSource
 from replication.planning.entry_lists import EntryLists
 from replication.planning.open_fragment import ON_THEIR_WAY_S
+from replication.planning.open_ledger import wiped_from_end
 from replication.planning.survey import entry_bytes_guess
 
 
@@ -93,6 +96,7 @@ class CopyInspector:
         summing_up.is_tail_unseen = is_tail_unseen
         summing_up.note(end.evidence)
         summing_up.note(self._misplaced(versioned))
+        summing_up.doubt_end(self._unproven_end(versioned, summing_up))
         if is_idle:
             summing_up.note([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_stands")])
         return look.verdict(checked_ms=self._clock.wall_ms())
@@ -186,6 +190,26 @@ class CopyInspector:
                     code="policy",
                     detail=", ".join(f"{b} in {racks.get(b, '?')}" for b in segment.ensemble),
                 )
+
+    def _unproven_end(self, versioned: VersionedMetadata, seen: SummingUp) -> Sequence[Evidence]:
+        """For each bookie whose "no" no recovery would believe, where it cannot do without."""
+        view, metadata = self._views.current, versioned.metadata
+        young = view.initialised_after(versioned.stat.czxid)
+        lacking = [
+            bookie
+            for bookie in young.intersection(metadata.last_segment.ensemble)
+            if seen.lacks(bookie, first_entry_of(metadata, bookie))
+        ]
+        late = latecomers(metadata, young)
+        return [
+            Evidence(
+                finding=Finding.END_UNPROVEN,
+                bookie=bookie,
+                code="lacks_first_entry" if bookie in late else "set_up_later",
+                detail="set up after the ledger was made, and may have lost acknowledged entries of its end",
+            )
+            for bookie in wiped_from_end(versioned, view, lacking=lacking)
+        ]
 
     def _is_idle(
         self, versioned: VersionedMetadata, end: "End", since: LedgerVerdict | None

@@ -1,6 +1,6 @@
 """One ledger's verdict, as it grows stretch by stretch. Pure; its size is that of the metadata, not of the ledger."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from auditor.fsck.judging import StretchVerdict
@@ -20,6 +20,9 @@ from ledgers.metadata import BookieId
 EVIDENCE_MAX = 100
 """Of one ledger; what is worst comes first."""
 _ORDER = tuple(Finding)
+_LACKS = frozenset(
+    {Finding.MISSING, Finding.ACK_QUORUM_ONLY, Finding.BAD_DIGEST, Finding.READ_ERROR}
+)
 
 _Key = tuple[Finding, BookieId | None, int, str]
 """With the first entry of the fragment, or -1; and the code."""
@@ -61,6 +64,23 @@ class SummingUp:
             rests_on_unknown=known.rests_on_unknown or found.rests_on_unknown,
         )
         self.note(found.evidence, fragment_start=known.first_entry_id)
+
+    def doubt_end(self, evidence: Collection[Evidence]) -> None:
+        """That nobody can prove what the last fragment was to hold; nothing where there is no evidence of that."""
+        if not evidence:
+            return
+        position = max(self._fragments)
+        known = self._fragments[position]
+        grade = min(known.grade, Grade.UNKNOWN, key=lambda grade: grade.rank)
+        self._fragments[position] = replace(known, grade=grade, rests_on_unknown=True)
+        self.note(evidence)
+
+    def lacks(self, bookie: BookieId, entry_id: int) -> bool:
+        """Whether it was seen not to have the entry, which is the first that it was asked for of a fragment."""
+        return any(
+            each.bookie == bookie and each.first_entry_id == entry_id and each.finding in _LACKS
+            for each in self._evidence.values()
+        )
 
     def note(self, evidence: Iterable[Evidence], *, fragment_start: int = -1) -> None:
         """Neighbouring observations of a kind become one."""

@@ -43,6 +43,8 @@ class Finding(enum.Enum):
     """Its bookie answered twice with a read error."""
     NOT_ANSWERED = "not_answered"
     """Nobody answered for a copy: it is unknown, never missing."""
+    END_UNPROVEN = "end_unproven"
+    """Of a ledger that is not closed: too many of its last bookies were wiped for a recovery to prove where it ends."""
     BOOKIE_GONE = "bookie_gone"
     """The bookie is not registered: its copies are missed, but that they are lost is not known."""
     ACK_QUORUM_ONLY = "ack_quorum_only"

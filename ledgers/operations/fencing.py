@@ -80,6 +80,23 @@ def recovery_verdict(
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
 
 
+def latecomers(metadata: LedgerMetadata, young: Collection[BookieId]) -> frozenset[BookieId]:
+    """Of bookies that are younger than the ledger those that came by a change of the ensemble: they may never have
+    been wiped, and were not as long as they have their ``first_entry_of`` it."""
+    return frozenset(young).difference(metadata.segments[0].ensemble)
+
+
+def first_entry_of(metadata: LedgerMetadata, bookie: BookieId) -> int:
+    """The first entry of the last segment that this member of it stores, once there are so many."""
+    last = metadata.last_segment
+    return first_of(
+        last.ensemble.index(bookie),
+        last.first_entry_id,
+        ensemble_size=metadata.ensemble_size,
+        write_quorum=metadata.write_quorum,
+    )
+
+
 def has_every_answer(results: Results[T]) -> bool:
     """Whether every bookie gave what it has, be it good or not, or denied to have any."""
     return all(result.answer is not Answer.UNKNOWN for result in results.values())
@@ -110,8 +127,7 @@ class EndFinder:
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._pool, self._clock = pool, clock
-        self._latecomers = frozenset(young).difference(distrusted, metadata.segments[0].ensemble)
-        """Young bookies that came by a change of the ensemble: they may never have been wiped."""
+        self._latecomers = latecomers(metadata, young).difference(distrusted)
         self._distrusted = {*young, *distrusted}
         self._answers: dict[BookieId, Answer] = {}
         self._shown: dict[BookieId, int] = {}
@@ -198,15 +214,8 @@ class EndFinder:
 
     async def _has_kept_all(self, bookie: BookieId) -> bool:
         """Whether a latecomer has lost nothing of the ledger since: it has its first entry of the last segment."""
-        last = self._metadata.last_segment
-        first_entry_id = first_of(
-            last.ensemble.index(bookie),
-            last.first_entry_id,
-            ensemble_size=self._metadata.ensemble_size,
-            write_quorum=self._metadata.write_quorum,
-        )
         try:
-            await self._read_fencing(bookie, entry_id=first_entry_id)
+            await self._read_fencing(bookie, entry_id=first_entry_of(self._metadata, bookie))
         except BookmenderError:
             return False
         return True

@@ -26,6 +26,7 @@ from ledgers.errors import UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.ensembles import BookiePool, can_go_on_without
+from ledgers.operations.fencing import latecomers
 from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
 from ledgers.operations.reader import replicas_in
 from ledgers.operations.recovery import recover_ledger
@@ -155,6 +156,22 @@ def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
         ],
     }
     return "; ".join(f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named)
+
+
+def wiped_from_end(
+    versioned: VersionedMetadata, view: ClusterView, *, lacking: Collection[BookieId] = ()
+) -> tuple[BookieId, ...]:
+    """The members of the last ensemble whose "no" is not believed, where the ledger's end cannot be proven without it
+    (rule S5), as far as is known: latecomers are believed but for those ``lacking`` their first entry. Else none.
+    """
+    metadata = versioned.metadata
+    if metadata.is_closed:
+        return ()
+    members = metadata.last_segment.ensemble
+    young = view.initialised_after(versioned.stat.czxid).intersection(members)
+    wiped = young - latecomers(metadata, young).difference(lacking)
+    are_needed = bool(wiped) and not _do_cover(view.available - wiped, metadata)
+    return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
 def is_to_be_ended(survey: Survey, distrusted: Collection[BookieId] = ()) -> bool:

@@ -78,10 +78,16 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
         "write of ours. Metadata of a newer version needs a newer bookmender.",
     ),
     (
+        _finding(Finding.END_UNPROVEN),
+        "Ledgers that are not closed, and whose end cannot be proven: {count}",
+        "Too many of the bookies that they were written to were wiped since: acknowledged entries at the end may be "
+        "lost. A writer that is alive knows the end, and closes them. bookmender ledger show ID says what helps the others.",
+    ),
+    (
         _grade(Grade.UNKNOWN),
         "Ledgers of which nobody knows: {count}",
-        "Some bookie did not answer, or the metadata cannot be read; the evidence says which. See that the bookie "
-        "answers, and run fsck again.",
+        "Some bookie did not answer, the metadata cannot be read, or an end cannot be proven; the evidence says "
+        "which. See that the bookie answers, and run fsck again.",
     ),
     (
         _finding(Finding.MISPLACED),

@@ -1,0 +1,187 @@
+"""Unclosed ledgers whose end no recovery could prove, as too many of their last bookies were wiped."""
+
+import random
+
+import pytest
+
+from auditor.fsck.inspecting import look_again
+from auditor.fsck.levels import Level
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from ledgers.errors import UnprovenEndError
+from ledgers.metadata import BookieId, LedgerState
+from ledgers.operations.ensembles import BookiePool
+from ledgers.operations.recovery import recover_ledger
+from ledgers.placement import Candidate, RandomPlacement
+from tests.fsck.looking import ALL, executor, look, look_twice, one_ledger, options, told
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5
+from tests.replication.nodes import LEDGER, ROOT
+
+METADATA, ENDS, SAMPLE, FULL = Level
+OPEN, IN_RECOVERY, CLOSED = LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED
+WHOLE = (Grade.WHOLE, ())
+UNPROVEN = (Grade.UNKNOWN, (Finding.END_UNPROVEN,))
+at_each_level = pytest.mark.parametrize("level", list(Level), ids=lambda level: level.value)
+
+
+async def set_up_anew(cluster: Cluster, *bookies: BookieId) -> None:
+    """As after they were wiped, and what was left was given its copies again."""
+    for bookie in bookies:
+        await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
+        await cluster.store.create(f"{ROOT}/cookies/{bookie}")
+
+
+def doubted(verdict: LedgerVerdict | None) -> dict[BookieId | None, str]:
+    assert verdict is not None
+    return {
+        each.bookie: each.code for each in verdict.evidence if each.finding is Finding.END_UNPROVEN
+    }
+
+
+@at_each_level
+@pytest.mark.parametrize("state", [OPEN, IN_RECOVERY], ids=["open", "in recovery"])
+@in_virtual_time
+async def test_where_too_many_of_its_last_bookies_were_set_up_anew_its_end_cannot_be_proven(
+    state: LedgerState, level: Level
+) -> None:
+    cluster, _ = await one_ledger(state=state)
+    await set_up_anew(cluster, B1, B2)
+
+    verdict = await look_twice(cluster, level)
+
+    assert told(verdict) == UNPROVEN
+    assert doubted(verdict) == dict.fromkeys((B1, B2), "set_up_later")
+    assert verdict is not None
+    assert (verdict.is_wrong, verdict.rests_on_unknown) == (False, True)
+
+
+@at_each_level
+@pytest.mark.parametrize(
+    ("state", "anew"),
+    [
+        pytest.param(OPEN, (), id="none was"),
+        pytest.param(OPEN, (B1,), id="one, and the others prove it"),
+        pytest.param(IN_RECOVERY, (B1,), id="likewise in recovery"),
+        pytest.param(OPEN, (B4, B5), id="others were"),
+        pytest.param(CLOSED, ALL, id="it is closed: its end is known"),
+    ],
+)
+@in_virtual_time
+async def test_else_it_can(state: LedgerState, anew: tuple[BookieId, ...], level: Level) -> None:
+    cluster, _ = await one_ledger(state=state)
+    await set_up_anew(cluster, *anew)
+
+    assert told(await look_twice(cluster, level)) == WHOLE
+
+
+async def with_latecomers(state: LedgerState = OPEN) -> Cluster:
+    """B4 and B5 are new, and took over from B1 and B2 at entry 5."""
+    cluster, _ = await one_ledger(ALL, (B4, B5, B3), starts=(0, 5), state=state)
+    await set_up_anew(cluster, B4, B5)
+    return cluster
+
+
+@at_each_level
+@in_virtual_time
+async def test_bookies_that_are_new_and_took_over_were_not_wiped_for_all_that_is_known(
+    level: Level,
+) -> None:
+    cluster = await with_latecomers()
+
+    assert told(await look_twice(cluster, level)) == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("level", "is_seen"),
+    [(METADATA, False), (ENDS, True), (SAMPLE, True), (FULL, True)],
+    ids=lambda each: each.value if isinstance(each, Level) else "",
+)
+@in_virtual_time
+async def test_unless_they_lack_the_first_entry_that_they_should_have(
+    level: Level, is_seen: bool
+) -> None:
+    cluster = await with_latecomers()
+    for bookie in (B4, B5):
+        cluster.bookie(bookie).lose(LEDGER, 5)
+
+    verdict = await look_twice(cluster, level)
+
+    assert doubted(verdict) == (dict.fromkeys((B4, B5), "lacks_first_entry") if is_seen else {})
+
+
+@in_virtual_time
+async def test_one_that_lacks_another_entry_was_not_wiped() -> None:
+    cluster = await with_latecomers()
+    for bookie in (B4, B5):
+        cluster.bookie(bookie).lose(LEDGER, 6)
+
+    assert not doubted(await look_twice(cluster, FULL))
+
+
+@in_virtual_time
+async def test_who_is_away_proves_nothing_either_but_without_one_that_was_wiped_it_may_come_back() -> (
+    None
+):
+    cluster, _ = await one_ledger(state=OPEN)
+    await cluster.kill(B2)
+    assert not doubted(await look(cluster, METADATA))
+
+    await set_up_anew(cluster, B1)
+    assert doubted(await look(cluster, METADATA)) == {B1: "set_up_later"}
+
+
+@in_virtual_time
+async def test_what_is_closed_between_the_looks_has_its_end() -> None:
+    cluster, _ = await one_ledger(state=OPEN)
+    await set_up_anew(cluster, B1, B2)
+    first = await look(cluster, FULL)
+    found = await cluster.manager.read(LEDGER)
+    closed = found.metadata.closed(last_entry_id=9, length=found.metadata.length)
+    await cluster.manager.write(LEDGER, closed, read_as=found)
+
+    second = await look_again(await executor(cluster, options(FULL)), first)
+
+    assert (told(first), told(second)) == (UNPROVEN, WHOLE)
+
+
+@pytest.mark.parametrize("anew", [(), (B1,), (B1, B2), (B2, B3), ALL])
+@in_virtual_time
+async def test_a_recovery_finds_the_same(anew: tuple[BookieId, ...]) -> None:
+    cluster, _ = await one_ledger(state=OPEN)
+    await set_up_anew(cluster, *anew)
+    verdict = await look_twice(cluster, FULL)
+
+    assert await can_recover(cluster) is not bool(doubted(verdict))
+
+
+@pytest.mark.parametrize("lost_entry_id", [5, 6], ids=["their first entry", "another"])
+@in_virtual_time
+async def test_and_of_bookies_that_took_over(lost_entry_id: int) -> None:
+    cluster = await with_latecomers()
+    for bookie in (B4, B5):
+        cluster.bookie(bookie).lose(LEDGER, lost_entry_id)
+    verdict = await look_twice(cluster, FULL)
+
+    assert await can_recover(cluster) is not bool(doubted(verdict))
+
+
+async def can_recover(cluster: Cluster) -> bool:
+    """Whether the daemon's recovery can close it."""
+
+    async def nobody() -> list[Candidate]:
+        return []
+
+    found = await cluster.manager.read(LEDGER)
+    async with cluster.node() as node:
+        try:
+            await recover_ledger(
+                LEDGER,
+                manager=cluster.manager,
+                bookies=cluster.bookies,
+                pool=BookiePool(writable=nobody, placement=RandomPlacement(random.Random(1))),
+                clock=cluster.clock,
+                young=node.views.current.initialised_after(found.stat.czxid),
+            )
+        except UnprovenEndError:
+            return False
+    return True
