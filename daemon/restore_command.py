@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from daemon.cli import EXIT_FAILED, LedgerId, config_option, output_option
-from daemon.operating.progress import counted
+from daemon.operating.progress import counted, printable, tell
 from daemon.operating.writing_visit import writing_visit
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
@@ -135,6 +135,7 @@ async def _open_restorer(
             ur=cluster.ur,
             cluster=cluster_id,
             clock=looking.clock,
+            tell=lambda text: tell([printable(text)]),
         )
 
 

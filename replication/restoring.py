@@ -31,7 +31,7 @@ from replication.journal import JournalRecord
 from replication.planning.copy_doubts import copy_doubts
 from replication.planning.survey import OpenEnd, Surveyor
 from replication.queue import payloads
-from replication.queue.lock_by_hand import locked
+from replication.queue.lock_by_hand import Tell, locked
 from replication.queue.payloads import Mark
 
 MARK_TRIES_MAX = 5
@@ -117,12 +117,13 @@ class Restorer:
         ur: str,
         cluster: str | None,
         clock: Clock,
+        tell: Tell,
     ) -> None:
-        """``cluster``: its instance id."""
+        """``cluster``: its instance id. ``tell``: says what is waited for."""
         self._store, self._manager, self._surveyor = store, manager, surveyor
         # A bookie that drains may be named again, if it has the copies: it is not to be passed over.
         self._view = replace(view, orders=replace(view.orders, draining={}))
-        self._ur, self._cluster, self._clock = ur, cluster, clock
+        self._ur, self._cluster, self._clock, self._tell = ur, cluster, clock, tell
 
     async def plan(self, record: JournalRecord) -> Restoring:
         """Nothing is written, or fenced.
@@ -161,7 +162,7 @@ class Restorer:
         """
         ledger_id = record.ledger_id
         async with locked(
-            ledger_id, self._store, self._ur, session, holder, clock=self._clock
+            ledger_id, self._store, self._ur, session, holder, clock=self._clock, tell=self._tell
         ) as lock:
             found = await self.plan(record)
             if found.is_done:

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
-from daemon.operating.progress import duration_text, printable
+from daemon.operating.progress import duration_text, printable, tell
 from daemon.operating.tries import try_now
 from daemon.operating.writing_visit import writing_visit
 from daemon.placing import begin_placing
@@ -35,11 +35,11 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.last_entries import LastEntry, last_entry_of
 from ledgers.store import Check, MetadataStore, Operation
-from replication.cluster.cluster_view import ClusterView
+from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
 from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.planning.targets import Receivers
-from replication.queue.lock_by_hand import locked
+from replication.queue.lock_by_hand import LockedError, Tell, locked
 
 Told = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
@@ -149,26 +149,29 @@ class LedgerCloser:
         store: MetadataStore,
         manager: LedgerManager,
         bookies: Bookies,
-        view: ClusterView,
+        views: ViewSource,
         open_ledgers: OpenLedgers,
         ur: str,
         after_s: float,
         clock: Clock,
+        tell: Tell,
     ) -> None:
-        """``after_s``: for so long a ledger must have got no entry."""
+        """``after_s``: for so long a ledger must have got no entry. ``tell``: says what is waited for."""
         self._store = store
         self._manager = manager
         self._bookies = bookies
-        self._view = view
+        self._views = views
         self._open_ledgers = open_ledgers
         self._ur = ur
         self._after_s = after_s
         self._clock = clock
+        self._tell = tell
 
     async def look(self, ledger_id: int) -> Closing:
         """Nothing is written, or fenced. Raises NoSuchLedgerError, CorruptionError."""
         await self._manager.sync(ledger_id)
         found = await self._manager.read(ledger_id)
+        view = await self._views.refresh()  # a hold may have begun while somebody was waited for
         if found.metadata.is_closed:
             return Closing(found=found)
         told = await self._last_entries(found)
@@ -186,20 +189,20 @@ class LedgerCloser:
             found=found,
             last_entry_id=last_entry_id,
             doubts=tuple(doubts),
-            held_back=_held_back(self._view.orders),
+            held_back=_held_back(view.orders),
             cannot_close=await self._why_unclosable(found, told),
-            end_doubt=end_doubts(found, self._view),
+            end_doubt=end_doubts(found, view),
         )
 
     async def _why_unclosable(self, found: VersionedMetadata, told: Told) -> str:
         """As ``why_unclosable``, and likewise where its last entries could not be written again."""
-        if why := why_unclosable(found.metadata, told, self._view):
+        if why := why_unclosable(found.metadata, told, self._views.current):
             return why
         if await self._open_ledgers.can_write_back(found.metadata, told):
             return ""
         silent = silent_of(told)
         why = self._open_ledgers.why_no_target(found, silent)
-        return f"{_no_answer(silent, self._view)}, and {why}, then give the same command again"
+        return f"{_no_answer(silent, self._views.current)}, and {why}, then give the same command again"
 
     async def _last_entries(self, found: VersionedMetadata) -> Told:
         """One that ZooKeeper does not show is asked, too: it may have lost its session alone."""
@@ -222,24 +225,37 @@ class LedgerCloser:
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not while a hold
         stands, or so few answer that no end can be found, or nobody takes its last entries. ``accepts_loss``: see
-        ``OpenLedgers.recover``. Raises CloseRefusedError; UnavailableError when somebody else holds the ledger, and
-        goes on to; else as ``recover_ledger``, and says what was done by then.
+        ``OpenLedgers.recover``. Raises CloseRefusedError; LockedError when somebody else holds the ledger, and goes
+        on to; else as ``recover_ledger``, and says what was done by then.
         """
-        async with locked(
-            ledger_id, self._store, self._ur, session, holder, clock=self._clock
-        ) as lock:
-            before = await self.look(ledger_id)
-            if before.found.metadata.is_closed:
-                return before
-            if refused := before.refusal(is_forced=is_forced):
-                raise CloseRefusedError(refused, ledger_id=ledger_id)
-            closed = await self._recover(
-                before.found, accepts_loss=accepts_loss, guards=[session, lock]
-            )
-            with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
-                await try_now(
-                    ledger_id, self._store, self._ur, guards=[session, lock], clock=self._clock
+        store, ur, clock = self._store, self._ur, self._clock
+        try:
+            async with locked(
+                ledger_id, store, ur, session, holder, clock=clock, tell=self._tell
+            ) as lock:
+                return await self._close(
+                    ledger_id,
+                    is_forced=is_forced,
+                    accepts_loss=accepts_loss,
+                    guards=[session, lock],
                 )
+        except LockedError:
+            found = await self._manager.read(ledger_id)
+            if not found.metadata.is_closed:
+                raise
+            return Closing(found=found)  # by whoever has it, and sees to its copies now
+
+    async def _close(
+        self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
+    ) -> Closing:
+        before = await self.look(ledger_id)
+        if before.found.metadata.is_closed:
+            return before
+        if refused := before.refusal(is_forced=is_forced):
+            raise CloseRefusedError(refused, ledger_id=ledger_id)
+        closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
+        with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
+            await try_now(ledger_id, self._store, self._ur, guards=guards, clock=self._clock)
         return Closing(
             found=before.found,
             last_entry_id=before.last_entry_id,
@@ -252,7 +268,7 @@ class LedgerCloser:
     ) -> VersionedMetadata:
         try:
             return await self._open_ledgers.recover(
-                found, self._view, accepts_loss=accepts_loss, guards=guards
+                found, self._views.current, accepts_loss=accepts_loss, guards=guards
             )
         except UnprovenEndError as error:
             hint = await self._open_ledgers.way_out(found, error)
@@ -318,11 +334,12 @@ async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[
             store=cluster.store,
             manager=manager,
             bookies=looking.bookies,
-            view=looking.view,
+            views=looking.views,
             open_ledgers=await _open_ledgers(cluster, manager, looking),
             ur=cluster.ur,
             after_s=cluster.settings.checks.idle_open_after_s,
             clock=looking.clock,
+            tell=lambda text: tell([printable(text)]),
         )
 
 

@@ -125,7 +125,8 @@ def close(
     what only they had is lost in any case.
 
     The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
-    its settings.
+    its settings. A node that has the ledger is waited for: some seconds, and until the open-ledger grace is over
+    for which it leaves it to its writer, if that is within a minute.
 
     Exits 0 when it is done, or the ledger is closed already; 1 when it is refused, or there is no such ledger, or its
     metadata cannot be read; 3 when bookies failed in the midst of it, or somebody else works on it: then it can be

@@ -1,6 +1,6 @@
 """The lock of a ledger that somebody works on by hand, whether it is marked or not."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
 from ledgers.clock import Clock
@@ -16,36 +16,88 @@ from ledgers.store import Check, Delete, MetadataStore, MultiFailed
 from replication.queue import payloads
 from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
 from replication.queue.tree import prepare_tree
+from replication.waiting.notes import WaitingNote, WaitingNotes
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
-"""How long whoever has it is waited for: a worker asks bookies that hang for five seconds; and between two tries."""
+"""How long whoever is at work on it is waited for: a worker asks bookies that hang for five seconds; and between two
+tries."""
+GRACE_WAIT_MAX_S = 60.0
+"""How long graces are waited for, in all: twice as long as one by default."""
+TELL_INTERVAL_S = 10.0
+
+Tell = Callable[[str], None]
+"""Says to a person what is waited for."""
+
+
+class LockedError(UnavailableError):
+    """Somebody else has the ledger, and goes on to. The message says who, and what to do."""
 
 
 @asynccontextmanager
 async def locked(
-    ledger_id: int, store: MetadataStore, ur: str, session: Check, holder: str, *, clock: Clock
+    ledger_id: int,
+    store: MetadataStore,
+    ur: str,
+    session: Check,
+    holder: str,
+    *,
+    clock: Clock,
+    tell: Tell,
 ) -> AsyncIterator[Check]:
     """Hold the ledger's lock, marked or not: made as the queue makes it. What is given proves that it stands.
 
-    ``session``: proves that it is still ours (rule S3). Who has it is waited for, up to ``WAIT_MAX_S``: a worker tries
-    a ledger for some seconds. Raises UnavailableError when somebody has it still, SettingsError when the queue has a
-    layout that we do not know.
+    ``session``: proves that it is still ours (rule S3). Who has it is waited for, as only they give it back: up to
+    ``WAIT_MAX_S`` while a worker tries it, and, as ``tell`` says, until the open-ledger grace is over that it leaves
+    to the ledger's writer. Raises LockedError when somebody has it still, or such a grace is too long; SettingsError
+    when the queue has a layout that we do not know.
     """
     await prepare_tree(store, ur)  # no node, ours or Java's, may ever have run
     path, data = payloads.lock_path(ur, ledger_id), payloads.lock_to_bytes(holder)
-    until_s = clock.now_s() + WAIT_MAX_S
+    patience = _Patience(ledger_id, clock=clock, tell=tell)
     while not await _lock(path, data, store, session):
-        if clock.now_s() >= until_s:
-            raise UnavailableError(
-                f"{await _holder(path, store)} is at work on it, or leaves it to its writer for the open-ledger grace: "
-                "try again in a moment",
-                ledger_id=ledger_id,
-            )
+        patience.show(await _holder(path, store), await _note(ledger_id, store, ur))
         await clock.sleep(PAUSE_S)
     try:
         yield Check(path=path, version=OWN_LOCK_VERSION)
     finally:
         await _unlock(path, store, session)
+
+
+class _Patience:
+    """How long whoever has a ledger is waited for."""
+
+    def __init__(self, ledger_id: int, *, clock: Clock, tell: Tell) -> None:
+        self._ledger_id, self._clock, self._tell = ledger_id, clock, tell
+        now_s = clock.now_s()
+        self._until_s, self._graces_until_s = now_s + WAIT_MAX_S, now_s + GRACE_WAIT_MAX_S
+        self._told_due_s = now_s
+
+    def show(self, holder: str, note: WaitingNote | None) -> None:
+        """Returns where it is to be waited for yet. ``note``: what the ledger waits for, if for anything."""
+        now_s = self._clock.now_s()
+        grace_ms = 0 if note is None else note.grace_until_ms - self._clock.wall_ms()
+        if note is not None and grace_ms > 0:
+            self._show_grace(holder, note, now_s=now_s, grace_s=grace_ms / 1000)
+        elif now_s >= self._until_s:
+            raise LockedError(
+                f"{holder} is at work on it, or leaves it to its writer for the open-ledger grace: "
+                "try again in a moment",
+                ledger_id=self._ledger_id,
+            )
+
+    def _show_grace(self, holder: str, note: WaitingNote, *, now_s: float, grace_s: float) -> None:
+        if now_s + grace_s > self._graces_until_s:
+            raise LockedError(
+                f"{holder} has it: {note.detail}; that lasts {grace_s:.0f} s yet, and is not waited for: try again then",
+                ledger_id=self._ledger_id,
+            )
+        # After the grace it works on the ledger itself, and is waited for as at the beginning.
+        self._until_s = now_s + grace_s + WAIT_MAX_S
+        if now_s >= self._told_due_s:
+            self._told_due_s = now_s + TELL_INTERVAL_S
+            self._tell(
+                f"waiting up to {grace_s:.0f} s for {holder}, which has ledger {self._ledger_id}: {note.detail}"
+            )
 
 
 async def _lock(path: str, data: bytes, store: MetadataStore, session: Check) -> bool:
@@ -65,6 +117,13 @@ async def _holder(path: str, store: MetadataStore) -> str:
         data, _ = await store.get(path)
         return payloads.parse_lock(data) or "somebody"
     return "somebody"
+
+
+async def _note(ledger_id: int, store: MetadataStore, ur: str) -> WaitingNote | None:
+    """None also where it may not be read."""
+    with suppress(UnauthorizedError):
+        return await WaitingNotes(store, ur).read(ledger_id)
+    return None
 
 
 async def _unlock(path: str, store: MetadataStore, session: Check) -> None:

@@ -42,13 +42,13 @@ async def closer(cluster: Cluster) -> LedgerCloser:
     views = ViewSource(
         Registration(cluster.store, ROOT), cluster.clock, OrderBook(cluster.store, UR)
     )
-    view = await views.refresh()
+    await views.refresh()
     receivers = Receivers(RandomPlacement(random.Random(0)), clock=cluster.clock)
     return LedgerCloser(
         store=cluster.store,
         manager=cluster.manager,
         bookies=cluster.bookies,
-        view=view,
+        views=views,
         open_ledgers=OpenLedgers(
             manager=cluster.manager,
             bookies=cluster.bookies,
@@ -60,6 +60,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
         ur=UR,
         after_s=DAY_S,
         clock=cluster.clock,
+        tell=lambda text: None,
     )
 
 

@@ -4,11 +4,19 @@ import asyncio
 
 import pytest
 
-from ledgers.errors import UnavailableError
 from ledgers.store import Check
+from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
 from replication.queue.listing import locked_ledger_ids
-from replication.queue.lock_by_hand import WAIT_MAX_S, locked
+from replication.queue.lock_by_hand import (
+    GRACE_WAIT_MAX_S,
+    TELL_INTERVAL_S,
+    WAIT_MAX_S,
+    LockedError,
+    locked,
+)
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, UR
 
@@ -16,11 +24,17 @@ SESSION = Check(path="/", version=0)
 """Stands for whatever proves a session: it holds always."""
 
 
+def unheard(text: str) -> None:
+    raise AssertionError(text)
+
+
 @in_virtual_time
 async def test_it_can_be_had_where_no_node_has_ever_run() -> None:
     cluster = Cluster()
 
-    async with locked(LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock):
+    async with locked(
+        LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+    ):
         assert await locked_ledger_ids(cluster.store, UR) == {LEDGER}
 
     assert await locked_ledger_ids(cluster.store, UR) == set()
@@ -32,8 +46,10 @@ async def test_it_is_not_taken_from_whoever_has_it() -> None:
     path = payloads.lock_path(UR, LEDGER)
     await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
 
-    with pytest.raises(UnavailableError, match="host-b is at work on it"):
-        async with locked(LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock):
+    with pytest.raises(LockedError, match="host-b is at work on it"):
+        async with locked(
+            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        ):
             raise AssertionError("it was given")
 
     assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-b"
@@ -51,5 +67,86 @@ async def test_whoever_has_it_is_waited_for_a_while() -> None:
 
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(let_go())
-        async with locked(LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock):
+        async with locked(
+            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        ):
             assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-a"
+
+
+async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
+    """By host-b, which has the lock meanwhile: its path."""
+    now_ms = cluster.clock.wall_ms()
+    note = WaitingNote(
+        ledger_id=LEDGER,
+        reason=Reason.OPEN_LEDGER_GRACE,
+        detail="left to its writer",
+        node="host-b",
+        since_ms=now_ms,
+        grace_until_ms=now_ms + int(grace_s * 1000),
+    )
+    await cluster.store.create(waiting_path(UR, LEDGER), note.to_json(), with_parents=True)
+    path = payloads.lock_path(UR, LEDGER)
+    await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
+    return path
+
+
+@in_virtual_time
+async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> None:
+    cluster = await Cluster.start()
+    grace_s = 2 * WAIT_MAX_S + 5
+    path = await left_to_its_writer(cluster, grace_s=grace_s)
+    told: list[str] = []
+
+    async def let_go() -> None:
+        await asyncio.sleep(grace_s + WAIT_MAX_S / 2)  # it closes and repairs it after the grace
+        await cluster.store.delete(path)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(let_go())
+        async with locked(
+            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=told.append
+        ):
+            assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-a"
+
+    assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: left to its writer"
+    assert len(told) == -(-grace_s // TELL_INTERVAL_S)
+    assert told[-1].startswith("waiting up to 5 s for host-b")
+
+
+@in_virtual_time
+async def test_a_node_that_is_still_at_work_after_the_grace_is_named_as_ever() -> None:
+    cluster = await Cluster.start()
+    grace_s = WAIT_MAX_S + 5
+    await left_to_its_writer(cluster, grace_s=grace_s)
+    began_s = cluster.clock.now_s()
+
+    with pytest.raises(LockedError, match="host-b is at work on it"):
+        async with locked(
+            LEDGER,
+            cluster.store,
+            UR,
+            SESSION,
+            "host-a",
+            clock=cluster.clock,
+            tell=lambda text: None,
+        ):
+            raise AssertionError("it was given")
+
+    assert cluster.clock.now_s() - began_s == pytest.approx(grace_s + WAIT_MAX_S, abs=1)
+
+
+@in_virtual_time
+async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
+    cluster = await Cluster.start()
+    await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
+    began_s = cluster.clock.now_s()
+
+    with pytest.raises(
+        LockedError, match="left to its writer; that lasts 61 s yet, and is not waited for"
+    ):
+        async with locked(
+            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        ):
+            raise AssertionError("it was given")
+
+    assert cluster.clock.now_s() == began_s

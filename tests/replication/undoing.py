@@ -64,6 +64,7 @@ class Undoing:
             ur=UR,
             cluster=HERE,
             clock=self.cluster.clock,
+            tell=lambda text: None,
         )
 
     async def undo(self, record: JournalRecord, *, is_forced: bool = False) -> Restoring:

@@ -1,0 +1,74 @@
+"""Closing a ledger by hand that somebody else has: what comes of it while they are waited for."""
+
+import asyncio
+
+import pytest
+
+from daemon.operating.close_ledger import CloseRefusedError
+from ledgers.metadata import LedgerState
+from replication.cluster.order_book import hold_place
+from replication.cluster.orders import HoldOrder
+from replication.queue import payloads
+from replication.queue.lock_by_hand import WAIT_MAX_S
+from tests.daemon.closing import close, idle_ledger
+from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.ledger_values import B1
+from tests.replication.nodes import LEDGER, UR, working
+
+PATH = payloads.lock_path(UR, LEDGER)
+
+
+async def held_by_another() -> Cluster:
+    cluster = await idle_ledger()
+    await cluster.store.create(PATH, payloads.lock_to_bytes("other"), is_ephemeral=True)
+    return cluster
+
+
+@in_virtual_time
+async def test_one_that_a_worker_leaves_to_its_writer_for_the_grace_is_closed_after_it() -> None:
+    cluster = await idle_ledger()
+    await cluster.mark(B1)
+    await cluster.unregister(B1)  # it has lost its session alone, and can be fenced
+
+    async def is_locked() -> bool:
+        return bool(await cluster.locked())
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, is_locked)
+        await asyncio.sleep(WAIT_MAX_S / 2)
+
+        found = await close(cluster, is_forced=True)
+
+    assert (found.closed or found.found).metadata.is_closed
+    assert (await cluster.metadata()).last_entry_id == 9
+
+
+@in_virtual_time
+async def test_one_that_was_closed_by_whoever_has_it_is_closed() -> None:
+    cluster = await idle_ledger()
+    await close(cluster)
+    await cluster.store.create(PATH, payloads.lock_to_bytes("other"), is_ephemeral=True)
+
+    found = await close(cluster)
+
+    assert found.closed is None
+    assert found.found.metadata.is_closed
+    assert await cluster.locked() == [PATH.rpartition("/")[2]], "it is not ours to give back"
+
+
+@in_virtual_time
+async def test_a_hold_that_begins_while_somebody_is_waited_for_is_kept_to() -> None:
+    cluster = await held_by_another()
+    hold = HoldOrder(since_ms=cluster.clock.wall_ms())
+
+    async def hold_and_let_go() -> None:
+        await asyncio.sleep(1)
+        await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+        await cluster.store.delete(PATH)
+
+    letting_go = asyncio.create_task(hold_and_let_go())
+    with pytest.raises(CloseRefusedError, match="a hold stands"):
+        await close(cluster, is_forced=True)
+    await letting_go
+
+    assert (await cluster.metadata()).state is LedgerState.OPEN
