@@ -6,7 +6,7 @@ with its age, and never closed: a writer may be slow, and closing locks him out 
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 
@@ -61,6 +61,8 @@ class IdleOpenCheck(Check):
         self._started_ms: int | None = None
         """Of the run that ``_known`` is of."""
         self._next_read_s = 0.0
+        self._warned_of: frozenset[int] = frozenset()
+        """The idle ledgers that were logged last."""
 
     async def begin(self, run: CheckRun) -> None:
         """What an earlier leader saw in this run is lost: those ledgers are as the run before saw them."""
@@ -82,12 +84,18 @@ class IdleOpenCheck(Check):
         await self._sightings.write(self._known)
         now_ms = self._clock.wall_ms()
         ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
-        oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id], default=None)
-        if oldest is None or ages_s[oldest] < self._after_s:
+        self._tell({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
+
+    def _tell(self, ages_s: Mapping[int, float]) -> None:
+        """``ages_s``: of those that are idle. A warning only where others are than were at the last look of this leader."""
+        is_news, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
+        if not ages_s:
             return
-        log.warning(
+        oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id])
+        tell = log.warning if is_news else log.info
+        tell(
             "ledgers.idle",
-            ledger_count=sum(age_s >= self._after_s for age_s in ages_s.values()),
+            ledger_count=len(ages_s),
             oldest_ledger_id=oldest,
             oldest_idle_s=round(ages_s[oldest]),
             next_step="bookmender ledger idle lists them",

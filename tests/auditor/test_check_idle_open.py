@@ -132,6 +132,35 @@ async def test_a_ledger_that_gets_no_entry_for_so_long_is_told_of_and_left_as_it
 
 
 @in_virtual_time
+async def test_a_warning_is_of_news_and_a_later_look_that_finds_the_same_is_no_news() -> None:
+    cluster = await open_ledgers(1, 2)
+    levels = []
+    async with check(cluster) as made:
+
+        async def look() -> None:
+            with capture_logs() as logs:
+                await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
+                await made.look_at(range(100))
+                await made.finish(CheckRun(started_ms=0))
+            told = [each for each in logs if each["event"] == "ledgers.idle"]
+            levels.append([(each["log_level"], each["ledger_count"]) for each in told])
+
+        await look()
+        await asyncio.sleep(DAY_S / 2)
+        cluster.put(2, 10, B1, B2)
+        await look()
+        for _ in range(4):
+            await asyncio.sleep(DAY_S / 2)
+            await look()
+
+    one, both = [("warning", 1)], [("warning", 2)]
+    assert levels == [[], [], one, both, [("info", 2)], [("info", 2)]]
+    async with check(cluster) as made:  # the next leader's
+        await look()
+    assert levels[-1] == both
+
+
+@in_virtual_time
 async def test_one_look_too_early_makes_nothing_idle() -> None:
     cluster = await open_ledgers(1)
 
