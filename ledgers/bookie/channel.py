@@ -5,13 +5,14 @@ Requests in that while fail at once: a reader goes to the next bookie, whoever r
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ledgers.bookie.connection import Connection
 from ledgers.clock import Clock
-from ledgers.errors import NoAnswerError, UnavailableError
+from ledgers.errors import BookmenderError, NoAnswerError, UnavailableError
 from ledgers.metadata import BookieId
 
 OnBroken = Callable[[Connection, Exception], None]
@@ -91,8 +92,11 @@ class Channel:
         if self._is_closed:
             raise UnavailableError("closed by us", bookie=self._bookie)
         if self._failure is not None and self._clock.now_s() < self._retry_at_s:
+            # Alike from one such failure to the next, as notes and logs tell of it where it changes.
             raise UnavailableError(
-                "not reachable a moment ago", bookie=self._bookie
+                f"left alone, as within the last {self._settings.max_s:g} s it was not reachable: "
+                f"{_cause_text(self._failure)}",
+                bookie=self._bookie,
             ) from self._failure
 
     def _broke(self, connection: Connection, cause: Exception) -> None:
@@ -110,3 +114,13 @@ class Channel:
         self._failure_count += 1
         pause_s = back_off_s(self._failure_count, self._settings, jitter=self._rng.random())
         self._retry_at_s = self._clock.now_s() + pause_s
+
+
+def _cause_text(failure: BaseException) -> str:
+    """What failed, and why, without the ids that whoever tells of it adds."""
+    if isinstance(failure, OSError) and failure.errno:
+        told = os.strerror(failure.errno).lower()
+    else:
+        text = str(failure.args[0]) if isinstance(failure, BookmenderError) else str(failure)
+        told = text or type(failure).__name__
+    return f"{told}: {_cause_text(failure.__cause__)}" if failure.__cause__ else told
