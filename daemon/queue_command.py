@@ -11,7 +11,7 @@ import click
 
 from auditor.causes import MarkReasons
 from daemon.cli import config_option, output_option
-from daemon.operating.marks import of_these_marks, shut_text
+from daemon.operating.marks import current_notes, shut_text
 from daemon.operating.progress import counted, printable
 from daemon.status.command import age_s, seconds_until
 from daemon.status.records import lock_record, note_record
@@ -82,7 +82,7 @@ async def queue_rows(
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
     locks = {lock.ledger_id: lock for lock in held}
     noted = await WaitingNotes(cluster.store, cluster.ur).read_all(ledger_ids)
-    notes = {note.ledger_id: note for note in await of_these_marks(cluster, noted)}
+    notes = {note.ledger_id: note for note in await current_notes(cluster, noted)}
     reasons = await MarkReasons.read(cluster.store, cluster.ur, ledger_ids)
     return [
         {

@@ -1,10 +1,11 @@
 """The marks of both queues, the one that Java shares and our own, as a command sees them."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from daemon.visit import Visit
 from replication.cluster.own_state import own_path
-from replication.queue.listing import MarkedLedger, marked_ledger_ids, read_marks
+from replication.queue.listing import MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.waiting.notes import WaitingNote
 
 
@@ -32,10 +33,19 @@ async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int,
     return czxids
 
 
-async def of_these_marks(cluster: Visit, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
-    """Without those of marks that are gone, which tell nothing of the ones that stand there now."""
+async def current_notes(cluster: Visit, notes: Sequence[WaitingNote]) -> list[WaitingNote]:
+    """Without those of marks that are gone, which tell nothing of the ones that stand there now; and without the
+    graces that nobody waits out any more: with the ledger's lock they go, and who takes it next waits anew."""
     czxids = await marked_since(cluster, [note.ledger_id for note in notes])
-    return [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
+    current = [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
+    in_grace = [note.ledger_id for note in current if note.grace_until_ms]
+    locks = {lock.ledger_id: lock for lock in await read_locks(cluster.store, cluster.ur, in_grace)}
+    return [
+        note
+        if note.ledger_id in locks and not note.is_older_than(locks[note.ledger_id].czxid)
+        else replace(note, grace_until_ms=0)
+        for note in current
+    ]
 
 
 def shut_text(marked: MarkedLedger) -> str:

@@ -12,7 +12,7 @@ from auditor.records import AuditRecord, last_audit
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import BookieState, bookie_rows, missed, with_losses
 from daemon.operating.hold import current_hold
-from daemon.operating.marks import of_these_marks
+from daemon.operating.marks import current_notes
 from daemon.status.leader import gather_leader
 from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status
 from daemon.visit import Visit
@@ -51,7 +51,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
     notes = WaitingNotes(store, ur)
     noted = sorted(await notes.ledger_ids() & queued_ids)
     readable = await notes.read_all(noted[:WAITING_SHOWN_MAX])
-    waiting = await of_these_marks(cluster, readable)
+    waiting = await current_notes(cluster, readable)
     orders = await OrderBook(store, ur).read()
     bookies = await bookie_rows(cluster, orders, clock=clock)
     leader_node = next(

@@ -35,13 +35,14 @@ class LockedLedger:
     """A ledger that somebody holds. ``since_ms``: wall-clock time of ZooKeeper's.
 
     ``holder``: as it calls itself, None where that cannot be read. ``session_id``: 0 for a lock that
-    somebody made by hand, and that goes with nobody. Of one that ACLs shut away both are 0.
+    somebody made by hand, and that goes with nobody. Of one that ACLs shut away these, and ``czxid``, are 0.
     """
 
     ledger_id: int
     holder: str | None
     since_ms: int
     session_id: int
+    czxid: int = field(default=0, compare=False)
 
 
 async def marked_ledger_ids(store: MetadataStore, ur: str) -> list[int]:
@@ -105,6 +106,7 @@ async def _read_lock(store: MetadataStore, ur: str, ledger_id: int) -> LockedLed
         holder=holder,
         since_ms=stat.ctime_ms,
         session_id=stat.ephemeral_owner,
+        czxid=stat.czxid,
     )
 
 

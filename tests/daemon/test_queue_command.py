@@ -137,13 +137,42 @@ async def test_the_queue_tells_when_a_grace_is_over() -> None:
     now_ms = cluster.clock.wall_ms()
 
     async with cluster.node("host-b") as worker:
+        await worker.take(1)
         waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
         await worker.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
         (row,) = await rows_of(cluster, 1)
 
-    line = f"ledger 1: misses {B1} — open-ledger-grace: left to its writer"
+    locked = f"ledger 1: misses {B1} (locked by host-b for 0 s)"
+    line = f"{locked} — open-ledger-grace: left to its writer"
     assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
     assert line_of(row, now_ms=now_ms) == f"{line}; grace over in 9 s"
+
+
+@in_virtual_time
+async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_anew() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    now_ms = cluster.clock.wall_ms()
+    waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
+
+    async with cluster.node("host-a") as first:
+        take = await first.take(1)
+        await first.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
+        await first.queue.give_back(take)
+        (nobodys,) = await rows_of(cluster, 1)
+        status = await gather_status(visiting(cluster), clock=cluster.clock)
+    async with cluster.node("host-b") as second:
+        await second.take(1)
+        (anothers,) = await rows_of(cluster, 1)
+        await second.notes.write(replace(waiting, grace_until_ms=now_ms + 30_000))
+        (own,) = await rows_of(cluster, 1)
+
+    assert not nobodys["is_locked"]
+    assert nobodys["waiting"]["grace_until_ms"] == 0
+    assert [each.grace_until_ms for each in status.waiting] == [0]
+    assert anothers["is_locked"]
+    assert anothers["waiting"]["grace_until_ms"] == 0
+    assert own["waiting"]["grace_until_ms"] == now_ms + 30_000
 
 
 @in_virtual_time
