@@ -63,7 +63,8 @@ class LeaderState:
     """Why ``lostBookieRecoveryDelay`` cannot be read; empty where it can, or is missing."""
     pending: tuple[PendingLoss, ...] = ()
     uncounted: frozenset[BookieId] = frozenset()
-    """Away while there is a recovery delay, and no leader of ours tells since when: lost or not, nobody knows."""
+    """Away while no leader of ours tells since when, though there is a recovery delay, or one that tells of others:
+    lost or not, nobody knows."""
     by_cause: tuple[tuple[str, int], ...] = ()
     checks: tuple[CheckRow, ...] = ()
     naming: Mapping[BookieId, int] = field(default_factory=dict)
@@ -238,7 +239,7 @@ async def gather_leader(
         recovery_delay_s=delay.delay_s,
         recovery_delay_refusal=delay.refusal,
         pending=_pending(absences, away, delay_s=delay.delay_s, now_ms=now_ms),
-        uncounted=_uncounted(absences.since_ms, away, delay_s=delay.delay_s),
+        uncounted=_untold(absences, away, delay_s=delay.delay_s),
         by_cause=by_cause,
         checks=tuple(row for row in checks.rows if row.running is not None),
         naming={b: absences.naming[b] for b in (*away, *on_purpose) if b in absences.naming}
@@ -262,7 +263,7 @@ async def losses_due_ms(
     is_ours = leader is not None and leader.session_id in ours
     absences = await read_absences(store, ur) if is_ours else StoredAbsences()
     pending = _pending(absences, away, delay_s=delay.delay_s, now_ms=clock.wall_ms())
-    uncounted = _uncounted(absences.since_ms, away, delay_s=delay.delay_s)
+    uncounted = _untold(absences, away, delay_s=delay.delay_s)
     return LeaderState(pending=pending, uncounted=uncounted).loss_due_ms
 
 
@@ -306,6 +307,15 @@ def _uncounted(
 ) -> frozenset[BookieId]:
     """Without a delay whoever is away is lost, whenever it went."""
     return frozenset(b for b in away if b not in since_ms) if delay_s else frozenset()
+
+
+def _untold(
+    absences: StoredAbsences, away: Collection[BookieId], *, delay_s: int
+) -> frozenset[BookieId]:
+    """Whom a leader of ours has not told of yet, though it tells who is away, may have gone in an outage of ZooKeeper."""
+    if absences.seen_ms:
+        return frozenset(away) - absences.since_ms.keys()
+    return _uncounted(absences.since_ms, away, delay_s=delay_s)
 
 
 async def _cause_counts(cluster: Visit, marked: Sequence[MarkedLedger]) -> Counter[str]:

@@ -128,6 +128,17 @@ async def test_what_a_leader_before_left_is_not_told_as_this_ones() -> None:
 
 
 @in_virtual_time
+async def test_who_went_before_the_leader_told_of_it_may_be_back_after_an_outage() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster):
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        state = await gathered(cluster, BUILT.session_id, B1, B2)
+
+    assert state.loss_due_ms == {B2: None}
+
+
+@in_virtual_time
 async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -> None:
     cluster = await Cluster.start()
     path = check_path(UR, CHECK)
