@@ -78,7 +78,9 @@ class FailingBookie:
         if EntryHeader.of(entry).entry_id >= self._from_entry_id:
             self._failing = self._failing or bookie
             if bookie == self._failing:
-                raise UnavailableError("fails for the sake of the demonstration", bookie=bookie)
+                raise UnavailableError(
+                    "made to fail, so that its writer replaces it", bookie=bookie
+                )
         await self._bookies.add(bookie, entry, **options)
 
 

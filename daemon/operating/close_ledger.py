@@ -229,6 +229,9 @@ class LedgerCloser:
         on to; else as ``recover_ledger``, and says what was done by then.
         """
         store, ur, clock = self._store, self._ur, self._clock
+        before = await self._look_to_close(ledger_id, is_forced=is_forced)
+        if before.found.metadata.is_closed:  # so that it, and who is refused, waits for nobody
+            return before
         try:
             async with locked(
                 ledger_id, store, ur, session, holder, clock=clock, tell=self._tell
@@ -248,11 +251,9 @@ class LedgerCloser:
     async def _close(
         self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
     ) -> Closing:
-        before = await self.look(ledger_id)
+        before = await self._look_to_close(ledger_id, is_forced=is_forced)
         if before.found.metadata.is_closed:
             return before
-        if refused := before.refusal(is_forced=is_forced):
-            raise CloseRefusedError(refused, ledger_id=ledger_id)
         closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
         with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
             await try_now(ledger_id, self._store, self._ur, guards=guards, clock=self._clock)
@@ -262,6 +263,13 @@ class LedgerCloser:
             doubts=before.doubts,
             closed=closed,
         )
+
+    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> Closing:
+        """Raises CloseRefusedError."""
+        before = await self.look(ledger_id)
+        if refused := before.refusal(is_forced=is_forced):
+            raise CloseRefusedError(refused, ledger_id=ledger_id)
+        return before
 
     async def _recover(
         self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Operation]

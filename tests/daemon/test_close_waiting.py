@@ -44,16 +44,34 @@ async def test_one_that_a_worker_leaves_to_its_writer_for_the_grace_is_closed_af
 
 
 @in_virtual_time
-async def test_one_that_was_closed_by_whoever_has_it_is_closed() -> None:
-    cluster = await idle_ledger()
-    await close(cluster)
-    await cluster.store.create(PATH, payloads.lock_to_bytes("other"), is_ephemeral=True)
+async def test_one_that_is_closed_meanwhile_by_whoever_has_it_is_closed() -> None:
+    cluster = await held_by_another()
 
+    async def close_it() -> None:
+        await asyncio.sleep(1)
+        read = await cluster.manager.read(LEDGER)
+        closed = read.metadata.closed(last_entry_id=9, length=1_000)
+        await cluster.manager.write(LEDGER, closed, read_as=read)
+
+    closing = asyncio.create_task(close_it())
     found = await close(cluster)
+    await closing
 
     assert found.closed is None
     assert found.found.metadata.is_closed
     assert await cluster.locked() == [PATH.rpartition("/")[2]], "it is not ours to give back"
+
+
+@in_virtual_time
+async def test_where_it_would_be_refused_nobody_is_waited_for() -> None:
+    cluster = await held_by_another()
+    cluster.put(LEDGER, 10, B1)
+    began_s = cluster.clock.now_s()
+
+    with pytest.raises(CloseRefusedError, match="it got an entry"):
+        await close(cluster)
+
+    assert cluster.clock.now_s() - began_s < 1
 
 
 @in_virtual_time
