@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager, suppress
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
-    CorruptionError,
     NodeExistsError,
     NoNodeError,
     UnauthorizedError,
@@ -14,6 +13,7 @@ from ledgers.errors import (
 )
 from ledgers.store import Check, Delete, MetadataStore, MultiFailed
 from replication.queue import payloads
+from replication.queue.listing import read_locks
 from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
 from replication.queue.tree import prepare_tree
 from replication.waiting.notes import WaitingNote, WaitingNotes
@@ -55,7 +55,7 @@ async def locked(
     path, data = payloads.lock_path(ur, ledger_id), payloads.lock_to_bytes(holder)
     patience = _Patience(ledger_id, clock=clock, tell=tell)
     while not await _lock(path, data, store, session):
-        patience.show(await _holder(path, store), await _note(ledger_id, store, ur))
+        patience.show(*await _who_and_why(ledger_id, store, ur))
         await clock.sleep(PAUSE_S)
     try:
         yield Check(path=path, version=OWN_LOCK_VERSION)
@@ -111,19 +111,19 @@ async def _lock(path: str, data: bytes, store: MetadataStore, session: Check) ->
     return True
 
 
-async def _holder(path: str, store: MetadataStore) -> str:
-    """For people."""
-    with suppress(NoNodeError, CorruptionError, UnauthorizedError):
-        data, _ = await store.get(path)
-        return payloads.parse_lock(data) or "somebody"
-    return "somebody"
-
-
-async def _note(ledger_id: int, store: MetadataStore, ur: str) -> WaitingNote | None:
-    """None also where it may not be read."""
+async def _who_and_why(
+    ledger_id: int, store: MetadataStore, ur: str
+) -> tuple[str, WaitingNote | None]:
+    """Who has it, for people; and what they wait for, if it is known. What was noted under an earlier lock is not
+    told: it was another's, or of another try."""
+    lock = next(iter(await read_locks(store, ur, [ledger_id])), None)
+    note = None
     with suppress(UnauthorizedError):
-        return await WaitingNotes(store, ur).read(ledger_id)
-    return None
+        note = await WaitingNotes(store, ur).read(ledger_id)
+    if note is not None and lock is not None and note.is_older_than(lock.czxid):
+        note = None
+    holder = None if lock is None else lock.holder
+    return holder or "somebody", note
 
 
 async def _unlock(path: str, store: MetadataStore, session: Check) -> None:

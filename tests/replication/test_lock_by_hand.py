@@ -75,6 +75,8 @@ async def test_whoever_has_it_is_waited_for_a_while() -> None:
 
 async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
     """By host-b, which has the lock meanwhile: its path."""
+    path = payloads.lock_path(UR, LEDGER)
+    await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
     now_ms = cluster.clock.wall_ms()
     note = WaitingNote(
         ledger_id=LEDGER,
@@ -85,8 +87,6 @@ async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
         grace_until_ms=now_ms + int(grace_s * 1000),
     )
     await cluster.store.create(waiting_path(UR, LEDGER), note.to_json(), with_parents=True)
-    path = payloads.lock_path(UR, LEDGER)
-    await cluster.store.create(path, payloads.lock_to_bytes("host-b"))
     return path
 
 
@@ -150,3 +150,19 @@ async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
             raise AssertionError("it was given")
 
     assert cluster.clock.now_s() == began_s
+
+
+@in_virtual_time
+async def test_the_grace_of_a_node_that_lost_the_ledger_is_not_told_of_the_one_that_has_it() -> (
+    None
+):
+    cluster = await Cluster.start()
+    path = await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
+    await cluster.store.delete(path)
+    await cluster.store.create(path, payloads.lock_to_bytes("host-c"))
+
+    with pytest.raises(LockedError, match="host-c is at work on it"):
+        async with locked(
+            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        ):
+            raise AssertionError("it was given")
