@@ -188,7 +188,7 @@ def _doubts(run: str, summary: Summary | None) -> str:
     if unknown_count:
         texts.append(
             f"{run} could not tell of {counted(unknown_count, 'ledger')}: "
-            "see that every bookie answers, and run it again"
+            "its report says why; see that every bookie answers, and run it again"
         )
     return "; ".join(texts)
 

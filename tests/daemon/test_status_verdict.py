@@ -190,7 +190,7 @@ def fsck(*, wrong: int = 0, unknown: int = 0, marked: int | None = None) -> Summ
 
 
 UNMARKED = "bookmender fsck mark DIR says which can be mended"
-UNKNOWN = "could not tell of 3 ledgers: see that every bookie answers, and run it again"
+UNKNOWN = "could not tell of 3 ledgers: its report says why; see that every bookie answers, and run it again"
 
 
 @pytest.mark.parametrize(
