@@ -11,13 +11,13 @@ While the index is built, or read again, a loss is answered from what is known, 
 import asyncio
 import math
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 
 from auditor.copyless import CopylessCounter
 from auditor.delay import RecoveryDelay
-from auditor.endangered import Missing, reborn_bookies
+from auditor.endangered import Missing, Rebirth, reborn_bookies
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks, Marked
@@ -41,6 +41,8 @@ RETRY_S = 5.0
 """After an audit that failed."""
 CHANGES_PAUSE_S = 0.1
 """Between two looks at the ledgers that changed: together they cost less."""
+STANDSTILL_MAX_S = 20.0
+"""So long a node may have stood still and have its session still, as a rule: twice the default time-out."""
 
 
 @dataclass(slots=True)
@@ -70,8 +72,13 @@ class Auditor:
         settings: AuditorSettings,
         clock: Clock,
         outages: Outages | None = None,
+        standstill_max_s: float = STANDSTILL_MAX_S,
     ) -> None:
-        """``keeper`` is run by somebody else. ``holds``: asked before anything is marked."""
+        """``keeper`` is run by somebody else. ``holds``: asked before anything is marked.
+
+        ``standstill_max_s``: a worker that stood still so long may be within its session, and what it writes
+        then rests on bookies as they were before.
+        """
         self._store = store
         self._ur = ur
         self._keeper = keeper
@@ -91,6 +98,10 @@ class Auditor:
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
+        self._standstill_max_s = standstill_max_s
+        self._settling: dict[BookieId, tuple[Rebirth, float]] = {}
+        """Bookies that were set up anew, whose ledgers have been looked at; until when others may come to name
+        them on the strength of copies that are gone."""
         self._switch = DisableSwitch(store, ur, clock)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
@@ -186,15 +197,29 @@ class Auditor:
     async def _mark(self, missing: Missing) -> None:
         """What is to be marked now: all ledgers of missing bookies, or those that changed."""
         touched = self._keeper.take_touched()
-        is_due = self._is_due(missing)
-        if not is_due and not (touched and missing.bookies):
+        is_due, settling = self._is_due(missing), self._still_settling()
+        if not is_due and not (touched and (missing.bookies or settling)):
             return
         if await self._switch.is_on():
             self._done.completed_count = -1  # for what was touched, when it is enabled again
-        elif is_due:
+            return
+        if touched and (settling or not is_due):
+            reborn = {**settling, **missing.reborn}
+            await self._marks.mark_touched(touched, replace(missing, reborn=reborn))
+        if is_due:
             await self._audit(missing)
-        else:
-            await self._marks.mark_touched(touched, missing)
+
+    def _still_settling(self) -> dict[BookieId, Rebirth]:
+        """Whose ledgers were all marked, and those are still to be that come to name it.
+
+        A worker that stands still after a bookie has acknowledged its copies, and goes on within its session,
+        names it without knowing that it was wiped meanwhile (rule S3).
+        """
+        now_s = self._clock.now_s()
+        self._settling = {b: s for b, s in self._settling.items() if now_s < s[1]}
+        if self._is_held:
+            return {}
+        return {bookie: birth for bookie, (birth, _) in self._settling.items()}
 
     def _is_due(self, missing: Missing) -> bool:
         """Whether all ledgers of missing bookies are to be looked at, and not just those that changed."""
@@ -264,6 +289,12 @@ class Auditor:
             identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
             await self._records.write_identities(identities)
             self._identities = identities
+            until_s = self._clock.now_s() + self._standstill_max_s
+            self._settling |= {
+                bookie: (birth, until_s)
+                for bookie, birth in missing.reborn.items()
+                if birth.was_known
+            }
 
     async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
         index = self._keeper.index

@@ -141,6 +141,7 @@ def _auditor(
         settings=settings.auditor,
         clock=session.clock,
         outages=outages,
+        standstill_max_s=2 * settings.zookeeper.session_timeout_s,
     )
 
 

@@ -3,13 +3,15 @@
 import asyncio
 from collections.abc import Sequence
 
-from auditor.auditor import RETRY_S
+from auditor.auditor import RETRY_S, STANDSTILL_MAX_S
 from auditor.records import read_identities
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.store import Operation
+from replication.cluster.order_book import hold_place
+from replication.cluster.orders import HoldOrder
 from replication.queue import payloads
-from tests.auditor.auditing import auditing
+from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import (
     SOON_S,
     delayed,
@@ -17,7 +19,7 @@ from tests.auditor.scenes import (
     replicas,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT, UR
 
@@ -79,6 +81,73 @@ async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_mar
         await cluster.store.delete(payloads.disable_path(UR))
 
         assert await marked_soon(cluster) == [0]
+
+
+async def set_up_anew(cluster: Cluster, bookie: BookieId) -> None:
+    """And see it dealt with."""
+    await cluster.kill(bookie)
+    await cluster.wipe(bookie)
+    await cluster.revive(bookie)
+    assert await marked_soon(cluster) == []
+
+
+async def move(cluster: Cluster, ledger_id: int, to: BookieId) -> None:
+    """As a worker does that has copied what its first bookie had."""
+    versioned = await cluster.manager.read(ledger_id)
+    (segment,) = versioned.metadata.segments
+    moved = versioned.metadata.with_segment(segment.with_bookies({0: to}))
+    await cluster.manager.write(ledger_id, moved, read_as=versioned)
+
+
+@in_virtual_time
+async def test_what_comes_to_name_a_bookie_soon_after_it_was_set_up_anew_is_marked() -> None:
+    """A worker that stood still, within its session, names it for copies that it had before."""
+    cluster = await with_ledgers((B1, B2), (B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await set_up_anew(cluster, B3)
+
+        await move(cluster, 0, B3)
+        assert await marked_soon(cluster) == [0]
+        assert await replicas(cluster, 0) == (B3,)
+
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        await move(cluster, 1, B3)
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
+async def test_it_is_marked_also_where_all_ledgers_are_to_be_looked_at_just_then() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+        await cluster.kill(B3)
+        await cluster.wipe(B3)
+        await cluster.revive(B3)
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+
+        await move(cluster, 0, B3)
+        leader.keeper.rescan()
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await set_up_anew(cluster, B3)
+        hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
+        await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+        await asyncio.sleep(SOON_S)
+
+        await move(cluster, 0, B3)
+        assert await marked_soon(cluster) == []
 
 
 @in_virtual_time
