@@ -99,6 +99,9 @@ class Auditor:
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
         self._standstill_max_s = standstill_max_s
+        self._again: frozenset[BookieId] = frozenset()
+        """Missing bookies that were back since the last time: workers that found them back may be about to take
+        away the marks of then, which therefore are to be renewed."""
         self._settling: dict[BookieId, tuple[Rebirth, float]] = {}
         """Bookies that were set up anew, whose ledgers have been looked at; until when others may come to name
         them on the strength of copies that are gone."""
@@ -163,9 +166,9 @@ class Auditor:
             view, self._absences.since_s, lost_since_s=self._causes.lost_since_s()
         )
         missing = self._missing(view)
+        self._marks.keep_only(missing.bookies)  # also of an audit that was cut short
         if gone := self._done.causes - missing.causes:
             self._done.causes -= gone
-            self._marks.keep_only(missing.bookies)
             await self._note_causes(missing)
         await self._mark(missing)
         return self._wait_s()
@@ -243,10 +246,14 @@ class Auditor:
         news = {bookie for bookie, _ in missing.causes - self._done.causes}
         if lost := news & missing.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
+        self._again = (self._again | (news & self._causes.ended)) & missing.bookies
         async with task_scope() as scope:  # the first mark waits for no note
             noting = scope.start(self._note_causes(missing))
             marked = await self._marks.mark_naming(
-                missing, first=sorted(news), is_over=lambda: self._is_superseded(missing)
+                missing,
+                first=sorted(news),
+                is_over=lambda: self._is_superseded(missing),
+                again=self._again,
             )
             await noting
         self._wake.set()  # what happened meanwhile is next
@@ -257,6 +264,7 @@ class Auditor:
         self._done.completed_count = completed_count
         await self._records.write_urgent(marked.urgent, now_ms=self._clock.wall_ms())
         if is_complete:
+            self._again = frozenset()
             await self._write_identities(missing)
         await self._tell(marked, started_s=started_s, is_complete=is_complete)
 

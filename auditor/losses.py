@@ -56,7 +56,10 @@ class KnownMarks:
 
     def keep_only(self, bookies: Collection[BookieId]) -> None:
         """Forget marks that name others as well."""
-        self._shared = {named: named for named in self._shared if set(named) <= set(bookies)}
+        shared = {named: named for named in self._shared if set(named) <= set(bookies)}
+        if len(shared) == len(self._shared):  # nearly always
+            return
+        self._shared = shared
         self._named = {
             ledger_id: named for ledger_id, named in self._named.items() if named in self._shared
         }
@@ -76,15 +79,21 @@ class LossMarks:
         self._known = KnownMarks()
 
     async def mark_naming(
-        self, missing: Missing, *, first: Collection[BookieId], is_over: Callable[[], bool]
+        self,
+        missing: Missing,
+        *,
+        first: Collection[BookieId],
+        is_over: Callable[[], bool],
+        again: Collection[BookieId] = (),
     ) -> Marked:
         """Mark all ledgers that miss copies, but for those whose marks stand.
 
         ``first``: of the missing bookies, those to begin with. ``is_over``: asked now and then, whether to
-        leave it at that; the rest is for another call.
+        leave it at that; the rest is for another call. ``again``: those that were back since they were lost
+        the last time, whose marks of then are renewed.
         """
         ledger_ids = self._naming([*first, *(b for b in missing.bookies if b not in first)])
-        stream = _DangerStream(self._index, missing, ledger_ids, self._known, is_over)
+        stream = _DangerStream(self._index, missing, ledger_ids, self._known, is_over, again)
         await self._marker.mark_stream(stream)
         return stream.result()
 
@@ -147,12 +156,14 @@ class _DangerStream:
         ledger_ids: Iterator[int],
         known: KnownMarks,
         is_over: Callable[[], bool],
+        again: Collection[BookieId],
     ) -> None:
         self._index = index
         self._missing = missing
         self._ledger_ids = ledger_ids
         self._known = known
         self._is_over = is_over
+        self._again = frozenset(again)
         self._queue = DangerQueue(missing.lost_since_s)
         self._is_all_found = False
         self._was_ended = False
@@ -177,6 +188,9 @@ class _DangerStream:
                 return part
             await asyncio.sleep(0)
         return ()
+
+    def is_renewed(self, ledger: Endangered) -> bool:
+        return not self._again.isdisjoint(ledger.lost)
 
     def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
         self._known.add(ledgers)

@@ -54,6 +54,10 @@ class MarkSource(Protocol):
         """The next ones, at least one; none when there are no more."""
         ...
 
+    def is_renewed(self, ledger: Endangered) -> bool:
+        """As in ``Marker.mark``."""
+        ...
+
     def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
         """Of a ``take``: their marks stand now. ``new``: those whose marks are, or grew."""
         ...
@@ -109,15 +113,22 @@ class Marker:
             if are_new and await self._create_all(part):
                 new = part
             else:
-                new = await self._mark_each(part)
+                new = await self._mark_each(part, source)
             are_new = len(new) > 0
             count += len(new)
             source.done(part, new=new)
         return count
 
-    async def _mark_each(self, ledgers: Sequence[Endangered]) -> Sequence[Endangered]:
+    async def _mark_each(
+        self, ledgers: Sequence[Endangered], source: MarkSource
+    ) -> Sequence[Endangered]:
         """Those whose marks are new, or grew."""
-        changed = await asyncio.gather(*(self.mark(each.ledger_id, each.lost) for each in ledgers))
+        changed = await asyncio.gather(
+            *(
+                self.mark(each.ledger_id, each.lost, is_renewed=source.is_renewed(each))
+                for each in ledgers
+            )
+        )
         return [each for each, is_new in zip(ledgers, changed, strict=True) if is_new]
 
     async def _create_all(self, ledgers: Sequence[Endangered]) -> bool:
@@ -224,6 +235,9 @@ class _Listed:
 
     async def take(self, count_max: int) -> Sequence[Endangered]:
         return list(islice(self._ledgers, count_max))
+
+    def is_renewed(self, ledger: Endangered) -> bool:
+        return False
 
     def done(self, ledgers: Sequence[Endangered], *, new: Sequence[Endangered]) -> None:
         pass

@@ -13,6 +13,7 @@ from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault
 from ledgers.store import Delete
 from replication.cluster.own_state import own_path
+from replication.queue import payloads
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
     DELAY,
@@ -339,3 +340,48 @@ async def test_rule_s8_a_list_that_is_empty_for_a_while_leaves_nobody_lost() -> 
 
         assert await cluster.marked() == []
         assert (await stored(cluster)).since_ms == {}
+
+
+# --- Away again ------------------------------------------------------------------------------------
+
+
+async def mark_version(cluster: Cluster) -> int:
+    """Of ledger 0's."""
+    stat = await cluster.store.exists(payloads.mark_path(UR, 0))
+    assert stat is not None
+    return stat.version
+
+
+async def flap(cluster: Cluster) -> int:
+    """``B1`` goes and comes back; the version of the mark that stands, as its worker knows it."""
+    await asyncio.sleep(SOON_S)
+    await cluster.kill(B1)
+    assert await marked_soon(cluster) == [0]
+    await cluster.revive(B1)
+    await asyncio.sleep(SOON_S)
+    return await mark_version(cluster)
+
+
+@in_virtual_time
+async def test_the_marks_of_who_goes_again_are_renewed_though_they_name_it() -> None:
+    """A worker that found it back, and stood still since, would take the old ones away (rule S6)."""
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        before = await flap(cluster)
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+
+        assert await mark_version(cluster) == before + 1
+
+
+@in_virtual_time
+async def test_so_does_another_leader_and_leaves_marks_alone_whose_bookie_was_not_back() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, "node-1"):
+        before = await flap(cluster)
+    await cluster.kill(B1)
+    for name in ("node-2", "node-3"):
+        async with auditing(cluster, name):
+            await asyncio.sleep(SOON_S)
+
+    assert await mark_version(cluster) == before + 1

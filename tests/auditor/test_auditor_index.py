@@ -194,3 +194,22 @@ async def test_a_bookie_that_comes_back_while_its_ledgers_are_being_marked_ends_
         await asyncio.sleep(60)
 
     assert 0 < len(await cluster.marked()) < 500
+
+
+@in_virtual_time
+async def test_one_that_came_back_while_its_ledgers_were_being_marked_and_goes_again_has_all_of_them_marked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await with_many_ledgers(1000)
+    async with marking_slowly(cluster, monkeypatch):
+        await cluster.kill(B1)
+        await asyncio.sleep(5)
+        await cluster.revive(B1)
+        await asyncio.sleep(60)
+        for ledger_id in await cluster.marked():  # as workers do, who find them whole
+            await cluster.store.delete(payloads.mark_path(UR, ledger_id))
+
+        await cluster.kill(B1)
+        await asyncio.sleep(60)
+
+    assert await cluster.marked() == list(range(1000))
