@@ -3,7 +3,7 @@
 JSON lines, so that a command can put a ledger's metadata back as it was (``restoring``). One file a process, so that
 several daemons on a host never write into each other's lines; when it has grown to its bound it is
 set aside, and the oldest files of all processes are deleted beyond a bound for all of them together.
-A process whose file was deleted begins another one; one that wrote nothing leaves none behind.
+A process whose file was deleted, or the whole folder, begins another one; one that wrote nothing leaves none behind.
 Folder and files are for their owner alone.
 """
 
@@ -123,6 +123,7 @@ class MetadataJournal:
         """All of it, or none. Raises OSError."""
         file = os.fstat(self._file.fileno())  # a single look: each lets other threads run first
         if file.st_nlink == 0:
+            _make_private(self._directory)  # perhaps all of it was deleted
             self._reopen()
         elif file.st_size >= self._file_bytes_max:
             self._rotate()

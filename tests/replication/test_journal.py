@@ -2,6 +2,7 @@ import base64
 import json
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import JournalError
-from replication.journal import JournalRecord, MetadataJournal, read_journal
+from replication.journal import FOLDER_MODE, JournalRecord, MetadataJournal, read_journal
 
 
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
@@ -107,6 +108,19 @@ def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Pat
     journal.record(2, b"", b"")
 
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [2]
+    journal.close()
+
+
+def test_where_the_whole_folder_was_deleted_it_is_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "journal"
+    journal = MetadataJournal(folder, process="host-1")
+    journal.record(1, b"", b"")
+    shutil.rmtree(tmp_path / "state")
+
+    journal.record(2, b"", b"")
+
+    assert [ledger_id for ledger_id, _, _ in lines(folder)] == [2]
+    assert folder.stat().st_mode & 0o777 == FOLDER_MODE
     journal.close()
 
 
