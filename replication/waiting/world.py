@@ -1,8 +1,8 @@
 """What a ledger that cannot be repaired waits for, boiled down so that it fits into its note.
 
 A try that failed is worth repeating before its time when a bookie came or came back, or an order of the
-operator's changed; that a bookie went seldom helps. Registrations tell the two apart by themselves:
-each new one has a greater czxid than all before it.
+operator's changed; that a bookie went seldom helps, but may be one more that is to be replaced. Registrations tell
+the two apart by themselves: each new one has a greater czxid than all before it.
 """
 
 import hashlib
@@ -13,8 +13,17 @@ from replication.cluster.cluster_view import ClusterView
 from replication.cluster.own_state import text, whole
 from replication.reasons import Reason
 
-_ANY_CHANGE_HELPS = frozenset({Reason.NO_ANSWER, Reason.RECOVERY_FAILED, Reason.CONFLICTS})
-"""Once a bookie that hangs counts as gone, the ledger is repaired without it."""
+_ANY_CHANGE_HELPS = frozenset(
+    {
+        # Once a bookie that hangs counts as gone, the ledger is repaired without it.
+        Reason.NO_ANSWER,
+        Reason.RECOVERY_FAILED,
+        Reason.CONFLICTS,
+        # The rest of the ledger was repaired, and is to be again, whoever goes: these waits are long.
+        Reason.MAINTENANCE,
+        Reason.NO_COPY,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

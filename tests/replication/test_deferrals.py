@@ -71,7 +71,7 @@ def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Def
         pytest.param(
             0.0,
             replace(WORLD, newest_czxid=3, bookies="c"),
-            Reason.NO_COPY,
+            Reason.NO_TARGET,
             False,
             id="the newest went",
         ),

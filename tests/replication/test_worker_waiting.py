@@ -25,6 +25,7 @@ from tests.replication.cluster import (
 )
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import keep_away
 from tests.replication.workers import lockers, start_nodes, without_target
 
 PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
@@ -95,6 +96,34 @@ async def test_a_bookie_that_goes_is_no_reason_to_try_again() -> None:
         await asyncio.sleep(3)
 
     assert times_s == []
+
+
+@pytest.mark.parametrize("is_same_node", [True, False])
+@in_virtual_time
+async def test_while_one_bookie_is_away_for_long_another_that_is_lost_is_replaced_at_once(
+    is_same_node: bool,
+) -> None:
+    """The mark stands till the window's end, and the leader only adds to it."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    await keep_away(cluster, B1, for_s=36_000)
+    await cluster.kill(B1, B2)
+    await cluster.mark(B2)
+    async with AsyncExitStack() as stack:
+        await start_nodes(stack, cluster, 1, PATIENT)
+        await asyncio.sleep(20)
+        assert B2 not in (await cluster.metadata()).bookies
+        if not is_same_node:
+            await stack.aclose()
+            await start_nodes(stack, cluster, 1, PATIENT)
+
+        await cluster.kill(B3)
+        await cluster.mark(B2, B3)
+        await asyncio.sleep(5)
+
+    ((first, *others),) = await cluster.ensembles()
+    assert first == B1
+    assert B3 not in others
 
 
 @in_virtual_time
