@@ -200,9 +200,10 @@ class ReplicationWorker:
                 self._waiting.put_off_lost(ledger.ledger_id)
             else:
                 _TAKEN.inc()
-                if ledger.has_old_note:
-                    await self._waiting.drop_note(ledger.ledger_id)
-                await self._hold(Holding(take=take, world=world, note=ledger.note), slots)
+                held = Holding(
+                    take=take, world=world, note=ledger.note, has_old_note=ledger.has_old_note
+                )
+                await self._hold(held, slots)
         finally:
             self._busy.discard(ledger.ledger_id)
             slots.give_back()
@@ -218,6 +219,7 @@ class ReplicationWorker:
     async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""
         try:
+            await self._waiting.drop_old_note(held)
             await self._conclude(held, await self._repair(held, slots))
         except SessionLostError:
             raise

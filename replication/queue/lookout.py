@@ -94,7 +94,7 @@ class Lookout:
     async def _due(self, look: Look, busy: Collection[int]) -> tuple[set[int], set[int]]:
         """Ledgers that need not wait any longer: of our own share, and of others' those left lying."""
         named = {*look.free, *filter(self._queue.may_hold, look.urgent)}
-        due = self._waiting.due(named.difference(busy))
+        due = self._waiting.due(named.difference(busy), losses=look.losses)
         await self._reckon_shares(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
         own = {ledger_id for ledger_id in due if self._shares.is_own(ledger_id)}
         return own, set(self._left_lying(set(due) - own))
@@ -143,7 +143,10 @@ class Lookout:
         )
         read = [_with_note(queued, notes.get(queued.ledger_id)) for queued in found]
         return [
-            each for each in read if each.note is None or not self._waiting.must_wait(each.note)
+            each
+            for each in read
+            if each.note is None
+            or not self._waiting.must_wait(each.note, is_loss=each.queued.is_loss)
         ]
 
 

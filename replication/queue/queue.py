@@ -87,8 +87,8 @@ class QueuedLedger(
 
     @property
     def czxid(self) -> int:
-        """Of its oldest mark: it has been marked without a break since."""
-        return min(seen.czxid for seen in self.marks)
+        """Of its shared mark, if there is one: what was in the way before copies were lost is another matter."""
+        return self.marks[0].czxid
 
 
 OnApplied = Callable[[Sequence[OperationResult]], None]

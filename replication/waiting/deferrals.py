@@ -52,6 +52,7 @@ class _Deferral:
     world: World
     reason: Reason | None
     tries: int
+    is_loss: bool
 
 
 class Deferrals:
@@ -64,15 +65,25 @@ class Deferrals:
         self._deferrals: dict[int, _Deferral] = {}
 
     def defer(
-        self, ledger_id: int, *, due_s: float, world: World, reason: Reason | None, tries: int = 1
+        self,
+        ledger_id: int,
+        *,
+        due_s: float,
+        world: World,
+        reason: Reason | None,
+        tries: int = 1,
+        is_loss: bool = True,
     ) -> None:
-        self._deferrals[ledger_id] = _Deferral(due_s, world, reason, tries)
+        """``is_loss``: whether it was known to have lost copies."""
+        self._deferrals[ledger_id] = _Deferral(due_s, world, reason, tries, is_loss)
 
-    def is_due(self, ledger_id: int, *, now_s: float, world: World) -> bool:
+    def is_due(self, ledger_id: int, *, now_s: float, world: World, is_loss: bool = True) -> bool:
+        """``is_loss``: as it is now. What was in the way of a move is not waited with when copies are lost."""
         deferral = self._deferrals.get(ledger_id)
         return (
             deferral is None
             or deferral.due_s <= now_s
+            or (is_loss and not deferral.is_loss)
             or world.has_improved_since(deferral.world, deferral.reason)
         )
 

@@ -37,15 +37,23 @@ PRUNE_INTERVAL_S = 60.0
 
 @dataclass(slots=True)
 class Holding:
-    """A ledger in our hands. ``world``: when its repair began. ``note``: what stands in ZooKeeper."""
+    """A ledger in our hands. ``world``: when its repair began. ``note``: what stands in ZooKeeper.
+
+    ``has_old_note``: in place of ``note`` there stands one of a mark that is gone.
+    """
 
     take: Take
     world: World
     note: WaitingNote | None
+    has_old_note: bool = False
 
     @property
     def ledger_id(self) -> int:
         return self.take.ledger_id
+
+    @property
+    def is_loss(self) -> bool:
+        return self.take.queued.is_loss
 
 
 class WaitingList:
@@ -91,14 +99,18 @@ class WaitingList:
 
     # --- Who waits --------------------------------------------------------------------------------
 
-    def due(self, ledger_ids: Collection[int]) -> list[int]:
-        """Those that are not to be left alone now, as far as this node has heard."""
+    def due(self, ledger_ids: Collection[int], *, losses: Collection[int]) -> list[int]:
+        """Those that are not to be left alone now, as far as this node has heard. ``losses``: that lost copies."""
         now_s, world = self._clock.now_s(), self.world
         if now_s >= self._prune_due_s:
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
             self._deferrals.prune(now_s=now_s)
         self._heed_tries()
-        due = [i for i in ledger_ids if self._deferrals.is_due(i, now_s=now_s, world=world)]
+        due = [
+            i
+            for i in ledger_ids
+            if self._deferrals.is_due(i, now_s=now_s, world=world, is_loss=i in losses)
+        ]
         if now_s >= self._probe_due_s:
             due += self._probe(set(ledger_ids).difference(due))
         return due
@@ -124,9 +136,10 @@ class WaitingList:
         """What was in the way of ledgers that are marked no more: should one be again, that is another matter."""
         self._deferrals.forget_others(marked)
 
-    async def drop_note(self, ledger_id: int) -> None:
-        """One that stands there of a mark that is gone. We hold the ledger, so nobody writes another."""
-        await self._notes.delete(ledger_id)
+    async def drop_old_note(self, held: Holding) -> None:
+        """We hold the ledger, so nobody writes another."""
+        if held.has_old_note:
+            await self._notes.delete(held.ledger_id)
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""
@@ -134,14 +147,22 @@ class WaitingList:
             return {}
         return {note.ledger_id: note for note in await self._notes.read_all(ledger_ids)}
 
-    def must_wait(self, note: WaitingNote) -> bool:
-        """Whether some node found that it is too early; remembered, so that the note is read once."""
+    def must_wait(self, note: WaitingNote, *, is_loss: bool) -> bool:
+        """Whether some node found that it is too early; remembered, so that the note is read once.
+
+        ``is_loss``: of the ledger, as it is marked now.
+        """
         if note.world is None:
             return False
         wait_ms = note.wait_ms(now_ms=self._clock.wall_ms(), world=self.world)
         if wait_ms:
             self._defer(
-                note.ledger_id, wait_ms / 1000, note.world, reason=note.reason, tries=note.tries
+                note.ledger_id,
+                wait_ms / 1000,
+                note.world,
+                reason=note.reason,
+                tries=note.tries,
+                is_loss=is_loss,
             )
         return wait_ms > 0
 
@@ -157,7 +178,7 @@ class WaitingList:
         await self._write(held, outcome, tries=tries, wait_s=wait_s)
         if reason is Reason.END_UNPROVEN:  # to be known when its mark is gone, too
             await self._ends.note(ledger_id, outcome.detail)
-        self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries)
+        self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries, is_loss=held.is_loss)
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
@@ -179,7 +200,9 @@ class WaitingList:
         """The try broke off for no reason that a note could give."""
         tries = 1 + self._deferrals.tries(held.ledger_id, None, world=held.world)
         wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
-        self._defer(held.ledger_id, wait_s, held.world, reason=None, tries=tries)
+        self._defer(
+            held.ledger_id, wait_s, held.world, reason=None, tries=tries, is_loss=held.is_loss
+        )
 
     def put_off_lost(self, ledger_id: int) -> None:
         """Another worker was quicker."""
@@ -208,10 +231,19 @@ class WaitingList:
         await self._ends.tidy(self._rng)
 
     def _defer(
-        self, ledger_id: int, wait_s: float, world: World, *, reason: Reason | None, tries: int
+        self,
+        ledger_id: int,
+        wait_s: float,
+        world: World,
+        *,
+        reason: Reason | None,
+        tries: int,
+        is_loss: bool = True,
     ) -> None:
         due_s = self._clock.now_s() + wait_s
-        self._deferrals.defer(ledger_id, due_s=due_s, world=world, reason=reason, tries=tries)
+        self._deferrals.defer(
+            ledger_id, due_s=due_s, world=world, reason=reason, tries=tries, is_loss=is_loss
+        )
 
     def _wait_s(self, outcome: Outcome, *, tries: int) -> float:
         if outcome.retry_at_ms is None:

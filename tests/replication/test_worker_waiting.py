@@ -1,12 +1,16 @@
 """Ledgers that wait: which nodes try them again, and when."""
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from itertools import pairwise
 
 import pytest
 
-from replication.cluster.own_state import own_path
+from ledgers.memory.store import Fault
+from ledgers.metadata import BookieId
+from ledgers.store import Delete
+from replication.cluster.own_state import own_path, waiting_path
 from replication.outcome import DONE, Outcome, waiting
 from replication.planning.open_ledger import WriterSighting
 from replication.queue import payloads
@@ -17,13 +21,14 @@ from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import (
     Cluster,
+    fault_once,
     in_virtual_time,
     queue_empty,
     times_taken,
     until,
     with_lost_b2,
 )
-from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import LEDGER, UR, working
 from tests.replication.repairs import keep_away
 from tests.replication.workers import lockers, start_nodes, without_target
@@ -225,6 +230,25 @@ async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_
         assert noted == [None], "whoever asks while it is repaired is not told of the last mark"
 
 
+@pytest.mark.parametrize("fault", Fault)
+@in_virtual_time
+async def test_a_note_of_a_mark_that_is_gone_which_cannot_be_deleted_ends_no_session(
+    fault: Fault,
+) -> None:
+    cluster = await without_target(LEDGER)
+    async with cluster.node(settings=SLOW) as node, working(node):
+        await asyncio.sleep(5)
+    await unmark(cluster)
+    await cluster.register(B4)
+    await cluster.mark(B2)
+
+    async with cluster.node("node-2", settings=PATIENT) as node, working(node):
+        fault_once(cluster, node.store, Delete, fault, path=waiting_path(UR, LEDGER))
+        await until(cluster, lambda: queue_empty(cluster))
+        assert cluster.tree.faults is None
+    await cluster.assert_whole()
+
+
 @pytest.mark.parametrize("is_same_node", [True, False])
 @in_virtual_time
 async def test_a_mark_that_the_leader_adds_a_bookie_to_is_the_same_and_waits_on(
@@ -257,6 +281,40 @@ async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark
         await asyncio.sleep(5)
 
     assert times_s == []
+
+
+@pytest.mark.parametrize("is_same_node", [True, False])
+@in_virtual_time
+async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_node: bool) -> None:
+    """Marked in our own queue alone, for its place, it waited for another rack; the shared mark is news."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    own = payloads.mark_path(own_path(UR), LEDGER)
+    await cluster.store.create(own, payloads.mark_to_bytes(Mark()), with_parents=True)
+    one_rack = dict.fromkeys(BOOKIES, "/r1")
+
+    async with AsyncExitStack() as stack:
+        await start_movers(stack, cluster, one_rack)
+        await asyncio.sleep(5)
+        assert (await node_note(cluster)).reason is Reason.MISPLACED
+        if not is_same_node:
+            await stack.aclose()
+            await start_movers(stack, cluster, one_rack)
+        await cluster.kill(B3)
+        await cluster.mark(B3)
+
+        assert await until(cluster, lambda: queue_empty(cluster)) < 5
+    assert B3 not in (await cluster.metadata()).bookies
+
+
+async def start_movers(
+    stack: AsyncExitStack, cluster: Cluster, racks: Mapping[BookieId, str]
+) -> None:
+    """A node that moves misplaced copies, at work."""
+    node = await stack.enter_async_context(
+        cluster.node(settings=SLOW, racks=racks, moves_misplaced=True)
+    )
+    await stack.enter_async_context(working(node))
 
 
 # --- Whose copies are nowhere ------------------------------------------------------------------------
