@@ -25,11 +25,10 @@ async def marks_of(cluster: Visit, ledger_ids: Collection[int]) -> list[MarkedLe
 
 
 async def marked_since(cluster: Visit, ledger_ids: Collection[int]) -> dict[int, int]:
-    """When the older mark of each was made (czxid), of those that are marked."""
+    """When the mark of each was made (czxid), of those that are marked: of both as in ``QueuedLedger.czxid``."""
     czxids: dict[int, int] = {}
-    for marked in await marks_of(cluster, ledger_ids):
-        before = czxids.get(marked.ledger_id, marked.czxid)
-        czxids[marked.ledger_id] = min(before, marked.czxid)
+    for marked in await marks_of(cluster, ledger_ids):  # the shared ones first
+        czxids.setdefault(marked.ledger_id, marked.czxid)
     return czxids
 
 
