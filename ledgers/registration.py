@@ -5,7 +5,7 @@ an empty or missing list is unknown, never a mass loss (rule S8).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -82,10 +82,18 @@ class Registration:
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode."""
         names = await children_if_any(self._store, self._cookies)  # comes with the first bookie
-        found = await asyncio.gather(*(self._get(f"{self._cookies}/{name}") for name in names))
+        return await self._cookies_of(list(map(BookieId, names)))
+
+    async def cookies_now(self, bookies: Collection[BookieId]) -> Mapping[BookieId, Stat]:
+        """Those of these bookies, none of them older than this call."""
+        await self._store.sync(self._cookies)
+        return await self._cookies_of(sorted(bookies))
+
+    async def _cookies_of(self, bookies: Sequence[BookieId]) -> Mapping[BookieId, Stat]:
+        found = await asyncio.gather(*(self._get(f"{self._cookies}/{b}") for b in bookies))
         return {
-            BookieId(name): znode[1]
-            for name, znode in zip(names, found, strict=True)
+            bookie: znode[1]
+            for bookie, znode in zip(bookies, found, strict=True)
             if znode is not None
         }
 

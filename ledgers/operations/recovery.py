@@ -13,7 +13,7 @@ slow or wrong, and whoever else recovers or still writes. What that rests on:
   comes second adopts what the first wrote.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -30,6 +30,16 @@ METADATA_TRIES_MAX = 10
 """Compare-and-sets of one step, before a ledger whose metadata never rests is given up for now."""
 
 
+Confirm = Callable[[Collection[BookieId]], Awaitable[None]]
+"""Called with the last ensemble once the end is found, and before it is written: what bookies answered till then stands
+for good. Raises UnavailableError where one of them may have lost entries since ``young`` was said: its "no" may be
+an empty disk's."""
+
+
+async def nothing_to_confirm(bookies: Collection[BookieId]) -> None:
+    """For who believes every "no"."""
+
+
 async def recover_ledger(
     ledger_id: int,
     *,
@@ -40,13 +50,15 @@ async def recover_ledger(
     fallback: EntryDigest | None = None,
     young: Collection[BookieId] = (),
     distrusted: Collection[BookieId] = (),
+    confirm: Confirm = nothing_to_confirm,
     guards: Sequence[Operation] = (),
 ) -> VersionedMetadata:
     """Recover and close the ledger; its CLOSED metadata, whoever wrote it.
 
     ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they are
     known to have lost entries. ``young``: set up after the ledger was made, and perhaps wiped (another
-    cookie): likewise, unless they show that they lost nothing. ``guards`` ride with each metadata write.
+    cookie): likewise, unless they show that they lost nothing. ``confirm``: see there. ``guards`` ride with
+    each metadata write.
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
@@ -66,7 +78,9 @@ async def recover_ledger(
         young=young,
         distrusted=distrusted,
     )
-    return await _close(versioned, await finder.find_end(), manager, guards)
+    end = await finder.find_end()
+    await confirm(versioned.metadata.last_segment.ensemble)
+    return await _close(versioned, end, manager, guards)
 
 
 def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:

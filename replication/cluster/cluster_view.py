@@ -5,7 +5,7 @@ as values.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -126,6 +126,21 @@ class ViewSource(Changing):
             cookies = await self._registration.cookies()
             await self._read_orders()
             return self._show(bookies, cookies)
+
+    async def set_up_since(
+        self, view: ClusterView, bookies: Collection[BookieId]
+    ) -> frozenset[BookieId]:
+        """Those of the bookies that have another cookie by now, be it shown in ``current`` or not, than in the view.
+
+        Raises UnavailableError.
+        """
+        now = await self._registration.cookies_now(bookies)
+        then = view.cookies
+        return frozenset(
+            bookie
+            for bookie, cookie in now.items()
+            if bookie not in then or then[bookie].czxid != cookie.czxid
+        )
 
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""

@@ -22,14 +22,14 @@ import structlog
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
-from ledgers.errors import UnprovenEndError
+from ledgers.errors import UnavailableError, UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.ensembles import BookiePool, can_go_on_without
 from ledgers.operations.fencing import latecomers
 from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
 from ledgers.operations.reader import replicas_in
-from ledgers.operations.recovery import recover_ledger
+from ledgers.operations.recovery import nothing_to_confirm, recover_ledger
 from ledgers.placement import Candidate
 from ledgers.store import Operation
 from ledgers.striping import covers
@@ -278,6 +278,14 @@ class OpenLedgers:
         ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``: those set up anew are
         believed, though entries may be cut off that only they had, and bookies that are silent now.
         """
+
+        async def confirm(members: Collection[BookieId]) -> None:
+            if anew := await self._views.set_up_since(view, members):
+                raise UnavailableError(
+                    f"set up anew while its end was sought, so that it is to be sought once more: {', '.join(sorted(anew))}",
+                    ledger_id=versioned.ledger_id,
+                )
+
         closed = await recover_ledger(
             versioned.ledger_id,
             manager=self._manager,
@@ -287,6 +295,7 @@ class OpenLedgers:
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
             distrusted=distrusted,
+            confirm=nothing_to_confirm if accepts_loss else confirm,
             guards=guards,
         )
         log.info(

@@ -1,11 +1,13 @@
 """Repairs of ledgers that are not closed: the grace, and what comes after it."""
 
+import asyncio
+
 import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState, Segment
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
+from ledgers.metadata import BookieId, LedgerState, Segment
 from replication.outcome import Outcome, OutcomeKind
 from replication.planning.open_ledger import GRACES_MAX
 from replication.reasons import Reason
@@ -19,6 +21,7 @@ from tests.replication.repairs import (
     repair_with,
     watch_fencing,
 )
+from tests.replication.watched import settle
 
 
 async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
@@ -270,3 +273,39 @@ async def test_a_ledger_that_was_deleted_during_the_grace_is_unmarked() -> None:
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_rule_s5_the_no_of_a_bookie_that_came_back_empty_while_the_end_was_sought_is_not_believed() -> (
+    None
+):
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
+    await cluster.kill(B1, B2)
+    returning: list[asyncio.Task[None]] = []
+
+    async def come_back_empty() -> None:
+        await cluster.wipe(B2)
+        await cluster.revive(B2)
+
+    def meanwhile(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        if op is Op.READ_FENCING and bookie == B2 and not returning:
+            returning.append(asyncio.create_task(come_back_empty()))
+            return Fault(delay_s=0.1)
+        return NO_FAULT
+
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        cluster.bookies.faults = meanwhile
+        await node.repairer.repair(take, first.sighting)
+        assert returning
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+
+        await cluster.revive(B1)
+        await settle()
+        outcome = await node.repairer.repair(take)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert (await cluster.metadata()).last_entry_id == 10
+    await cluster.assert_whole()
