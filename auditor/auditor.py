@@ -100,8 +100,8 @@ class Auditor:
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
-        """Missing bookies that were back since the last time: workers that found them back may be about to take
-        away the marks of then, which therefore are to be renewed."""
+        """Missing bookies that were back since the last time, and those set up anew: workers that found them there may
+        be about to take away the marks of then, which therefore are to be renewed."""
         self._settling: dict[BookieId, tuple[Rebirth, float]] = {}
         """Bookies that were set up anew, whose ledgers have been looked at; until when others may come to name
         them on the strength of copies that are gone."""
@@ -246,7 +246,8 @@ class Auditor:
         news = {bookie for bookie, _ in missing.causes - self._done.causes}
         if lost := news & missing.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
-        self._again = (self._again | (news & self._causes.ended)) & missing.bookies
+        are_again = news & (self._causes.ended | missing.reborn.keys())
+        self._again = (self._again | are_again) & missing.bookies
         async with task_scope() as scope:  # the first mark waits for no note
             noting = scope.start(self._note_causes(missing))
             marked = await self._marks.mark_naming(

@@ -151,6 +151,24 @@ async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_m
 
 
 @in_virtual_time
+async def test_a_mark_that_names_a_bookie_set_up_anew_already_is_renewed() -> None:
+    """A check made it, for single entries; a worker that found the bookie whole, and stood still since, would take
+    it away (rule S6)."""
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.mark(B2, ledger_id=0)
+        await cluster.kill(B2)
+        await cluster.wipe(B2)
+        await cluster.revive(B2)
+        await asyncio.sleep(SOON_S)
+
+        stat = await cluster.store.exists(payloads.mark_path(UR, 0))
+    assert stat is not None
+    assert stat.version == 1
+
+
+@in_virtual_time
 async def test_of_bookies_that_are_gone_for_good_nothing_is_kept() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
