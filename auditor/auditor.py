@@ -17,7 +17,7 @@ import structlog
 
 from auditor.copyless import CopylessCounter
 from auditor.delay import RecoveryDelay
-from auditor.endangered import Missing, Rebirth, reborn_bookies
+from auditor.endangered import LossCause, Missing, Rebirth, reborn_bookies
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks, Marked
@@ -49,10 +49,12 @@ STANDSTILL_MAX_S = 20.0
 class _Done:
     """What need not be done again."""
 
-    causes: frozenset[tuple[BookieId, int]] = frozenset()
+    causes: frozenset[LossCause] = frozenset()
     """Losses (``Missing.causes``) whose ledgers have been marked."""
     completed_count: int = -1
     """Of the index, when all ledgers of missing bookies were last looked at."""
+    seen_count: int = 0
+    """Likewise, when the marks that are remembered were seen."""
     check_due_s: float = 0.0
 
 
@@ -100,8 +102,10 @@ class Auditor:
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
-        """Missing bookies that were back since the last time, and those set up anew: workers that found them there may
-        be about to take away the marks of then, which therefore are to be renewed."""
+        """Missing bookies that were there just before, so that a worker which found them there may be about to take
+        away marks that stand: these are to be renewed."""
+        self._inherited: frozenset[BookieId] = frozenset()
+        """Bookies that an earlier leader has marked for, and that were not seen back since: the marks are of this loss."""
         self._settling: dict[BookieId, tuple[Rebirth, float]] = {}
         """Bookies that were set up anew, whose ledgers have been looked at; until when others may come to name
         them on the strength of copies that are gone."""
@@ -143,6 +147,7 @@ class Auditor:
         self._identities = await read_identities(self._store, self._ur)
         await self._absences.resume()
         await self._causes.resume()
+        self._inherited = frozenset(self._causes.lost_since_s())
 
     async def _try_run_once(self) -> float:
         try:
@@ -166,7 +171,8 @@ class Auditor:
             view, self._absences.since_s, lost_since_s=self._causes.lost_since_s()
         )
         missing = self._missing(view)
-        self._marks.keep_only(missing.bookies)  # also of an audit that was cut short
+        self._marks.see(missing)  # also after an audit that was cut short
+        self._inherited &= missing.lost_since_s.keys()
         if gone := self._done.causes - missing.causes:
             self._done.causes -= gone
             await self._note_causes(missing)
@@ -243,11 +249,15 @@ class Auditor:
             # Before the audit: one that is asked for while this one is under way comes after it.
             self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
             self._marks.forget()
-        news = {bookie for bookie, _ in missing.causes - self._done.causes}
+        if completed_count != self._done.seen_count:
+            # All was read again, as we were cut off perhaps: then bookies may have been back, and marks be worked off.
+            if self._done.seen_count:
+                self._marks.forget()
+            self._done.seen_count = completed_count
+        news = {bookie for bookie, *_ in missing.causes - self._done.causes}
         if lost := news & missing.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
-        are_again = news & (self._causes.ended | missing.reborn.keys())
-        self._again = (self._again | are_again) & missing.bookies
+        self._again = (self._again | (news - self._inherited)) & missing.bookies
         async with task_scope() as scope:  # the first mark waits for no note
             noting = scope.start(self._note_causes(missing))
             marked = await self._marks.mark_naming(
@@ -258,6 +268,7 @@ class Auditor:
             )
             await noting
         self._wake.set()  # what happened meanwhile is next
+        self._inherited = frozenset()
         if not marked.is_whole:
             self._done.completed_count = -1
             return

@@ -90,6 +90,10 @@ def reborn_bookies(
     }
 
 
+LossCause = tuple[BookieId, int, float]
+"""A bookie, and its new cookie's czxid (0: it is away) or since when it is away, monotonic seconds."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
     """Bookies whose copies are missing, in whole or, where one was set up anew, of older ledgers."""
@@ -103,10 +107,10 @@ class Missing:
         return frozenset((*self.lost_since_s, *self.reborn))
 
     @property
-    def causes(self) -> frozenset[tuple[BookieId, int]]:
-        """One for each loss: the bookie, and its new cookie's czxid (0: it is away)."""
-        lost = ((bookie, 0) for bookie in self.lost_since_s)
-        return frozenset((*lost, *((b, birth.czxid) for b, birth in self.reborn.items())))
+    def causes(self) -> frozenset[LossCause]:
+        """One for each loss: who goes again, or is wiped again, is lost anew."""
+        lost = ((bookie, 0, since_s) for bookie, since_s in self.lost_since_s.items())
+        return frozenset((*lost, *((b, birth.czxid, 0.0) for b, birth in self.reborn.items())))
 
     def danger(self, ledger: IndexedLedger) -> Endangered | None:
         """What they mean for one ledger; None when it misses none of its copies."""

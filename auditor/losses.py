@@ -13,7 +13,7 @@ from itertools import islice
 
 from prometheus_client import Counter
 
-from auditor.endangered import DangerQueue, Endangered, Missing
+from auditor.endangered import DangerQueue, Endangered, LossCause, Missing
 from auditor.index.ledger_index import LedgerIndex
 from auditor.marking import Marker
 from ledgers.metadata import BookieId
@@ -77,6 +77,8 @@ class LossMarks:
         self._index = index
         self._marker = marker
         self._known = KnownMarks()
+        self._causes: frozenset[LossCause] = frozenset()
+        """What the known marks were made for."""
 
     async def mark_naming(
         self,
@@ -116,9 +118,11 @@ class LossMarks:
             count += len(new)
         return count
 
-    def keep_only(self, bookies: Collection[BookieId]) -> None:
-        """Of others that were missing nothing is known any more: marks for them may be worked off."""
-        self._known.keep_only(bookies)
+    def see(self, missing: Missing) -> None:
+        """Nothing is known any more of marks for bookies that are not missing now, or are anew: they may be worked off."""
+        news = {bookie for bookie, *_ in missing.causes - self._causes}
+        self._known.keep_only(missing.bookies - news)
+        self._causes = missing.causes
 
     def forget(self) -> None:
         """Look at every mark again."""

@@ -220,11 +220,6 @@ class CauseNotes:
             if cause.why is Why.LOST and cause.ended_ms is None
         }
 
-    @property
-    def ended(self) -> frozenset[BookieId]:
-        """Those that were missing, and are no more: their marks of then may stand."""
-        return frozenset(b for b, cause in self._causes.items() if cause.ended_ms is not None)
-
     async def note(self, records: Records, missing: Missing) -> None:
         """While their ledgers begin to be marked, and when one is missing no more."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
