@@ -200,7 +200,7 @@ class Surveyor:
             tail = await survey_tail(
                 versioned, view, digest=digest, lac=lac, bookies=self._bookies, clock=self._clock
             )
-            survey = replace(survey, findings=survey.findings + tail)
+            survey = replace(survey, findings=survey.findings + under_orders(tail, view))
             if endangered := first_endangered(survey.findings, versioned.metadata):
                 return OpenEnd(
                     versioned=versioned,

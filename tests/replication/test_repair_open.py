@@ -309,3 +309,26 @@ async def test_rule_s5_the_no_of_a_bookie_that_came_back_empty_while_the_end_was
     assert outcome.kind is OutcomeKind.DONE
     assert (await cluster.metadata()).last_entry_id == 10
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_marked() -> None:
+    """Their noes, two of three, tell of no entry at all; the third has all of them."""
+    cluster = await open_ledger()
+    await cluster.kill(B1, B2)
+    for bookie in (B1, B2):
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+    for op in (Op.READ, Op.READ_LAC):
+        cluster.bookies.fail(B3, op, Fault(error=UnavailableError))
+
+    async with cluster.node() as node:
+        take = await node.take()
+        outcome = await node.repairer.repair(take)
+        assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
+        assert B3 in outcome.detail
+
+        for op in (Op.READ, Op.READ_LAC):
+            cluster.bookies.stop_failing(B3, op)
+        outcome = await node.repairer.repair(take)
+        assert outcome.reason is Reason.OPEN_LEDGER_GRACE
