@@ -11,13 +11,13 @@ While the index is built, or read again, a loss is answered from what is known, 
 import asyncio
 import math
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import structlog
 
 from auditor.copyless import CopylessCounter
 from auditor.delay import RecoveryDelay
-from auditor.endangered import LossCause, Missing, Rebirth, reborn_bookies
+from auditor.endangered import LossCause, Missing, reborn_bookies
 from auditor.holds import Holds
 from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks, Marked
@@ -106,9 +106,9 @@ class Auditor:
         away marks that stand: these are to be renewed."""
         self._inherited: frozenset[BookieId] = frozenset()
         """Bookies that an earlier leader has marked for, and that were not seen back since: the marks are of this loss."""
-        self._settling: dict[BookieId, tuple[Rebirth, float]] = {}
-        """Bookies that were set up anew, whose ledgers have been looked at; until when others may come to name
-        them on the strength of copies that are gone."""
+        self._settling: dict[tuple[BookieId, int], float] = {}
+        """Bookies that were set up anew (with the cookie's czxid), whose ledgers are marked; until when others may come
+        to name them on the strength of copies that are gone. So long they are missing."""
         self._switch = DisableSwitch(store, ur, clock)
         self._is_overruled = False
         """An operator asks for an audit of every bookie that is away now."""
@@ -177,6 +177,7 @@ class Auditor:
             self._done.causes -= gone
             await self._note_causes(missing)
         await self._mark(missing)
+        await self._settle(missing)
         return self._wait_s()
 
     # --- Who is missing ------------------------------------------------------------------------------
@@ -206,29 +207,16 @@ class Auditor:
     async def _mark(self, missing: Missing) -> None:
         """What is to be marked now: all ledgers of missing bookies, or those that changed."""
         touched = self._keeper.take_touched()
-        is_due, settling = self._is_due(missing), self._still_settling()
-        if not is_due and not (touched and (missing.bookies or settling)):
+        is_due = self._is_due(missing)
+        if not is_due and not (touched and missing.bookies):
             return
         if await self._switch.is_on():
             self._done.completed_count = -1  # for what was touched, when it is enabled again
             return
-        if touched and (settling or not is_due):
-            reborn = {**settling, **missing.reborn}
-            await self._marks.mark_touched(touched, replace(missing, reborn=reborn))
         if is_due:
             await self._audit(missing)
-
-    def _still_settling(self) -> dict[BookieId, Rebirth]:
-        """Whose ledgers were all marked, and those are still to be that come to name it.
-
-        A worker that stands still after a bookie has acknowledged its copies, and goes on within its session,
-        names it without knowing that it was wiped meanwhile (rule S3).
-        """
-        now_s = self._clock.now_s()
-        self._settling = {b: s for b, s in self._settling.items() if now_s < s[1]}
-        if self._is_held:
-            return {}
-        return {bookie: birth for bookie, (birth, _) in self._settling.items()}
+        else:
+            await self._marks.mark_touched(touched, missing)
 
     def _is_due(self, missing: Missing) -> bool:
         """Whether all ledgers of missing bookies are to be looked at, and not just those that changed."""
@@ -277,7 +265,6 @@ class Auditor:
         await self._records.write_urgent(marked.urgent, now_ms=self._clock.wall_ms())
         if is_complete:
             self._again = frozenset()
-            await self._write_identities(missing)
         await self._tell(marked, started_s=started_s, is_complete=is_complete)
 
     def _is_superseded(self, missing: Missing) -> bool:
@@ -297,24 +284,37 @@ class Auditor:
             or self._missing(view).causes != missing.causes
         )
 
-    async def _write_identities(self, missing: Missing) -> None:
+    async def _settle(self, missing: Missing) -> None:
+        """Of those set up anew: all their ledgers are marked, and so is, for a while, what comes to name them.
+
+        A worker that stands still after a bookie has acknowledged its copies, and goes on within its session,
+        names it without knowing that it was wiped meanwhile (rule S3). A leader that comes in between begins anew.
+        """
+        is_done = self._done.completed_count == self._keeper.completed_count
+        if not (missing.reborn and is_done and self._keeper.is_complete):
+            return
+        now_s = self._clock.now_s()
+        self._settling = {
+            (bookie, birth.czxid): self._settling.get(
+                (bookie, birth.czxid), now_s + self._standstill_max_s if birth.was_known else now_s
+            )
+            for bookie, birth in missing.reborn.items()
+        }
+        settled = {b: czxid for (b, czxid), until_s in self._settling.items() if now_s >= until_s}
+        if settled:
+            await self._write_identities(settled)
+            self._wake.set()
+
+    async def _write_identities(self, settled: dict[BookieId, int]) -> None:
         """Taken for known once that is written: what failed is made up for by the next audit.
 
         Nothing is kept of bookies that are gone for good: without a cookie, and named by no ledger.
         """
-        if missing.reborn:
-            reborn = {bookie: birth.czxid for bookie, birth in missing.reborn.items()}
-            kept = self._views.current.cookies.keys() | self._keeper.index.bookies
-            known = (self._identities | reborn).items()
-            identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
-            await self._records.write_identities(identities)
-            self._identities = identities
-            until_s = self._clock.now_s() + self._standstill_max_s
-            self._settling |= {
-                bookie: (birth, until_s)
-                for bookie, birth in missing.reborn.items()
-                if birth.was_known
-            }
+        kept = self._views.current.cookies.keys() | self._keeper.index.bookies
+        known = (self._identities | settled).items()
+        identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
+        await self._records.write_identities(identities)
+        self._identities = identities
 
     async def _tell(self, marked: Marked, *, started_s: float, is_complete: bool) -> None:
         index = self._keeper.index
@@ -342,13 +342,14 @@ class Auditor:
 
     def _wait_s(self) -> float:
         loss_s = self._absences.next_loss_s(delay_s=self._delay.current.delay_s)
-        is_disabled = not self._switch.may_take
+        is_disabled, now_s = not self._switch.may_take, self._clock.now_s()
         return max(
             0.0,
             min(
                 math.inf if loss_s is None else loss_s,
-                math.inf if is_disabled else self._done.check_due_s - self._clock.now_s(),
+                math.inf if is_disabled else self._done.check_due_s - now_s,
                 self._holds.wait_s,
+                min((s - now_s for s in self._settling.values() if s > now_s), default=math.inf),
             ),
         )
 

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from auditor.auditor import RETRY_S, STANDSTILL_MAX_S
 from auditor.records import read_identities
+from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
 from ledgers.store import Operation
@@ -36,6 +38,8 @@ async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() ->
         assert await marked_soon(cluster) == [0]
         assert await replicas(cluster, 0) == (B1,)
         await cluster.store.delete(payloads.mark_path(UR, 0))  # as the worker that read it all
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        assert await cluster.marked() == []
 
     async with auditing(cluster, "node-2"):
         assert await marked_soon(cluster) == []
@@ -59,7 +63,7 @@ async def test_that_a_bookie_was_dealt_with_is_noted_though_the_first_try_fails(
         await cluster.wipe(B1)
         cluster.tree.faults = lose_note
         await cluster.revive(B1)
-        await asyncio.sleep(SOON_S + RETRY_S)
+        await asyncio.sleep(SOON_S + STANDSTILL_MAX_S + RETRY_S)
 
     assert losses == 0
     _, cookie = await cluster.store.get(f"{ROOT}/cookies/{B1}")
@@ -148,6 +152,61 @@ async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_m
 
         await move(cluster, 0, B3)
         assert await marked_soon(cluster) == []
+
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        await cluster.store.delete(hold_place(UR).path)
+        assert await marked_soon(cluster) == [0], "when it is over"
+
+
+@in_virtual_time
+async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await set_up_anew(cluster, B3)
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(SOON_S)
+
+        await move(cluster, 0, B3)
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        assert await cluster.marked() == []
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
+async def test_the_next_leader_marks_it() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await set_up_anew(cluster, B3)
+
+    await move(cluster, 0, B3)
+    async with auditing(cluster, "node-2"):
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
+async def test_it_is_marked_though_the_first_try_fails() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)) as leader:
+        await asyncio.sleep(SOON_S)
+        await set_up_anew(cluster, B3)
+        mark, tries = leader.marker.mark, 0
+
+        async def failing(*args: Any, **options: Any) -> bool:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise UnavailableError("nobody answers")
+            return await mark(*args, **options)
+
+        leader.marker.mark = failing  # type: ignore[method-assign]
+        await move(cluster, 0, B3)
+        await asyncio.sleep(SOON_S + RETRY_S)
+
+        assert await cluster.marked() == [0]
 
 
 @in_virtual_time
