@@ -1,0 +1,402 @@
+"""A leader's life as a seed draws it: whatever misses copies when all is quiet again has its mark.
+
+Bookies go, come back, and come back empty; operators set the switch, holds, windows and the delay; ledgers are
+made and deleted; leaders are cut off and replaced; replies are lost. The worker here is a sketch of one that makes
+no mistakes: it looks at a marked ledger, copies what is missing, and takes the mark away at the version it saw. So
+whatever has no mark in the end, and should have one, the leader forgot.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import pytest
+
+from auditor import losses, marking
+from auditor.outages import Outages
+from auditor.settings import AuditorSettings, HoldSettings
+from ledgers.errors import (
+    ConflictError,
+    LeadershipLostError,
+    NoNodeError,
+    NoSuchLedgerError,
+    SessionLostError,
+)
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.store import Operation
+from replication.cluster.order_book import OrderBook, hold_place, maintenance_place
+from replication.cluster.orders import HoldOrder, MaintenanceWindow
+from replication.queue import payloads
+from tests.auditor.auditing import Leader, auditing
+from tests.auditor.scenes import set_delay
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import BOOKIES
+from tests.replication.nodes import ROOT, UR
+from tests.virtual_time import VirtualTimeLoop
+
+SEED_COUNT = 20
+LEDGER_COUNT = 40
+EVENT_COUNT = 60
+SETTLED_S = 10.0
+"""After so long the first leader knows all bookies."""
+QUIET_S = 120.0
+ALIVE_MIN = 3
+RETURN_S = 5.0
+"""After an outage of the leader's connection."""
+WORLD = "world"
+"""Tasks of this name wait for no network."""
+
+
+class TickingLoop(VirtualTimeLoop):
+    """Each look at the clock takes a moment, or a wait that is shorter than asyncio's timers can tell would never end."""
+
+    def time(self) -> float:
+        self.now_s += 1e-9
+        return super().time()
+
+
+class World:
+    """What is true, whoever knows it."""
+
+    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+        self.cluster, self.rng = cluster, rng
+        self.copies: set[tuple[int, BookieId]] = set()
+        self.leader: Leader | None = None
+        self.ledger_count = 0
+        self.is_over = False
+        self.slow_s = rng.choice([0.0, 0.05, 0.3, 0.6])
+        self.log: list[str] = []
+        self.faulty = 0.0
+        self.forgotten: list[tuple[int, BookieId]] = []
+        """In the end: ledgers and the bookies whose copies they miss."""
+        cluster.tree.latency = self._latency
+        cluster.tree.faults = self._fault
+
+    async def _latency(self) -> None:
+        task = asyncio.current_task()
+        if task is not None and task.get_name() == WORLD:
+            return
+        await asyncio.sleep(self.rng.uniform(0, self.slow_s) if self.slow_s else 0)
+
+    def _fault(self, store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        if self.is_over or self.leader is None or store is not self.leader.store:
+            return None
+        if self.rng.random() < self.faulty:
+            return self.rng.choice([Fault.LOST_REPLY, Fault.LOST_REQUEST])
+        return None
+
+    def say(self, what: str) -> None:
+        self.log.append(f"{asyncio.get_running_loop().time():9.3f} {what}")
+
+    # --- Bookies -----------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> list[BookieId]:
+        return [b for b in BOOKIES if not self.cluster.bookie(b).is_down]
+
+    @property
+    def away(self) -> list[BookieId]:
+        return [b for b in BOOKIES if self.cluster.bookie(b).is_down]
+
+    def life(self, bookie: BookieId) -> int:
+        node = self.cluster.tree.nodes.find(f"{ROOT}/available/{bookie}")
+        return 0 if node is None else node.stat.czxid
+
+    async def kill(self) -> None:
+        if len(self.alive) > ALIVE_MIN:
+            bookie = self.rng.choice(self.alive)
+            self.say(f"kill {bookie}")
+            await self.cluster.kill(bookie)
+
+    async def revive(self) -> None:
+        if self.away:
+            bookie = self.rng.choice(self.away)
+            self.say(f"revive {bookie}")
+            await self.cluster.revive(bookie)
+
+    async def wipe(self) -> None:
+        if self.away:
+            bookie = self.rng.choice(self.away)
+            self.say(f"wipe {bookie}")
+            await self.cluster.wipe(bookie)
+            self.copies = {(i, b) for i, b in self.copies if b != bookie}
+            if self.rng.random() < 0.8:
+                self.say(f"revive {bookie}")
+                await self.cluster.revive(bookie)
+
+    async def flap(self) -> None:
+        """Back, or back empty, and away again soon."""
+        if not self.away:
+            return
+        bookie = self.rng.choice(self.away)
+        if self.rng.random() < 0.5:
+            self.say(f"wipe {bookie}")
+            await self.cluster.wipe(bookie)
+            self.copies = {(i, b) for i, b in self.copies if b != bookie}
+        self.say(f"flap {bookie} up")
+        await self.cluster.revive(bookie)
+        await asyncio.sleep(self.rng.choice([0.0, 0.2, 1, 3]))
+        if bookie in self.alive and len(self.alive) > ALIVE_MIN:
+            self.say(f"flap {bookie} down")
+            await self.cluster.kill(bookie)
+
+    # --- Ledgers -----------------------------------------------------------------------------------
+
+    async def create(self) -> None:
+        ensemble = self.rng.sample(self.alive, 3)
+        ledger_id, self.ledger_count = self.ledger_count, self.ledger_count + 1
+        metadata = LedgerMetadata(
+            ensemble_size=3,
+            write_quorum=2,
+            ack_quorum=1,
+            state=LedgerState.CLOSED,
+            last_entry_id=9,
+            length=100,
+            segments=(Segment(first_entry_id=0, ensemble=tuple(ensemble)),),
+        )
+        self.copies |= {(ledger_id, b) for b in ensemble}
+        await self.cluster.manager.create(ledger_id, metadata)
+        self.say(f"create {ledger_id} {ensemble}")
+
+    async def delete(self) -> None:
+        ledger_id = self.rng.randrange(self.ledger_count)
+        with suppress(NoSuchLedgerError):
+            await self.cluster.manager.delete(ledger_id, version=-1)
+            self.say(f"delete {ledger_id}")
+
+    # --- The leader --------------------------------------------------------------------------------
+
+    async def replace(self) -> None:
+        if self.leader is not None:
+            self.say("expire leader")
+            self.cluster.tree.expire(self.leader.store)
+
+    async def suspend(self) -> None:
+        if (leader := self.leader) is not None:
+            self.say("suspend leader")
+            self.cluster.tree.suspend(leader.store)
+            await asyncio.sleep(self.rng.choice([0.1, 1, 4]))
+            self.say("resume leader")
+            if leader is self.leader:
+                self.cluster.tree.resume(leader.store)
+
+    async def rescan(self) -> None:
+        if self.leader is not None:
+            self.leader.keeper.rescan()
+
+    # --- Orders ------------------------------------------------------------------------------------
+
+    async def switch(self) -> None:
+        path = payloads.disable_path(UR)
+        if await self.cluster.store.exists(path) is None:
+            await self.cluster.store.create(path)
+            self.say("switch on")
+        else:
+            await self.cluster.store.delete(path)
+            self.say("switch off")
+
+    async def hold(self) -> None:
+        path = hold_place(UR).path
+        if await self.cluster.store.exists(path) is None:
+            hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
+            await self.cluster.store.create(path, hold.to_json(), with_parents=True)
+            self.say("hold")
+        else:
+            await self.cluster.store.delete(path)
+            self.say("hold ends")
+
+    async def window(self) -> None:
+        bookie = self.rng.choice(BOOKIES)
+        book, place = OrderBook(self.cluster.store, UR), maintenance_place(UR, bookie)
+        standing = await book.standing(place)
+        if standing is None or self.rng.random() < 0.5:
+            now_ms = self.cluster.clock.wall_ms()
+            window = MaintenanceWindow(
+                since_ms=now_ms, until_ms=now_ms + self.rng.choice([500, 3000, 10000])
+            )
+            await book.give(place, window, over=standing)
+            self.say(f"window {bookie}")
+        else:
+            with suppress(NoNodeError):
+                await self.cluster.store.delete(place.path)
+            self.say(f"window ends {bookie}")
+
+    async def delay(self) -> None:
+        delay_s = self.rng.choice([0, 0, 1, 5])
+        await set_delay(self.cluster, delay_s)
+        self.say(f"delay {delay_s}")
+
+    async def faults(self) -> None:
+        self.faulty = self.rng.choice([0.0, 0.02, 0.2])
+        self.say(f"faults {self.faulty}")
+
+    # --- All of it ---------------------------------------------------------------------------------
+
+    async def blow(self) -> None:
+        happenings: list[Callable[[], Awaitable[None]]] = [
+            self.kill,
+            self.kill,
+            self.kill,
+            self.revive,
+            self.revive,
+            self.wipe,
+            self.wipe,
+            self.flap,
+            self.flap,
+            self.create,
+            self.create,
+            self.delete,
+            self.replace,
+            self.suspend,
+            self.rescan,
+            self.switch,
+            self.hold,
+            self.window,
+            self.delay,
+            self.faults,
+        ]
+        await asyncio.sleep(SETTLED_S)
+        for _ in range(LEDGER_COUNT):
+            await self.create()
+        await asyncio.sleep(SETTLED_S)
+        for _ in range(EVENT_COUNT):
+            await asyncio.sleep(self.rng.choice([0, 0, 0.05, 0.3, 1, 3]))
+            await self.rng.choice(happenings)()
+        self.is_over = True
+        self.say("over")
+        with suppress(NoNodeError):
+            await self.cluster.store.delete(payloads.disable_path(UR))
+        with suppress(NoNodeError):
+            await self.cluster.store.delete(hold_place(UR).path)
+        for bookie in BOOKIES:
+            with suppress(NoNodeError):
+                await self.cluster.store.delete(maintenance_place(UR, bookie).path)
+        await asyncio.sleep(QUIET_S)
+        self.forgotten = await self.unmarked()
+
+    async def unmarked(self) -> list[tuple[int, BookieId]]:
+        """What misses a copy and whose mark does not say so."""
+        found = []
+        async for ledger_ids in self.cluster.manager.ledger_ids():
+            for ledger_id in ledger_ids:
+                metadata = (await self.cluster.manager.read(ledger_id)).metadata
+                named = await self.mark_of(ledger_id)
+                for bookie in metadata.bookies:
+                    is_whole = bookie in self.alive and (ledger_id, bookie) in self.copies
+                    if not is_whole and bookie not in named:
+                        found.append((ledger_id, bookie))
+        return found
+
+    async def mark_of(self, ledger_id: int) -> tuple[BookieId, ...]:
+        try:
+            data, _ = await self.cluster.store.get(payloads.mark_path(UR, ledger_id))
+        except NoNodeError:
+            return ()
+        return payloads.parse_mark(data).replicas
+
+
+class SketchedWorker:
+    """Makes no mistakes, as far as it can be told."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.cluster, self.rng = world, world.cluster, world.rng
+
+    async def run(self) -> None:
+        while not self.world.is_over:
+            await asyncio.sleep(self.rng.choice([0.01, 0.1, 1]))
+            if self.world.is_over:
+                return
+            marked = await self.cluster.marked()
+            if marked and await self.cluster.store.exists(payloads.disable_path(UR)) is None:
+                with suppress(NoNodeError, ConflictError, NoSuchLedgerError):
+                    await self.repair(self.rng.choice(marked))
+
+    async def repair(self, ledger_id: int) -> None:
+        world = self.world
+        path = payloads.mark_path(UR, ledger_id)
+        stat = await self.cluster.store.exists(path)
+        if stat is None:
+            return
+        version = stat.version
+        try:
+            found = await self.cluster.manager.read(ledger_id)
+        except NoSuchLedgerError:
+            await self.cluster.store.delete(path, version=version)
+            return
+        named = found.metadata.bookies
+        moved: dict[BookieId, BookieId] = {}
+        for bookie in sorted(named):
+            if bookie in world.alive:
+                world.copies.add((ledger_id, bookie))
+            else:
+                free = [b for b in world.alive if b not in named and b not in moved.values()]
+                if free and self.rng.random() >= 0.3:
+                    moved[bookie] = self.rng.choice(free)
+        lives = {b: world.life(b) for b in {*named - moved.keys(), *moved.values()}}
+        world.copies |= {(ledger_id, b) for b in moved.values()}
+        await asyncio.sleep(self.rng.choice([0, 0.05, 0.5]))
+        if any(world.life(b) != life for b, life in lives.items()):
+            return
+        metadata = found.metadata
+        if moved:
+            (segment,) = metadata.segments
+            ensemble = tuple(moved.get(b, b) for b in segment.ensemble)
+            metadata = metadata.with_segment(Segment(first_entry_id=0, ensemble=ensemble))
+            await self.cluster.manager.write(ledger_id, metadata, read_as=found)
+            world.say(f"moved {ledger_id} {moved}")
+        if 0 in lives.values():
+            return
+        await self.cluster.store.delete(path, version=version)
+        world.say(f"unmarked {ledger_id} v{version}")
+
+
+async def lead(world: World) -> None:
+    """One leader after the other, each with a session of its own, as the daemon has them."""
+    count = 0
+    outages = Outages(world.cluster.clock, return_s=RETURN_S)
+    while True:
+        count += 1
+        try:
+            async with auditing(
+                world.cluster,
+                f"node-{count}",
+                settings=AuditorSettings(),
+                hold=HoldSettings(enabled=False),
+                outages=outages,
+            ) as leader:
+                world.say(f"LEADS {count}")
+                world.leader = leader
+                await leader.store.wait_lost()
+        except* (SessionLostError, LeadershipLostError):
+            pass
+        world.leader = None
+        outages.begin()
+        await asyncio.sleep(world.rng.choice([0, 1, 3]))
+
+
+async def storm(seed: int) -> World:
+    """The world when it is over."""
+    world = World(await Cluster.start(), random.Random(seed))
+    leading = asyncio.create_task(lead(world))
+    workers = [asyncio.create_task(SketchedWorker(world).run(), name=WORLD) for _ in range(2)]
+    await asyncio.create_task(world.blow(), name=WORLD)
+    leading.cancel()
+    for result in await asyncio.gather(leading, *workers, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+    return world
+
+
+@pytest.mark.parametrize("seed", range(SEED_COUNT))
+def test_whatever_misses_copies_has_its_mark(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(marking, "MARKS_PER_MULTI", rng.choice([1, 2, 25]))
+    monkeypatch.setattr(marking, "MULTIS_AT_ONCE", rng.choice([1, 2]))
+    monkeypatch.setattr(losses, "SLICE", rng.choice([2, 500]))
+
+    with asyncio.Runner(loop_factory=TickingLoop) as runner:
+        world = runner.run(storm(seed))
+
+    assert not world.forgotten, (seed, *world.log)
