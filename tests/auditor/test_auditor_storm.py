@@ -182,10 +182,6 @@ class World:
             if leader is self.leader:
                 self.cluster.tree.resume(leader.store)
 
-    async def rescan(self) -> None:
-        if self.leader is not None:
-            self.leader.keeper.rescan()
-
     # --- Orders ------------------------------------------------------------------------------------
 
     async def switch(self) -> None:
@@ -250,7 +246,6 @@ class World:
             self.delete,
             self.replace,
             self.suspend,
-            self.rescan,
             self.switch,
             self.hold,
             self.window,
@@ -339,11 +334,10 @@ class SketchedWorker:
         await asyncio.sleep(self.rng.choice([0, 0.05, 0.5]))
         if any(world.life(b) != life for b, life in lives.items()):
             return
-        metadata = found.metadata
         if moved:
-            (segment,) = metadata.segments
+            (segment,) = found.metadata.segments
             ensemble = tuple(moved.get(b, b) for b in segment.ensemble)
-            metadata = metadata.with_segment(Segment(first_entry_id=0, ensemble=ensemble))
+            metadata = found.metadata.with_segment(Segment(first_entry_id=0, ensemble=ensemble))
             await self.cluster.manager.write(ledger_id, metadata, read_as=found)
             world.say(f"moved {ledger_id} {moved}")
         if 0 in lives.values():
