@@ -32,7 +32,7 @@ VERDICTS = {
     "disabled": "ledgers are marked, and auto-recovery is switched off",
     "unattended": "ledgers are marked, and nobody is there to repair them: no node that would, no leader, no lock",
     "bookies-lost": "nothing is marked, but a bookie is lost",
-    "bookies-wiped": "nothing is marked yet, but a bookie was set up anew, and may have lost what it had",
+    "bookies-wiped": "nothing is marked, but a bookie was set up anew just now, and may lack what it had",
     "none-writable": "nothing is marked and no bookie is lost, but none takes writes, nor copies",
     "bookies-away": "nothing is marked yet: a bookie is away, and lost only after the recovery delay, or the time to return after an "
     "outage of ZooKeeper",
