@@ -180,7 +180,14 @@ def test_two_wiped_bookies_have_the_entries_of_a_recovery_that_never_ended_again
 
 async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
     """Whole, and unmarked: where it ends is for them to say."""
-    status = (await bookmender(uri, "status", "-o", "json")).record
+    status: dict[str, Any] = {}
+
+    async def is_settled() -> bool:  # what comes to name them is watched for two session time-outs
+        nonlocal status
+        status = (await bookmender(uri, "status", "-o", "json")).record
+        return bool(status["verdict"] != "bookies-wiped")
+
+    await wait_for(is_settled, "end of the look at those set up anew")
     assert status["verdict"] == "ends-unproven"
     assert status["unproven_ends"] == {"count": 1, "ledgers": [ledger.ledger_id]}
     shown = await bookmender(uri, "ledger", "show", str(ledger.ledger_id))
