@@ -77,7 +77,7 @@ bench: venv ## measurements in short: against Java's AutoRecovery, and where the
 	@$(BIN)/python -m bench.repair --quick
 	@$(BIN)/python -m bench.limit --quick
 
-bench-repair: venv ## half an hour: repairs against Java's AutoRecovery, into bench/results
+bench-repair: venv ## three quarters of an hour: repairs against Java's AutoRecovery, into bench/results
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair $(ARGS)
 

@@ -36,12 +36,17 @@ class Ground(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """``settings``: on top of the defaults, by the names of the daemon's own settings file."""
+    """``settings``: on top of the defaults, by the names of the daemon's own settings file. ``loads``: those
+    that it is measured on; none: all."""
 
     name: str
     title: str
     is_ours: bool
     settings: Mapping[str, str] = field(default_factory=dict)
+    loads: Sequence[str] = ()
+
+    def meets(self, load: str) -> bool:
+        return not self.loads or load in self.loads
 
     def start(self, ground: Ground, *, before: Sequence[str] = PLAIN) -> Child:
         """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python runs."""
@@ -67,6 +72,14 @@ class Contender:
 
 
 JAVA = Contender(name="java", title="Java", is_ours=False)
+LARGE_LOADS = ("b", "c")
+JAVA_BATCHES = Contender(
+    name="java-batches",
+    title="Java, 1,000 at once",
+    is_ours=False,
+    settings={"rereplicationEntryBatchSize": "1000"},
+    loads=LARGE_LOADS,  # of small ledgers it makes nothing else
+)
 JAVA_TUNED = Contender(
     name="java-tuned",
     title="Java tuned",
@@ -89,7 +102,7 @@ OURS_OPEN = Contender(
         "replication.reads_in_flight_per_bookie": str(READS_IN_FLIGHT_CEILING),
     },
 )
-CONTENDERS = (JAVA, JAVA_TUNED, OURS, OURS_OPEN)
+CONTENDERS = (JAVA, JAVA_BATCHES, JAVA_TUNED, OURS, OURS_OPEN)
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 

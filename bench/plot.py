@@ -8,7 +8,7 @@ from bench.loads import LOADS
 from bench.runs import Pass, Run
 from bench.svg import LogAxis, picture, text
 
-COLOURS = ("#b07aa1", "#e15759", "#76b7b2", "#4e79a7")
+COLOURS = ("#b07aa1", "#f28e2b", "#e15759", "#76b7b2", "#4e79a7")
 """Of the contenders, in their order."""
 WIDTH, LEFT, RIGHT = 860, 230, 70
 BAR, GAP, TOP, BOTTOM = 13, 16, 66, 34
@@ -55,7 +55,7 @@ def _load(row: int, load: str, times: dict[tuple[str, str], Summary]) -> Iterato
 
 def _legend() -> Iterator[str]:
     for place, (contender, colour) in enumerate(zip(CONTENDERS, COLOURS, strict=True)):
-        x = LEFT + place * 130
+        x = LEFT + place * 125
         yield f'<rect x="{x}" y="32" width="11" height="11" fill="{colour}"/>'
         yield text(x + 16, 42, contender.title)
 

@@ -49,7 +49,7 @@ class Turn:
 @click.option("--only", default=",".join(LOADS), show_default=True, help="Loads.")
 @click.option("--contenders", default=",".join(BY_NAME), show_default=True)
 @click.option("--repeat", default=3, show_default=True, help="Best and median of so many runs.")
-@click.option("--writer-repeat", default=1, show_default=True, help="Likewise beside a writer.")
+@click.option("--writer-repeat", default=3, show_default=True, help="Likewise beside a writer.")
 @click.option("--quick", is_flag=True, help="A tenth of each load, once; leaves no record.")
 @click.option("--resume", is_flag=True, help="Keep the runs that are recorded already.")
 @click.option(
@@ -100,7 +100,11 @@ def plan(
         for number in range(1, count + 1):
             for contender in contenders if number % 2 else reversed(contenders):
                 if of_pass is Pass.ALONE or contender in BESIDE_WRITER:
-                    keys = tuple(Key(of_pass, load.name, contender.name, number) for load in loads)
+                    keys = tuple(
+                        Key(of_pass, load.name, contender.name, number)
+                        for load in loads
+                        if contender.meets(load.name)
+                    )
                     turns.append(
                         Turn(of_pass=of_pass, repeat=number, contender=contender, keys=keys)
                     )

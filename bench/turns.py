@@ -40,7 +40,7 @@ async def take_turn(
         idle = await idle_packets_per_s(arena)
         for key, load in runs:
             ledgers = await arena.write(load)
-            loss = Loss(arena, child, ledgers)
+            loss = Loss(arena, child, ledgers, is_beside_writer=writer is not None)
             if writer is None:
                 measure, disturbance = await loss.measure(idle_packets_per_s=idle), None
             else:
