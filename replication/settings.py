@@ -47,7 +47,7 @@ class ReplicationSettings:
     """Likewise entries."""
     yields_to_writers: bool = True
     """Whether the bookies' clients go first: this node copies at a gentle pace (12,000 entries a second,
-    or 300 small ledgers), and less where a bookie's answers grow slower. False: as much as the
+    or 300 small ledgers, and 250 MB), and less where a bookie's answers grow slower. False: as much as the
     other limits allow."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""

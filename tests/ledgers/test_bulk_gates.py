@@ -9,7 +9,9 @@ import pytest
 from ledgers.bookie.bulk.gates import (
     BURST_S,
     GENTLE_BURST_S,
+    GENTLE_BYTES_PER_S,
     GENTLE_ENTRIES_PER_S,
+    SMALL_TRANSFER_BYTES,
     TRANSFER_ENTRIES,
     GentlePace,
     Pace,
@@ -184,7 +186,7 @@ def gentle_paces() -> tuple[GentlePace, Pace]:
     """As copying to a target passes them."""
     gentle, spread = GentlePace(), Pace(burst_s=GENTLE_BURST_S)
     for pace in (gentle, spread):
-        pace.set(entries_per_s=GENTLE_ENTRIES_PER_S, bytes_per_s=0)
+        pace.set(entries_per_s=GENTLE_ENTRIES_PER_S, bytes_per_s=GENTLE_BYTES_PER_S)
     return gentle, spread
 
 
@@ -200,6 +202,16 @@ async def test_a_gentle_pace_is_kept_in_small_bursts() -> None:
     for at_s, count in copying.passages:
         burst[at_s] = burst.get(at_s, 0) + count
     assert max(burst.values()) <= GENTLE_ENTRIES_PER_S * GENTLE_BURST_S
+
+
+@in_virtual_time
+async def test_a_gentle_pace_counts_bytes_where_entries_are_large() -> None:
+    copying = Copying(*gentle_paces(), expected_bytes=65_536, quantum=60)
+
+    await copied_in_a_minute(copying)
+
+    copied_bytes = copying.entry_count * copying.expected_bytes
+    assert copied_bytes == pytest.approx(GENTLE_BYTES_PER_S * MINUTE_S, rel=0.02)
 
 
 @in_virtual_time
@@ -323,6 +335,48 @@ def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
         assert [result.entry_count for result in results] == [50] * 20
 
     play(act, memory_entries_max=8)
+
+
+@pytest.mark.parametrize(
+    ("count", "entry_bytes", "passes"),
+    [
+        pytest.param(TRANSFER_ENTRIES, 1_000, True, id="a small one"),
+        pytest.param(TRANSFER_ENTRIES + 2, 1_000, False, id="of many entries"),
+        pytest.param(2, SMALL_TRANSFER_BYTES, False, id="of large entries"),
+    ],
+)
+def test_only_small_transfers_pass_together(count: int, entry_bytes: int, passes: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(count), payload=bytes(entry_bytes))
+        scene.bulk._spread.set(entries_per_s=1, bytes_per_s=0)
+        transfer = scene.halves(count, entry_bytes_hint=entry_bytes)
+        scene.bulk._spread.take(cast(AnyReading, Copying(Pace())), 1)  # the first passes always
+
+        copying = asyncio.create_task(scene.run(transfer))
+        await scene.run(scene.halves(count, target=None))  # as long as the copy would take
+        await scene.settle()
+
+        assert copying.done() is passes
+        scene.bulk.yields = False
+        assert (await copying).entry_count == count
+
+    play(act, yields=True)
+
+
+def test_copies_of_large_entries_keep_to_a_gentle_pace_in_bytes() -> None:
+    count, entry_bytes = 300, 100_000
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(count), payload=bytes(entry_bytes))
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+
+        await scene.run(scene.halves(count, entry_bytes_hint=entry_bytes))
+
+        least_s = count * entry_bytes / GENTLE_BYTES_PER_S - GENTLE_BURST_S
+        assert loop.time() - began_s >= 0.9 * least_s
+
+    play(act, yields=True)
 
 
 def test_the_gentle_pace_is_lifted_when_writers_no_longer_go_first() -> None:

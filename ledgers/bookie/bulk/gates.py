@@ -21,12 +21,17 @@ BURST_S = 0.1
 GENTLE_ENTRIES_PER_S = 12_000
 """Of a node, while writers go first. Where two cores carried five bookies and their writer this was about
 a quarter of what there was to be had, and several times what Java's worker takes."""
+GENTLE_BYTES_PER_S = 250_000_000
+"""Likewise, where entries are large: as much as those two cores could copy, and no more where there is more to be
+had. It spares a writer little: a bookie that is given 64 KB entries made its adds wait at 60 MB a second, too."""
 GENTLE_BURST_S = 0.02
-"""A writer waits behind a whole burst of entries. Transfers may begin in longer ones: to begin a few at a time,
-more often, costs everybody more CPU than it spares the writer."""
+"""A writer waits behind a whole burst of entries. Transfers may begin in longer ones, and small ones are not spread
+at all: a few at a time, more often, costs everybody more CPU than it spares the writer."""
 TRANSFER_ENTRIES = 30
 """A gentle pace counts each transfer as so many entries more than it has: most of what a small ledger costs the
 machine is its check, its metadata and its place in the queue, however few its entries."""
+SMALL_TRANSFER_BYTES = 64 * 1024
+"""A transfer is small up to here, and up to ``TRANSFER_ENTRIES``."""
 
 
 class Gate(ABC):
@@ -238,8 +243,8 @@ class GentlePace(Pace):
     """The pace of copying while writers go first, whatever else is allowed.
 
     Bookies that are busy are asked less than that (see ``yielding``); but where bookies, their writers and
-    we share cores, all reply times grow before any queue does, and only doing less helps. A second, plain pace of
-    the same rate comes after it, so that what it lets go at once is spread.
+    we share cores, all reply times grow before any queue does, and only doing less helps. For all but small transfers
+    a second, plain pace of the same rate comes after it, so that what it lets go at once is spread.
     """
 
     def take(self, reading: "AnyReading", count: int) -> int:

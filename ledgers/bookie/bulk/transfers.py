@@ -13,7 +13,10 @@ from ledgers.bookie.budget import Budgets, ReadBudget, Window
 from ledgers.bookie.bulk.batches import BatchReads
 from ledgers.bookie.bulk.gates import (
     GENTLE_BURST_S,
+    GENTLE_BYTES_PER_S,
     GENTLE_ENTRIES_PER_S,
+    SMALL_TRANSFER_BYTES,
+    TRANSFER_ENTRIES,
     GentlePace,
     Pace,
     Way,
@@ -90,7 +93,7 @@ class BulkTransfers:
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         """Never raises for what a bookie did: the result says it. Cancelled, it ends at once."""
-        job = Job(transfer, self.totals, way=self._way(transfer.target), check_way=self._check_way)
+        job = Job(transfer, self.totals, way=self._way(transfer), check_way=self._check_way)
         if job.undecided_count == 0:
             return TransferResult()
         try:
@@ -143,16 +146,21 @@ class BulkTransfers:
         for lane in self._lanes():
             await lane.close()
 
-    def _way(self, target: BookieId | None) -> Way:
+    def _way(self, transfer: Transfer) -> Way:
         """Scarcest first."""
-        if target is None:
+        if transfer.target is None:
             return self._check_way
-        paces = (self._gentle, self._spread, self.pace)
-        return Way(*paces, self._target(target).gate, self.memory)
+        paces: tuple[Pace, ...] = (self._gentle, self.pace)
+        if not _is_small(transfer):
+            paces = (self._gentle, self._spread, self.pace)
+        return Way(*paces, self._target(transfer.target).gate, self.memory)
 
     def _keep_gentle(self, yields: bool) -> None:
         for pace in (self._gentle, self._spread):
-            pace.set(bytes_per_s=0, entries_per_s=GENTLE_ENTRIES_PER_S if yields else 0)
+            if yields:
+                pace.set(bytes_per_s=GENTLE_BYTES_PER_S, entries_per_s=GENTLE_ENTRIES_PER_S)
+            else:
+                pace.set(bytes_per_s=0, entries_per_s=0)
 
     def _start(self, job: Job) -> None:
         transfer = job.transfer
@@ -215,6 +223,11 @@ class BulkTransfers:
     def _lanes(self) -> list[Lane]:
         sources = self._sources.values()
         return [*(lane for source in sources for lane in source.lanes), *self._targets.values()]
+
+
+def _is_small(transfer: Transfer) -> bool:
+    count = transfer.asked_count
+    return count <= TRANSFER_ENTRIES and count * transfer.entry_bytes_hint <= SMALL_TRANSFER_BYTES
 
 
 class Source:
