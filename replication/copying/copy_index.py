@@ -150,7 +150,9 @@ class _Copy:
             self._entry_bytes += result.entry_bytes
             failures = result.failures
             if asked:
-                self._gave_all_asked = not _refuses(failures, asked)
+                # Of a target that failed what was to be written was not all read, either.
+                is_read = result.target_error is None
+                self._gave_all_asked = is_read and not _refuses(failures, asked)
                 failures = _without(failures, checks)
             entry_ids = progress.note(failures)
             if result.target_error is not None:

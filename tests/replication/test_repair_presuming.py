@@ -3,8 +3,8 @@
 import pytest
 
 from ledgers.bookies import Transfer
-from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
+from ledgers.errors import BookmenderError, BusyError, RejectedError, UnavailableError
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import OutcomeKind
 from replication.planning.survey import SMALL_ENTRIES
@@ -109,3 +109,31 @@ async def test_where_every_digest_fails_nothing_is_written_and_the_key_is_in_dou
 
     assert outcome.reason is Reason.DIGEST_SUSPECT
     assert not cluster.bookie(B4).entry_ids(LEDGER)
+
+
+@pytest.mark.parametrize("error", [BusyError, RejectedError], ids=["busy", "refuses"])
+@pytest.mark.parametrize("bookie", [B1, B3])
+@in_virtual_time
+async def test_a_target_that_fails_leaves_unproven_what_was_not_read_meanwhile(
+    bookie: BookieId, error: type[BookmenderError]
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    cluster.bookie(bookie).lose(LEDGER, 9)
+    await cluster.kill(B2)
+    has_failed = False
+
+    def fail_once(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        nonlocal has_failed
+        if op is not Op.ADD or has_failed:
+            return NO_FAULT
+        has_failed = True
+        return Fault(error=error)
+
+    cluster.bookies.faults = fail_once
+
+    outcome = await repair(cluster)
+
+    assert has_failed
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
