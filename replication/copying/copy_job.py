@@ -1,5 +1,6 @@
 """A copy that is to be made, and what came of it: values."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -7,6 +8,7 @@ from msgspec import Struct
 from ledgers.errors import BookmenderError
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
+from replication.planning.entry_runs import EntryRuns
 
 
 class CopyJob(Struct, frozen=True, kw_only=True):
@@ -35,13 +37,16 @@ class CopyJob(Struct, frozen=True, kw_only=True):
 def ends_apart(
     fragment: Fragment, index: int, entry_ids: Sequence[int]
 ) -> tuple[Sequence[int], Sequence[int]]:
-    """Those between the first and the last entry that the index stores, and those of these two."""
+    """Those between the first and the last entry that the index stores, and those of these two. Nothing is listed:
+    a bookie that came back empty lacks all, and there may be ten million."""
     stored = fragment.entries_of(index)
-    ends = {stored.first, stored.last}
-    return (
-        [entry_id for entry_id in entry_ids if entry_id not in ends],
-        [entry_id for entry_id in entry_ids if entry_id in ends],
-    )
+    first, last = stored.first, stored.last
+    if first is None or last is None:  # it stores none
+        return entry_ids, ()
+    ends = [end for end in dict.fromkeys((first, last)) if end in entry_ids]
+    if isinstance(entry_ids, EntryRuns):
+        return entry_ids.between(first + 1, last - 1), ends
+    return entry_ids[bisect_right(entry_ids, first) : bisect_left(entry_ids, last)], ends
 
 
 class CopyOutcome(Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain
 from typing import overload
 
 
@@ -89,12 +89,13 @@ class EntryRuns(Sequence[int]):
 
     def _listed(self, start: int, stop: int) -> list[int]:
         """By rank; the end exclusive."""
-        if start >= stop:
-            return []
+        listed: list[int] = []
         run = bisect_right(self._ranks, start) - 1
-        runs = map(range, islice(self._starts, run, None), islice(self._stops, run, None))
-        skipped = start - self._ranks[run]
-        return list(islice(chain.from_iterable(runs), skipped, skipped + stop - start))
+        while (left := stop - start - len(listed)) > 0:
+            first = self._starts[run] + max(0, start - self._ranks[run])
+            listed.extend(range(first, min(first + left, self._stops[run])))
+            run += 1
+        return listed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, EntryRuns) and (self._starts, self._stops) == (

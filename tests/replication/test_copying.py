@@ -5,6 +5,7 @@ import tracemalloc
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from ledgers.bookies import Answer, Bookies, Standing, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
@@ -12,6 +13,7 @@ from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.metadata import BookieId
 from replication.copying.copy_index import LACKING_MAX, RESUME_PAUSE_S, copy_index
 from replication.copying.copy_job import CopyOutcome
+from replication.planning.entry_runs import EntryRuns
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, entry_bytes, in_virtual_time
 from tests.replication.copies import ALL, cluster_with_ledger, copy, job, whole_ledger
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
@@ -263,6 +265,22 @@ class _Giving:
 def test_the_memory_of_a_copy_does_not_grow_with_its_ledger(write_quorum: int) -> None:
     bookies = _Giving()
     what = whole_ledger(BOOKIES[:3], entry_count=1_000_000, write_quorum=write_quorum)
+    tracemalloc.start()
+    try:
+        outcome = run(copy_index(what, bookies=cast(Bookies, bookies), digest=DIGEST))
+    finally:
+        tracemalloc.stop()
+
+    assert outcome.entry_count == bookies.entry_count == len(what.entry_ids)
+    assert bookies.memory_bytes < 1_000_000
+
+
+@pytest.mark.parametrize("write_quorum", [2, 3])
+def test_the_memory_of_a_refill_does_not_grow_with_its_ledger(write_quorum: int) -> None:
+    bookies = _Giving()
+    what = whole_ledger(BOOKIES[:3], entry_count=1_000_000, write_quorum=write_quorum)
+    lacking = what.entry_ids if write_quorum == 2 else EntryRuns(what.entry_ids)
+    what = replace(what, target=what.fragment.ensemble[what.index], entry_ids=lacking)
     tracemalloc.start()
     try:
         outcome = run(copy_index(what, bookies=cast(Bookies, bookies), digest=DIGEST))
