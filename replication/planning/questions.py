@@ -9,7 +9,7 @@ that index is asked for.
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from math import ceil
 from typing import overload
 
@@ -38,10 +38,13 @@ def questions(
 ) -> Questions:
     """What to ask of each available bookie: ends and a sample, or all of a distrusted one's.
 
+    A bookie that stands twice in an ensemble, as Java's repairs may leave it when they conflict, is asked once for each.
+
     ``share``: of the entries of a copy how many are asked for besides the ends, 0 to 1; ``rng`` says
     which, and is needed only for a share between.
     """
     asked: dict[BookieId, list[Sequence[int]]] = {}
+    twice: set[BookieId] = set()
     for fragment in fragments:
         for index, bookie in enumerate(fragment.ensemble):
             entries = fragment.entries_of(index)
@@ -49,6 +52,10 @@ def questions(
                 is_all = bookie in distrusted or share >= 1
                 runs = [entries] if is_all else _ends_and_sample(entries, share, rng)
                 asked.setdefault(bookie, []).extend(runs)
+                if bookie in fragment.ensemble[:index]:
+                    twice.add(bookie)
+    for bookie in twice:
+        asked[bookie] = [EntryRuns(sorted(set(chain.from_iterable(asked[bookie]))))]
     return {bookie: tuple(runs) for bookie, runs in asked.items()}
 
 

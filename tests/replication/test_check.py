@@ -52,6 +52,21 @@ def test_a_distrusted_bookie_is_asked_for_everything() -> None:
     assert list(asked[B1][0]) == [0, 9]
 
 
+@pytest.mark.parametrize("distrusted", [(), (B1,)], ids=["ends", "all"])
+@pytest.mark.parametrize("ensemble", [(B1, B1, B2), (B1, B2, B1)])
+def test_a_bookie_that_stands_twice_in_an_ensemble_is_asked_once_for_each_entry(
+    ensemble: tuple[BookieId, ...], distrusted: tuple[BookieId, ...]
+) -> None:
+    fragments = [fragment(ensemble), fragment((B3, B1, B4), first=10, last=19)]
+
+    asked = questions(fragments, available=ALL, distrusted=distrusted)
+
+    for runs in asked.values():
+        entry_ids = [entry_id for run in runs for entry_id in run]
+        assert entry_ids == sorted(set(entry_ids))
+    assert {0, 9} <= {entry_id for run in asked[B1] for entry_id in run}
+
+
 def test_an_empty_fragment_asks_nobody() -> None:
     assert questions([fragment(first=10, last=9)], available=ALL, distrusted=()) == {}
 
