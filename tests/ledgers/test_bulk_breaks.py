@@ -45,6 +45,24 @@ def test_a_broken_target_leaves_the_rest_unwritten_at_once(answer_count: int) ->
     play(act)
 
 
+def test_a_bookie_whose_host_no_name_can_be_is_unknown() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(10))
+        misnamed.add(scene.a.bookie_id)
+
+        result = await scene.run(scene.halves(10))
+
+        assert result.failures == {
+            scene.a.bookie_id: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)
+        }
+        misnamed.clear()
+        scene.bulk.bookie_returned(scene.a.bookie_id)
+        assert (await scene.run(scene.halves(10))).entry_count == 10
+
+    misnamed: set[BookieId] = set()
+    play(act, resolve=lambda bookie: ("a..b", 3181) if bookie in misnamed else None)
+
+
 def test_a_bookie_that_cannot_be_reached_is_unknown() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))

@@ -197,7 +197,8 @@ class Lane(ABC):
                 await self._loop.create_connection(
                     lambda: Inbox(self, self._common.receive_buffer), host, port
                 )
-        except (OSError, UnavailableError) as error:  # OSError: TimeoutError too
+        # OSError: TimeoutError too. UnicodeError: a host that no name can be.
+        except (OSError, UnicodeError, UnavailableError) as error:
             self._opening = None
             failure = NoAnswerError("bookie could not be connected to", bookie=self.bookie)
             failure.__cause__ = error
