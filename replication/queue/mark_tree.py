@@ -65,6 +65,8 @@ class MarkTree:
         """Directories that the last look found without child or mark."""
         self._shut: set[int] = set()
         """Ledgers whose marks ACLs shut away, as was said already."""
+        self._shut_directories: set[str] = set()
+        """Likewise, of directories that nobody of ours may list."""
 
     async def look(self, rng: random.Random) -> frozenset[int]:
         """Ledgers that have a directory here, and so most likely a mark; a part of them in a large tree."""
@@ -141,7 +143,7 @@ class MarkTree:
         while directory != self._root:
             try:
                 await self._store.delete(directory)
-            except (NotEmptyError, NoNodeError):
+            except (NotEmptyError, NoNodeError, UnauthorizedError):
                 return
             directory = directory.rpartition("/")[0]
 
@@ -161,12 +163,24 @@ class MarkTree:
         return directories
 
     async def _list(self, directories: Sequence[str]) -> list[list[str]]:
-        """The children of each; those without any are left over."""
-        listings = await asyncio.gather(
-            *(children_if_any(self._store, directory) for directory in directories)
-        )
+        """The children of each; those without any are left over. None of those that ACLs shut away: what is below
+        them is nobody's business of ours, and the others' all the same."""
+        listings = await asyncio.gather(*map(self._children, directories))
         self._leftovers.update(
-            d for d, names in zip(directories, listings, strict=True) if not names
+            d for d, names in zip(directories, listings, strict=True) if names == []
         )
         self._leftovers.discard(self._root)
-        return listings
+        return [names or [] for names in listings]
+
+    async def _children(self, directory: str) -> list[str] | None:
+        """None where ACLs shut it away, which is said once."""
+        try:
+            names = await children_if_any(self._store, directory)
+        except UnauthorizedError as error:
+            self._is_listed_whole = False
+            if directory not in self._shut_directories:
+                self._shut_directories.add(directory)
+                log.warning("marks.shut_away", path=directory, error=str(error))
+            return None
+        self._shut_directories.discard(directory)
+        return names

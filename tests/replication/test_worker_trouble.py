@@ -53,6 +53,24 @@ async def test_a_mark_that_acls_shut_away_stays_and_stops_none_of_the_others() -
     assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "warning")]
 
 
+@pytest.mark.parametrize("level", [2, 3], ids=["of ledgers", "of such directories"])
+@in_virtual_time
+async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: int) -> None:
+    cluster = await with_lost_b2(3)
+    elsewhere = 1 << 40
+    await cluster.mark(B2, ledger_id=elsewhere)
+    directory = payloads.mark_path(UR, elsewhere).rsplit("/", level)[0]
+    async with cluster.node() as node:
+        shut_out(node.store, directory)
+        with capture_logs() as logs:
+            async with working(node):
+                await asyncio.sleep(60)
+
+    assert await cluster.marked() == [elsewhere]
+    told = [each for each in logs if each["event"] == "marks.shut_away"]
+    assert [each["path"] for each in told] == [directory]
+
+
 # --- The switch -----------------------------------------------------------------------------------
 
 
