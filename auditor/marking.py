@@ -102,6 +102,9 @@ class Marker:
                 return await self._try_mark(ledger_id, replicas, is_renewed=is_renewed)
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
                 continue  # a worker, or Java's auditor, changed it meanwhile: look again
+            except UnauthorizedError as error:  # only this one's ledger is in doubt
+                log.error("mark.shut_away", ledger_id=ledger_id, error=str(error))
+                return False
         raise UnavailableError("the mark keeps changing under our hands", ledger_id=ledger_id)
 
     # --- Many together -----------------------------------------------------------------------------
@@ -149,7 +152,10 @@ class Marker:
             except MultiFailed as failure:
                 if not isinstance(failure.cause, NoNodeError):
                     return False
-                await self._ensure_parents(ledgers, unless_since=ensured_count)
+                try:
+                    await self._ensure_parents(ledgers, unless_since=ensured_count)
+                except UnauthorizedError:  # of some of them: each is tried by itself
+                    return False
             else:
                 return True
         return False
@@ -178,9 +184,6 @@ class Marker:
         except NoNodeError:
             await self._create(path, new)
             return True
-        except UnauthorizedError as error:  # it stands, and only this one's ledger is in doubt
-            log.error("mark.shut_away", ledger_id=ledger_id, error=str(error))
-            return False
         merged = _merged(data, new)
         if merged is not None or is_renewed:
             written = data if merged is None else payloads.mark_to_bytes(merged)

@@ -8,10 +8,24 @@ from structlog.testing import capture_logs
 from auditor import marking
 from auditor.endangered import Endangered
 from auditor.marking import MARKS_PER_MULTI, MULTIS_AT_ONCE
-from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
+from ledgers.errors import (
+    LeadershipLostError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import BookieId
-from ledgers.store import Create, Delete, Operation, SetData, request_bytes
+from ledgers.store import (
+    Check,
+    Create,
+    Delete,
+    MultiFailed,
+    Operation,
+    OperationResult,
+    SetData,
+    request_bytes,
+)
 from replication.queue import payloads
 from replication.queue.batching import BATCH_BYTES_MAX
 from replication.queue.payloads import Mark
@@ -118,6 +132,39 @@ async def test_a_mark_that_acls_shut_away_is_told_of_and_keeps_no_other_from_bei
     assert await cluster.marked() == [0, 1, 2]
     told = [each for each in logs if each["event"] == "mark.shut_away"]
     assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "error")]
+
+
+@pytest.mark.parametrize("shut", ["mark", "directory", "group"])
+@in_virtual_time
+async def test_a_mark_that_may_not_be_written_keeps_no_other_from_being_made(shut: str) -> None:
+    cluster = await Cluster.start()
+    away = 70_000  # in a group of directories of its own
+    if shut == "mark":
+        await cluster.mark(B2, ledger_id=away)
+    path = payloads.mark_path(UR, away)
+    path = path.rsplit("/", {"mark": 0, "directory": 1, "group": 2}[shut])[0]
+    async with leading(cluster) as leader:
+        forbid_writing(leader.store, path)
+        with capture_logs() as logs:
+            assert await leader.marker.mark_all([endangered(i) for i in (away, 0, 1)]) == 2
+
+    assert set(await cluster.marked()) - {away} == {0, 1}
+    told = [each for each in logs if each["event"] == "mark.shut_away"]
+    assert [each["ledger_id"] for each in told] == [away]
+
+
+def forbid_writing(store: MemoryStore, path: str) -> None:
+    """ZooKeeper's ACLs keep the session from changing this znode, and what is below it."""
+    multi = store.multi
+
+    async def multi_if_allowed(operations: Sequence[Operation]) -> list[OperationResult]:
+        for index, operation in enumerate(operations):
+            is_below = f"{operation.path}/".startswith(f"{path}/")
+            if is_below and not isinstance(operation, Check):
+                raise MultiFailed(index, UnauthorizedError("the ACL shuts us out"))
+        return await multi(operations)
+
+    store.multi = multi_if_allowed  # type: ignore[method-assign]
 
 
 @pytest.mark.compat(
