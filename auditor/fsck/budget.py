@@ -22,7 +22,7 @@ from auditor.fsck.pace import Apply, ReadShare
 from ledgers.answers import until_answered
 from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.errors import BookmenderError, NodeExistsError, UnavailableError
 from ledgers.operations.tasks import task_scope
 from ledgers.store import MetadataStore, SessionState, children_if_any
 from replication.cluster.membership import LiveNode, live_nodes, reader_count
@@ -114,6 +114,7 @@ class LeasedPace:
         self._options = options
         self._store, self._ur, self._clock = store, ur, clock
         self._name = f"{run}.{uuid.uuid4()}"
+        self._path = f"{fsck_executors_path(ur)}/{self._name}"
         self._nodes: dict[str, LiveNode | None] = {}
         self._changed = asyncio.Event()
         self._break_count = 0
@@ -121,8 +122,7 @@ class LeasedPace:
 
     async def run(self, apply: Apply) -> None:
         """As ``ReadPace`` says. Raises SessionLostError."""
-        path = f"{fsck_executors_path(self._ur)}/{self._name}"
-        await self._store.create(path, is_ephemeral=True, with_parents=True)
+        await self._join()
         try:
             async with task_scope() as scope:
                 for watched in (fsck_executors_path(self._ur), nodes_path(self._ur)):
@@ -132,7 +132,7 @@ class LeasedPace:
                     await self._clock.sleep(ROOM_S)
                 await self._follow(apply)
         finally:
-            await self._leave(path)
+            await self._leave()
 
     async def _follow(self, apply: Apply) -> None:
         told: ReadShare | None = None
@@ -167,8 +167,11 @@ class LeasedPace:
 
     async def _share(self) -> ReadShare | None:
         executors = await self._executors()
-        if self._name not in executors:
-            return None  # the session is over, and whoever awaits it is told so next
+        if self._name not in executors:  # deleted by an operator's hand, or the session is over
+            log.warning("fsck_share.deleted", path=self._path)
+            await self._join()
+            self._changed.set()  # the others have to make room first
+            return None
         return share_of(
             self._options,
             name=self._name,
@@ -197,10 +200,15 @@ class LeasedPace:
             await self._store.wait_connected()
             self._changed.set()
 
-    async def _leave(self, path: str) -> None:
+    async def _join(self) -> None:
+        """Raises SessionLostError."""
+        with suppress(NodeExistsError):
+            await self._store.create(self._path, is_ephemeral=True, with_parents=True)
+
+    async def _leave(self) -> None:
         with suppress(BookmenderError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                await self._store.delete(path)
+                await self._store.delete(self._path)
 
 
 def _fields(share: ReadShare | None) -> dict[str, int]:

@@ -28,7 +28,7 @@ from ledgers.errors import (
 )
 from ledgers.fragments import known_fragments
 from ledgers.manager import VersionedMetadata
-from ledgers.metadata import DigestType, LedgerState
+from ledgers.metadata import BookieId, DigestType, LedgerState
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.fencing import first_entry_of, latecomers
 from ledgers.operations.last_entries import highest_entry_id
@@ -89,6 +89,7 @@ class CopyInspector:
             options=self._options,
             lists=self._lists,
             is_last_word=since is not None,
+            young=self._views.current.initialised_after(versioned.stat.czxid),
         )
         await look.run()
         summing_up = look.summing_up
@@ -108,7 +109,13 @@ class CopyInspector:
             return End(last_entry_id=last, expected=last, length=metadata.length)
         settled = metadata.last_segment.first_entry_id - 1
         if not self._asks:
-            return End(last_entry_id=settled, expected=settled)
+            away = sorted(set(metadata.last_segment.ensemble) - self._views.current.available)
+            return End(
+                last_entry_id=settled,
+                expected=settled,
+                is_known=not away,  # whether it has entries that were on them nobody is asked
+                evidence=tuple(_not_registered(bookie) for bookie in away),
+            )
         try:
             opened = await find_end(
                 versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback
@@ -227,6 +234,10 @@ class CopyInspector:
 
 
 _NO_END = "no_end"
+
+
+def _not_registered(bookie: BookieId) -> Evidence:
+    return Evidence(finding=Finding.BOOKIE_GONE, bookie=bookie, code="not_registered")
 
 
 def _knew_end(since: LedgerVerdict) -> bool:

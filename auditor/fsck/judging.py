@@ -7,7 +7,7 @@ tell, nearly all there are, cost nothing.
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from auditor.fsck.scale import EntryCopies
@@ -94,11 +94,15 @@ def without_copy(stretch: Stretch) -> EntryRuns:
     return _Copies.of(stretch).without_any()
 
 
-def excused_indexes(metadata: LedgerMetadata, fragment: Fragment) -> frozenset[int]:
+def excused_indexes(
+    metadata: LedgerMetadata, fragment: Fragment, *, young: Collection[BookieId] = ()
+) -> frozenset[int]:
     """Where copies may be missing, as long as an ack quorum has the entry.
 
     Of an earlier fragment, those bookies that the writer replaced later: an entry that was on its way to one
-    then needed it no more. Of one that may still be written, all: a copy may be on its way.
+    then needed it no more. Of one that may still be written, all: a copy may be on its way. ``young``: bookies that were
+    set up after the ledger was made. In its first fragment one was wiped since, or came there by a repair, which
+    gave it every entry; in a later one its writer may have chosen it.
     """
     if metadata.ack_quorum == metadata.write_quorum:
         return frozenset()
@@ -112,7 +116,8 @@ def excused_indexes(metadata: LedgerMetadata, fragment: Fragment) -> frozenset[i
     return frozenset(
         index
         for index, bookie in enumerate(fragment.ensemble)
-        if bookie != following[index] or bookie != last[index]
+        if (bookie != following[index] or bookie != last[index])
+        and not (position == 1 and bookie in young)
     )
 
 

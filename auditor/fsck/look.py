@@ -44,8 +44,10 @@ class LedgerLook:
         options: FsckOptions,
         lists: EntryLists | None,
         is_last_word: bool,
+        young: Collection[BookieId] = (),
     ) -> None:
-        """``fragments``: all, the last one as far as its end is known. ``available``: who is registered."""
+        """``fragments``: all, the last one as far as its end is known. ``available``: who is registered. ``young``: who
+        was set up after the ledger was made."""
         self._metadata = versioned.metadata
         self._ledger_id = versioned.ledger_id
         self._fragments = fragments
@@ -57,6 +59,7 @@ class LedgerLook:
         self._options = options
         self._lists = lists
         self._is_last_word = is_last_word
+        self._young = young
         self.summing_up = SummingUp(versioned)
         for position, fragment in enumerate(fragments):
             is_last = position == len(fragments) - 1
@@ -150,7 +153,7 @@ class LedgerLook:
             return
         span = _last(fragment) - fragment.first_entry_id + 1
         width = max(1, STRETCH_COPIES // fragment.write_quorum) if asked or others else span
-        excused = excused_indexes(self._metadata, fragment)
+        excused = excused_indexes(self._metadata, fragment, young=self._young)
         for first, last in _stretches(fragment, width):
             answers = await self._reads.ask(
                 {

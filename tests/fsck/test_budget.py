@@ -333,3 +333,19 @@ async def test_a_lost_session_ends_the_pace() -> None:
     with pytest.raises(SessionLostError):
         await running
     assert await leases(tree) == []
+
+
+@in_virtual_time
+async def test_a_lease_that_somebody_deletes_is_taken_again() -> None:
+    tree = MemoryTree(clock=LoopClock())
+    async with executing(tree) as one, executing(tree) as other:
+        await asyncio.sleep(SETTLED_S)
+        own = one.store.session_id
+        for path in [f"{fsck_executors_path(UR)}/{name}" for name in await leases(tree)]:
+            await MemoryStore(tree).delete(path)
+
+        await asyncio.sleep(2 * SETTLED_S)
+
+        assert len(await leases(tree)) == 2
+        assert one.store.session_id == own
+        assert one.reads_per_s + other.reads_per_s == 1_000

@@ -176,6 +176,16 @@ def test_only_a_bookie_that_the_writer_went_on_without_is_excused(
     assert {each.finding for each in verdict.evidence} == {finding}
 
 
+@pytest.mark.parametrize(("position", "expected"), [(0, set()), (1, {2})])
+def test_who_was_set_up_later_is_excused_only_where_its_writer_may_have_chosen_it(
+    position: int, expected: set[int]
+) -> None:
+    metadata = ledger((B1, B2, B3), (B1, B2, B3), (B1, B2, B4))
+    found = known_fragments(7, metadata, lac=metadata.last_entry_id)[position]
+
+    assert excused_indexes(metadata, found, young={B3}) == expected
+
+
 @pytest.mark.parametrize("how", [Answer.MISMATCH, Answer.UNREADABLE])
 def test_damage_is_never_excused(how: Answer) -> None:
     metadata = ledger((B1, B2, B3), (B1, B2, B4))

@@ -256,3 +256,32 @@ def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
     rows = with_weights(rows, array("q", [70, 90]))
 
     assert rows["weight"].to_pylist() == [70, 1, 90]
+
+
+@pytest.mark.parametrize(
+    ("before", "level", "is_suspect"),
+    [
+        pytest.param(checked(1, level=Level.SAMPLE, is_wrong=True), Level.SAMPLE, True, id="wrong"),
+        pytest.param(checked(1, level=Level.SAMPLE), Level.SAMPLE, False, id="fine"),
+        pytest.param(
+            checked(2, level=Level.SAMPLE, is_wrong=True), Level.SAMPLE, False, id="other"
+        ),
+        pytest.param(checked(1, level=Level.SAMPLE, is_wrong=True), Level.FULL, False, id="all is"),
+        pytest.param(checked(1, is_wrong=True), Level.SAMPLE, False, id="what all samples see"),
+    ],
+)
+def test_what_a_sample_found_wrong_the_next_one_looks_at_whole(
+    before: dict[str, object], level: Level, is_suspect: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.parquet"
+    before |= {"is_settled": False}
+
+    Plan.write(path, [planned([1, 5], table(before), options(level), job())])
+
+    assert Plan(path).part(0).suspects == ({1} if is_suspect else frozenset())
+
+
+def test_clocks_that_are_ahead_leave_nothing_out() -> None:
+    rows = planned([1], table(checked(1, days_ago=-1)), options(), job(days=0))
+
+    assert rows["known_version"].to_pylist() == [None]

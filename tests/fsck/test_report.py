@@ -199,3 +199,11 @@ def test_where_no_copy_was_looked_at_nothing_is_said_to_be_there(tmp_path: Path)
     summary = leave_results(tmp_path, [whole(1)], level=Level.METADATA).summary
 
     assert headline(summary) == "No copy was looked at; nothing in the metadata is wrong."
+
+
+def test_what_was_left_is_not_said_to_be_there(tmp_path: Path) -> None:
+    summary = leave_results(tmp_path, [whole(1)], left=1_200).summary
+
+    assert headline(summary) == (
+        "All is there of what was looked at, as far as this level looks; 1,200 left."
+    )

@@ -187,4 +187,6 @@ def headline(summary: Summary) -> str:
         return "Nothing is known to be wrong, but of some ledgers nobody knows."
     if summary.level is Level.METADATA:
         return "No copy was looked at; nothing in the metadata is wrong."
+    if summary.left:
+        return f"All is there of what was looked at, as far as this level looks; {summary.left:,} left."
     return "All is there, as far as this level looks."

@@ -72,6 +72,14 @@ def skippable(checked: pa.Table, options: FsckOptions, *, since_ms: int) -> pa.T
     return last.rename_columns(["ledger_id", *columns])
 
 
+def suspects(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArray:
+    """Ledgers that a sample found wrong: another sample of the same ledger may well miss what that one met."""
+    if options.level is not Level.SAMPLE:
+        return checked.slice(0, 0)["ledger_id"]
+    is_of_sample = pc.equal(checked["depth"], options.level.depth)
+    return checked.filter(pc.and_(is_of_sample, checked["is_wrong"]))["ledger_id"]
+
+
 def last_looks(checked: pa.Table, level: Level) -> pa.Table:
     """``ledger_id`` and ``checked_ms``: when each was last looked at as closely as the level does."""
     return _greatest(checked.filter(pc.greater_equal(checked["depth"], level.depth)), "checked_ms")

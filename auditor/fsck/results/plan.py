@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from auditor.fsck.levels import FsckOptions, Level
-from auditor.fsck.results.checked import last_looks, skippable
+from auditor.fsck.results.checked import last_looks, skippable, suspects
 from auditor.fsck.results.files import replace_tables
 from auditor.fsck.running import FsckJob
 from auditor.fsck.unchanged import Written
@@ -42,6 +42,7 @@ PLANNED = pa.schema(
         ("known_version", pa.int32()),
         ("known_mtime_ms", pa.int64()),
         ("weight", pa.int64()),
+        ("is_suspect", pa.bool_()),
     ]
 )
 KNOWN = ["known_version", "known_mtime_ms"]
@@ -51,11 +52,13 @@ KNOWN = ["known_version", "known_mtime_ms"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What one task looks at. ``known``: of ledgers that need not be looked at while their metadata is as it was,
-    which writing that was; the others, and these, stand in ``ledger_ids``, ascending."""
+    which writing that was; the others, and these, stand in ``ledger_ids``, ascending. ``suspects``: of them those that
+    are looked at whole."""
 
     number: int
     ledger_ids: "array[int]"
     known: Mapping[int, Written] = field(default_factory=dict)
+    suspects: frozenset[int] = frozenset()
 
 
 class Plan:
@@ -104,7 +107,10 @@ class Plan:
         skip = rows.filter(pc.is_valid(rows["known_version"]))
         written = zip(*(skip[name].to_pylist() for name in KNOWN), strict=True)
         known = dict(zip(skip["ledger_id"].to_pylist(), written, strict=True))
-        return Part(number=number, ledger_ids=ledger_ids, known=known)
+        suspect: frozenset[int] = frozenset()
+        if "is_suspect" in rows.column_names:  # likewise
+            suspect = frozenset(rows.filter(rows["is_suspect"])["ledger_id"].to_pylist())
+        return Part(number=number, ledger_ids=ledger_ids, known=known, suspects=suspect)
 
     def ledger_ids(self, parts: Iterable[int]) -> pa.ChunkedArray:
         """Of these parts, in no order."""
@@ -139,7 +145,9 @@ def plan_rows(
         )
         order = [("day", "ascending"), *order]
     rows = rows.sort_by(order).select(["ledger_id", *KNOWN])
-    return rows.append_column("weight", pa.repeat(LIGHTEST, rows.num_rows)).cast(PLANNED)
+    rows = rows.append_column("weight", pa.repeat(LIGHTEST, rows.num_rows))
+    is_suspect = pc.is_in(rows["ledger_id"], suspects(checked, options))
+    return rows.append_column("is_suspect", is_suspect).cast(PLANNED)
 
 
 def to_be_weighed(rows: pa.Table) -> "array[int]":
@@ -234,7 +242,9 @@ def _bounds_as_told(weights: Sequence[int], count: int) -> list[tuple[int, int]]
 
 
 def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -> pa.Table:
-    since_ms = now_ms - round(job.checked_within_s * 1_000) if job.checked_within_s else now_ms + 1
+    if not job.checked_within_s:  # whatever the clocks of those that looked said
+        checked = checked.slice(0, 0)
+    since_ms = now_ms - round(job.checked_within_s * 1_000)
     found = skippable(checked, options, since_ms=since_ms)
     return found.rename_columns(["ledger_id", *KNOWN])
 

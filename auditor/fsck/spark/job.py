@@ -178,15 +178,17 @@ class _Run:
 
     def _second_looks(self) -> Iterator[SecondLook]:
         waiting: dict[int, pa.Table] = {}
+        suspects: frozenset[int] = frozenset()
         for number, first in sorted(self._first.items()):
             if not first.doubtful or number in self._second:
                 continue
             waiting[number] = self._folder.doubtful(number)
+            suspects |= self._plan.part(number).suspects
             if sum(rows.num_rows for rows in waiting.values()) >= SECOND_LOOK_LEDGERS:
-                yield SecondLook.at(waiting)
-                waiting = {}
+                yield SecondLook.at(waiting, suspects)
+                waiting, suspects = {}, frozenset()
         if waiting:
-            yield SecondLook.at(waiting)
+            yield SecondLook.at(waiting, suspects)
 
     # --- The end ---------------------------------------------------------------------------------
 

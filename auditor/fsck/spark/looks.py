@@ -4,8 +4,8 @@ A task that is tried again begins anew, and Spark takes the rows of one attempt 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -32,10 +32,16 @@ class FirstLook:
     part: int
     ledger_ids: bytes
     known: Mapping[int, Written] = field(default_factory=dict)
+    suspects: frozenset[int] = frozenset()
 
     @classmethod
     def at(cls, part: Part) -> "FirstLook":
-        return cls(part=part.number, ledger_ids=pack(part.ledger_ids), known=part.known)
+        return cls(
+            part=part.number,
+            ledger_ids=pack(part.ledger_ids),
+            known=part.known,
+            suspects=part.suspects,
+        )
 
     async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
         batches = []
@@ -44,8 +50,8 @@ class FirstLook:
             same = await unchanged(options, self.known)
             batches.append(_left_out(same, self.part))
             ledger_ids = sorted(set(ledger_ids).difference(same))
-        if ledger_ids:
-            verdicts = inspect(options, ledger_ids, begin_pace=begin_pace)
+        for wanted, chosen in _by_share(ledger_ids, self.suspects, options):
+            verdicts = inspect(wanted, chosen, begin_pace=begin_pace)
             batches += await _in_batches(verdicts, lambda ledger_id: self.part)
         return batches
 
@@ -55,10 +61,14 @@ class SecondLook:
     """At what seemed wrong in some parts. ``rows``: of each the rows that are in doubt, as an Arrow stream."""
 
     rows: Mapping[int, bytes]
+    suspects: frozenset[int] = frozenset()
 
     @classmethod
-    def at(cls, tables: Mapping[int, pa.Table]) -> "SecondLook":
-        return cls(rows={part: to_stream(table) for part, table in tables.items()})
+    def at(
+        cls, tables: Mapping[int, pa.Table], suspects: frozenset[int] = frozenset()
+    ) -> "SecondLook":
+        rows = {part: to_stream(table) for part, table in tables.items()}
+        return cls(rows=rows, suspects=suspects)
 
     async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
         doubtful = {
@@ -66,11 +76,14 @@ class SecondLook:
             for part, rows in self.rows.items()
             for verdict in from_table(from_stream(rows))
         }
-        verdicts = [verdict for _, verdict in doubtful.values()]
-        return await _in_batches(
-            recheck(options, verdicts, begin_pace=begin_pace),
-            lambda ledger_id: doubtful[ledger_id][0],
-        )
+        batches = []
+        for wanted, chosen in _by_share(doubtful, self.suspects, options):
+            verdicts = [doubtful[ledger_id][1] for ledger_id in chosen]
+            batches += await _in_batches(
+                recheck(wanted, verdicts, begin_pace=begin_pace),
+                lambda ledger_id: doubtful[ledger_id][0],
+            )
+        return batches
 
 
 Look = FirstLook | SecondLook
@@ -84,6 +97,17 @@ def looking(looks: Sequence[Look], options: FsckOptions, begin_pace: BeginPace) 
         yield from asyncio.run(looks[position].run(options, begin_pace))
 
     return run
+
+
+def _by_share(
+    ledger_ids: Collection[int], suspects: frozenset[int], options: FsckOptions
+) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
+    """With the options that each is to be looked at with; none of which there are no ledgers."""
+    yet_to_sample = [ledger_id for ledger_id in ledger_ids if ledger_id not in suspects]
+    if yet_to_sample:
+        yield options, yet_to_sample
+    if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in suspects]:
+        yield replace(options, sample_share=1.0), whole
 
 
 async def _in_batches(

@@ -1,0 +1,63 @@
+"""With which options a task looks at the ledgers of its parts."""
+
+from array import array
+from collections.abc import AsyncIterator, Iterable
+
+import pyarrow as pa
+import pytest
+
+from auditor.fsck.levels import FsckOptions, Level
+from auditor.fsck.pace import FixedPace
+from auditor.fsck.results.plan import Part
+from auditor.fsck.results.rows import to_batch
+from auditor.fsck.spark import looks
+from auditor.fsck.spark.looks import FirstLook, SecondLook
+from auditor.fsck.verdicts import LedgerVerdict
+from tests.fsck.planning import options
+from tests.fsck.results import whole
+from tests.virtual_time import run
+
+SAMPLE = options(Level.SAMPLE, share=0.1)
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """How large a sample each ledger is looked at with."""
+    seen: dict[int, float] = {}
+
+    async def look(
+        wanted: FsckOptions, asked: Iterable[int | LedgerVerdict], **_: object
+    ) -> AsyncIterator[LedgerVerdict]:
+        for each in asked:
+            ledger_id = each if isinstance(each, int) else each.ledger_id
+            seen[ledger_id] = wanted.sample_share
+            yield whole(ledger_id)
+
+    monkeypatch.setattr(looks, "inspect", look)
+    monkeypatch.setattr(looks, "recheck", look)
+    return seen
+
+
+def test_suspects_are_looked_at_whole_and_the_others_by_the_sample(
+    shares: dict[int, float],
+) -> None:
+    part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), suspects=frozenset({2}))
+
+    batches = run(FirstLook.at(part).run(SAMPLE, FixedPace))
+
+    assert shares == {1: 0.1, 2: 1.0, 5: 0.1}
+    assert sum(batch.num_rows for batch in batches) == 3
+
+
+def test_so_they_are_at_the_second_look(shares: dict[int, float]) -> None:
+    doubtful = {
+        number: pa.Table.from_batches([to_batch([whole(ledger_id) for ledger_id in ledger_ids])])
+        for number, ledger_ids in {0: [1, 2], 4: [5, 6]}.items()
+    }
+
+    batches = run(SecondLook.at(doubtful, frozenset({2, 6})).run(SAMPLE, FixedPace))
+
+    assert shares == {1: 0.1, 2: 1.0, 5: 0.1, 6: 1.0}
+    rows = pa.Table.from_batches(batches)
+    parts = dict(zip(rows["ledger_id"].to_pylist(), rows["part"].to_pylist(), strict=True))
+    assert parts == {1: 0, 2: 0, 5: 4, 6: 4}
