@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
 from daemon.operating.progress import duration_text, printable, tell
@@ -37,8 +38,10 @@ from ledgers.operations.last_entries import LastEntry, last_entry_of
 from ledgers.store import Check, MetadataStore, Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
+from replication.cluster.own_state import findings_path, own_path, read_record, texts
 from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.planning.targets import Receivers
+from replication.queue.listing import read_marks
 from replication.queue.lock_by_hand import LockedError, Tell, locked
 
 Told = Mapping[BookieId, LastEntry | None]
@@ -276,7 +279,11 @@ class LedgerCloser:
     ) -> VersionedMetadata:
         try:
             return await self._open_ledgers.recover(
-                found, self._views.current, accepts_loss=accepts_loss, guards=guards
+                found,
+                self._views.current,
+                distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
+                accepts_loss=accepts_loss,
+                guards=guards,
             )
         except UnprovenEndError as error:
             hint = await self._open_ledgers.way_out(found, error)
@@ -295,6 +302,21 @@ class LedgerCloser:
                 else "its bookies answer now: give the same command again"
             )
             raise UnavailableError(f"{error}; {await self._so_far(found)}{hint}") from error
+
+    async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
+        """Bookies that the ledger is marked for, and that a check or fsck found to have lost entries of it: their "no"
+        is not believed, as workers do not."""
+        marks = [
+            await read_marks(self._store, ur, [ledger_id]) for ur in (self._ur, own_path(self._ur))
+        ]
+        readable = [each.mark for each in chain(*marks) if each.mark is not None]
+        marked_for = {bookie for mark in readable for bookie in mark.replicas}
+        named = await read_record(
+            self._store,
+            findings_path(self._ur, ledger_id),
+            lambda finding: texts(finding, "bookies"),
+        )
+        return frozenset(map(BookieId, named or ())) & marked_for
 
     async def _so_far(self, found: VersionedMetadata) -> str:
         """What a recovery that failed has done; the error's own text says who was fenced. Empty: nothing new."""

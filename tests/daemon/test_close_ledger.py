@@ -1,6 +1,7 @@
 """Open ledgers by hand: when one may be closed, that it is closed under its lock, and what follows."""
 
 import asyncio
+import json
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import LedgerState
 from replication.cluster.order_book import OrderBook, hold_place, tries_place
 from replication.cluster.orders import HoldOrder, Orders
+from replication.cluster.own_state import findings_path
 from replication.queue import payloads
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
@@ -165,6 +167,27 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
 
     assert done.closed is not None
     assert done.closed.metadata.last_entry_id == 8
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@in_virtual_time
+async def test_a_bookie_that_was_found_to_have_lost_entries_is_not_believed(
+    state: LedgerState,
+) -> None:
+    """Entry 9 was on B1, which is away, and on B2, which lost it: its cookie is what it was."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), ack_quorum=2, state=state)
+    cluster.bookie(B2).lose(LEDGER, 9)
+    await cluster.kill(B1)
+    await cluster.mark(B2)
+    await cluster.store.create(
+        findings_path(UR, LEDGER), json.dumps({"bookies": [B2]}).encode(), with_parents=True
+    )
+
+    with pytest.raises(CloseRefusedError, match="--accept-loss"):
+        await close(cluster, is_forced=True)
+
+    assert not (await cluster.metadata()).is_closed
 
 
 @in_virtual_time
