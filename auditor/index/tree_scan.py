@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from auditor.index.ledger_index import LedgerIndex
 from auditor.index.reader import READS_AT_ONCE, IndexReader
+from ledgers.errors import UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.walk import OnStray
@@ -30,7 +31,8 @@ class TreeScan:
     async def run(self) -> AsyncIterator[tuple[int, Sequence[int]]]:
         """How many ledgers were read, and which the index did not know so; a part at a time.
 
-        Raises UnavailableError when the walk cannot be completed: nothing has left the index then.
+        Raises UnavailableError when the walk cannot be completed, and at its end UnauthorizedError where ACLs shut some
+        directory away: nothing has left the index then.
         """
         async for part in self._parts():
             yield len(part), await self._reader.read(part)
@@ -44,16 +46,22 @@ class TreeScan:
         waiting: list[int] = []
         ids = self._manager.layout.ids_below(self._manager.root, self._tree)
         passed_id = ids.start
-        async for listed in self._manager.ledger_ids_of(self._tree, on_stray=self._on_stray):
-            self._note_unlisted(passed_id, listed[-1] + 1, listed)
-            passed_id = listed[-1] + 1
-            waiting += listed
-            while len(waiting) >= READS_AT_ONCE:
-                yield waiting[:READS_AT_ONCE]
-                del waiting[:READS_AT_ONCE]
-        self._note_unlisted(passed_id, ids.stop, ())
+        refusal: UnauthorizedError | None = None
+        try:
+            async for listed in self._manager.ledger_ids_of(self._tree, on_stray=self._on_stray):
+                self._note_unlisted(passed_id, listed[-1] + 1, listed)
+                passed_id = listed[-1] + 1
+                waiting += listed
+                while len(waiting) >= READS_AT_ONCE:
+                    yield waiting[:READS_AT_ONCE]
+                    del waiting[:READS_AT_ONCE]
+        except UnauthorizedError as error:
+            refusal = error
         if waiting:
             yield waiting
+        if refusal is not None:
+            raise refusal
+        self._note_unlisted(passed_id, ids.stop, ())
 
     def _note_unlisted(self, first: int, stop: int, listed: Sequence[int]) -> None:
         """``listed``: all that are in this range of ids. The walk goes through them in order."""

@@ -8,7 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from ledgers.errors import NoNodeError, UnavailableError
+from ledgers.errors import NoNodeError, UnauthorizedError, UnavailableError
 from ledgers.formats.layout import Layout
 from ledgers.store import MetadataStore
 
@@ -34,17 +34,22 @@ async def walk_ledger_ids(
     tree: str | None = None,
     on_stray: OnStray = lambda path: None,
 ) -> AsyncIterator[Sequence[int]]:
-    """Ids of one directory at a time, ascending from one to the next. Raises UnavailableError.
+    """Ids of one directory at a time, ascending from one to the next. Raises UnavailableError, and at its end
+    UnauthorizedError where ACLs shut some directory away.
 
     ``tree``: only those below this directory of the root's (``ledger_trees``).
     """
     await store.sync(tree or root)
     directories = deque([tree or root])
+    refusal: UnauthorizedError | None = None
     while directories:
         count = min(LISTINGS_AT_ONCE, len(directories))
         batch = [directories.popleft() for _ in range(count)]
-        listings = await asyncio.gather(*(_children(store, root, path) for path in batch))
+        listings = await asyncio.gather(*(_if_allowed(store, root, path) for path in batch))
         for path, names in zip(batch, listings, strict=True):
+            if isinstance(names, UnauthorizedError):
+                refusal = refusal or names
+                continue
             ledger_ids, others = layout.ledgers_among(root, path, names)
             for child in sorted(f"{path}/{name}" for name in others):
                 if layout.is_parent(root, child):
@@ -53,6 +58,8 @@ async def walk_ledger_ids(
                     on_stray(child)
             if ledger_ids:
                 yield sorted(ledger_ids)
+    if refusal is not None:
+        raise refusal
 
 
 async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[str]:
@@ -70,6 +77,15 @@ async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[
 
 def _is_reserved(name: str) -> bool:
     return name in RESERVED or name.startswith(COUNTER_PREFIX)
+
+
+async def _if_allowed(
+    store: MetadataStore, root: str, path: str
+) -> Sequence[str] | UnauthorizedError:
+    try:
+        return await _children(store, root, path)
+    except UnauthorizedError as error:
+        return error
 
 
 async def _children(store: MetadataStore, root: str, path: str) -> list[str]:

@@ -164,7 +164,8 @@ async def test_rule_s8_a_directory_that_acls_shut_away_is_not_empty_and_the_othe
     None
 ):
     ledgers = await with_ledgers(3)
-    others = [i * 10**8 for i in range(1, 6)]
+    beside = [10_000, 400_000]  # in the same tree, one listed with it, one later
+    others = [*beside, *(i * 10**8 for i in range(1, 6))]
     for ledger_id in others:
         await ledgers.write(ledger_id)
     async with keeping(ledgers, is_built=False) as keeper:
