@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import click
 
 from daemon.cli import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.operating.progress import counted, printable, tell
+from daemon.operating.tries import order_tries
 from daemon.operating.writing_visit import writing_visit
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
 from daemon.visit import Visit, visit
-from ledgers.errors import RejectedError, SettingsError
+from ledgers.clock import SystemClock
+from ledgers.errors import RejectedError, SettingsError, UnavailableError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
@@ -117,9 +119,13 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
         writing_visit(settings) as ours,
         _open_restorer(ours.cluster, ours.manager, ours.cluster_id) as restorer,
     ):
-        return await restorer.restore(
+        done = await restorer.restore(
             record, session=ours.session, holder=ours.holder, is_forced=is_forced
         )
+        with suppress(UnavailableError, RejectedError):  # it is done, and tried again one day
+            cluster = ours.cluster
+            await order_tries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
+        return done
 
 
 @asynccontextmanager

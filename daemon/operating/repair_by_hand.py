@@ -14,6 +14,7 @@ from auditor.endangered import Endangered, most_endangered_first
 from auditor.marking import Marker
 from auditor.scan import scan_ledgers
 from daemon.operating.progress import Show, duration_text
+from daemon.operating.tries import order_tries
 from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.visit import Visit
@@ -138,9 +139,11 @@ async def mark_for_repair(
     await marker.mark_all(ledgers)
     notes = WaitingNotesWriter(session.store, batcher, session.ur)
     noted = await notes.ledger_ids()
-    for ledger in ledgers:
-        if ledger.ledger_id in noted:
-            await notes.delete(ledger.ledger_id)
+    waiting = [ledger.ledger_id for ledger in ledgers if ledger.ledger_id in noted]
+    for ledger_id in waiting:
+        await notes.delete(ledger_id)
+    if waiting:
+        await order_tries(waiting, session.store, session.ur, session.clock)
 
 
 async def shut_away(store: MetadataStore, ur: str, ledger_ids: Sequence[int]) -> dict[int, str]:

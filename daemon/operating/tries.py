@@ -4,7 +4,7 @@ What it waits for stands in its note, and in what each node remembers of it. So 
 nodes follow tells them to forget it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ledgers.clock import Clock
@@ -30,19 +30,25 @@ async def try_now(
     except MultiFailed as failure:
         if failure.index < len(guards) or not isinstance(failure.cause, NoNodeError):
             raise failure.cause from failure
-    await _order(ledger_id, store, ur, clock)
+    await order_tries([ledger_id], store, ur, clock)
 
 
 async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
     return any([await read_marks(store, queue, [ledger_id]) for queue in (ur, own_path(ur))])
 
 
-async def _order(ledger_id: int, store: MetadataStore, ur: str, clock: Clock) -> None:
+async def order_tries(
+    ledger_ids: Iterable[int], store: MetadataStore, ur: str, clock: Clock
+) -> None:
+    """Whose notes are gone: the nodes are to forget them."""
+    ledger_ids = list(ledger_ids)
     book, place = OrderBook(store, ur), tries_place(ur)
     for _ in range(GIVES_MAX):
         standing = await book.standing(place)
         before = TriesOrder() if standing is None or standing.order is None else standing.order
-        order = before.with_ledger(ledger_id, now_ms=clock.wall_ms())
+        order = before
+        for ledger_id in ledger_ids:
+            order = order.with_ledger(ledger_id, now_ms=clock.wall_ms())
         with suppress(ConflictError):
             await book.give(place, order, over=standing)
             return

@@ -14,7 +14,10 @@ from daemon.operating.repair_by_hand import (
     wait_done,
     waits_text,
 )
+from daemon.operating.tries import order_tries
 from daemon.status.records import help_text
+from replication.cluster.order_book import OrderBook, tries_place
+from replication.cluster.orders import TriesOrder
 from replication.cluster.own_state import own_path, waiting_path
 from replication.queue import payloads
 from replication.reasons import Reason
@@ -260,3 +263,16 @@ def test_a_ledger_without_a_provable_end_is_not_called_whole(
     assert json.loads(record.stdout)["unproven_ends"] == [
         {"ledger_id": 44, "detail": "so many were wiped; close it"}
     ]
+
+
+@in_virtual_time
+async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
+    cluster = await with_ledgers((B1, B2))
+
+    await order_tries([7, 8], cluster.store, UR, cluster.clock)
+    await order_tries([9], cluster.store, UR, cluster.clock)
+
+    standing = await OrderBook(cluster.store, UR).standing(tries_place(UR))
+    assert standing is not None
+    assert isinstance(standing.order, TriesOrder)
+    assert list(standing.order.ordered_ms) == [7, 8, 9]
