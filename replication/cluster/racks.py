@@ -13,12 +13,18 @@ import structlog
 
 from ledgers.changing import Changing
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, NoNodeError, SessionLostError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.metadata import BookieId
 from ledgers.placement.racks import Racks, find_rack, names_of
 from ledgers.store import MetadataStore
-from replication.cluster.cluster_view import ViewSource
+from replication.cluster.cluster_view import ClusterView, ViewSource
 
 log = structlog.get_logger()
 
@@ -80,7 +86,10 @@ class ZnodeRacks:
 
 async def has_unused_racks(store: MetadataStore) -> bool:
     """Whether Pulsar keeps racks in this ZooKeeper. For a warning where nobody reads them."""
-    return await store.exists(PULSAR_RACKS_PATH) is not None
+    try:
+        return await store.exists(PULSAR_RACKS_PATH) is not None
+    except UnauthorizedError:  # as ZooKeeper 3.9.5 says of what is there
+        return True
 
 
 class RackKeeper(Changing):
@@ -137,7 +146,8 @@ class RackKeeper(Changing):
             return True
 
     async def _read(self) -> None:
-        names = await self._names()
+        view = self._views.current  # who comes meanwhile is asked for next
+        names = await self._names(view)
         # The last name is the IP address, where there is one: what BookKeeper asks its scripts for.
         table = await self._source.read(sorted({each[-1] for each in names.values()}))
         found = {
@@ -145,19 +155,18 @@ class RackKeeper(Changing):
             for bookie, of_bookie in names.items()
             if (rack := find_rack(of_bookie, table)) is not None
         }
-        if self._racks.learn(found, present=self._views.current.available):
+        if self._racks.learn(found, present=view.available):
             log.info(
                 "racks.changed",
                 source=self._source.name,
                 rack_count=len(set(found.values())),
                 bookie_count=len(found),
-                nowhere_count=len(self._views.current.available - found.keys()),
+                nowhere_count=len(view.available - found.keys()),
             )
             self._tell_change()
 
-    async def _names(self) -> Mapping[BookieId, tuple[str, ...]]:
+    async def _names(self, view: ClusterView) -> Mapping[BookieId, tuple[str, ...]]:
         """Of every bookie, those that are away included."""
-        view = self._views.current
         bookies = sorted(view.available | view.cookies.keys())
         addresses = {bookie: self._views.resolve(bookie) for bookie in bookies}
         names = {bookie: names_of(bookie, address) for bookie, address in addresses.items()}
@@ -175,8 +184,10 @@ class RackKeeper(Changing):
                     await self._clock.sleep(RETRY_S)
 
     async def _follow_bookies(self) -> None:
+        seen, known = self._views.change_count, self._views.current.available
         while True:
-            seen, before = self._views.change_count, self._views.current
             await self._views.wait_change(seen)
-            if not self._views.current.available <= before.available:
+            seen, available = self._views.change_count, self._views.current.available
+            if not available <= known:
                 await self.refresh()
+            known = available

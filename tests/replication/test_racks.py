@@ -22,7 +22,7 @@ from replication.cluster.racks import (
     ZnodeRacks,
     has_unused_racks,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT
 
@@ -64,6 +64,7 @@ class TableSource:
         self.table = dict(table)
         self.error: Exception | None = None
         self.hangs = False
+        self.delay_s = 0.0
         self.asked: list[list[str]] = []
         self._changed = asyncio.Event()
 
@@ -71,6 +72,7 @@ class TableSource:
         self.asked.append(list(hosts))
         if self.hangs:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.delay_s)
         if self.error is not None:
             raise self.error
         return dict(self.table)
@@ -115,6 +117,21 @@ async def test_a_bookie_that_comes_has_its_rack_at_once() -> None:
         await cluster.clock.sleep(1)
 
         assert racks.rack(B3) == "/c"
+
+
+@in_virtual_time
+async def test_a_bookie_that_comes_while_the_source_is_asked_is_asked_for_next() -> None:
+    cluster = await Cluster.start(B1)
+    source = TableSource({B1: "/a", B2: "/b", B3: "/c"})
+
+    async with keeping(cluster, source) as racks:
+        source.delay_s = 5
+        await cluster.register(B2)
+        await cluster.clock.sleep(1)
+        await cluster.register(B3)
+        await cluster.clock.sleep(20)
+
+        assert (racks.rack(B2), racks.rack(B3)) == ("/b", "/c")
 
 
 @in_virtual_time
@@ -261,3 +278,5 @@ async def test_racks_that_nobody_reads_are_noticed() -> None:
     assert not await has_unused_racks(cluster.store)
     await cluster.store.create(PATH, b"{}")
     assert await has_unused_racks(cluster.store)
+    shut_out(cluster.store, PATH)
+    assert await has_unused_racks(cluster.store), "whatever ACLs say"
