@@ -13,7 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, SessionLostError
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+)
 from ledgers.store import Check, MetadataStore, children_if_any
 from replication.cluster.own_state import (
     fsck_executors_path,
@@ -137,11 +143,11 @@ async def live_nodes(
 
 
 async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
-    """None when it has gone, or is a later release's, which says nothing to us."""
+    """None when it has gone, or is a later release's, which says nothing to us, or ACLs shut it away."""
     try:
         data, stat = await store.get(path)
         info = NodeInfo.from_record(parse_record(data))
-    except (NoNodeError, CorruptionError):
+    except (NoNodeError, CorruptionError, UnauthorizedError):
         return None
     return LiveNode(info=info, session_id=stat.ephemeral_owner)
 

@@ -8,6 +8,7 @@ It is a hint, not the queue: ledgers on it may be done, or marked no more.
 import json
 from collections.abc import Sequence
 
+from ledgers.errors import UnauthorizedError
 from ledgers.store import MetadataStore
 from replication.cluster.own_state import read_record, urgent_path, wholes
 
@@ -16,7 +17,12 @@ URGENT_MAX = 1_000
 
 async def read_urgent(store: MetadataStore, ur: str) -> tuple[int, ...]:
     """Most endangered first; empty also when a later release wrote what we cannot read."""
-    ledger_ids = await read_record(store, urgent_path(ur), lambda note: wholes(note, "ledger_ids"))
+    try:
+        ledger_ids = await read_record(
+            store, urgent_path(ur), lambda note: wholes(note, "ledger_ids")
+        )
+    except UnauthorizedError:  # it is a hint
+        return ()
     return (ledger_ids or ())[:URGENT_MAX]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
@@ -54,6 +54,8 @@ class WaitingNote:
     """As it was when that try began."""
     mzxid: int | None = field(default=None, compare=False)
     """Of the znode that it was read from: its last write."""
+    written_ms: int | None = field(default=None, compare=False)
+    """Likewise, by ZooKeeper's clock."""
 
     def is_older_than(self, mark_czxid: int) -> bool:
         """Whether it was written before that mark was made, and so of another.
@@ -69,7 +71,10 @@ class WaitingNote:
             return 0
         if world.has_improved_since(self.world, self.reason):
             return 0
-        return min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
+        wait_ms = min(max(0, self.next_try_ms - now_ms), BINDING_MAX_MS)
+        if self.written_ms is not None:  # else each look would find it binding for a day
+            wait_ms = min(wait_ms, max(0, self.written_ms + BINDING_MAX_MS - now_ms))
+        return wait_ms
 
     def is_overtaken(self, *, now_ms: int, world: World) -> bool:
         """Whether the world is a better one than it tells of, so that the ledger is tried before its time."""
@@ -144,13 +149,13 @@ class WaitingNotes:
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:
-        """None when there is none, or a later release wrote it in a way that we cannot read."""
+        """None when there is none, or a later release wrote it in a way that we cannot read, or ACLs shut it away."""
         try:
             data, stat = await self._store.get(waiting_path(self._ur, ledger_id))
             note = WaitingNote.from_record(ledger_id, parse_record(data))
-        except (NoNodeError, CorruptionError):
+        except (NoNodeError, CorruptionError, UnauthorizedError):
             return None
-        return replace(note, mzxid=stat.mzxid)
+        return replace(note, mzxid=stat.mzxid, written_ms=stat.mtime_ms)
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
         """Those of the ledgers' notes that can be read, in order."""

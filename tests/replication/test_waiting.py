@@ -32,6 +32,13 @@ NOTE = WaitingNote(
 # --- Notes ----------------------------------------------------------------------------------------
 
 
+def test_a_note_from_a_mad_clock_binds_for_a_day_after_it_was_written() -> None:
+    note = replace(NOTE, next_try_ms=10**15, written_ms=1_000)
+
+    assert note.wait_ms(now_ms=1_000, world=WORLD) == BINDING_MAX_MS
+    assert note.wait_ms(now_ms=1_000 + BINDING_MAX_MS, world=WORLD) == 0
+
+
 @pytest.mark.parametrize(
     ("note", "now_ms", "world", "wait_ms"),
     [

@@ -13,6 +13,7 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import Create, Operation, OperationResult
+from replication.cluster.own_state import nodes_path, urgent_path, waiting_path
 from replication.outcome import Outcome
 from replication.queue import payloads
 from replication.queue.queue import Look, Take
@@ -69,6 +70,23 @@ async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: i
     assert await cluster.marked() == [elsewhere]
     told = [each for each in logs if each["event"] == "marks.shut_away"]
     assert [each["path"] for each in told] == [directory]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [waiting_path(UR, 1), f"{nodes_path(UR)}/another", urgent_path(UR)],
+    ids=["a note", "a node", "what is urgent"],
+)
+@in_virtual_time
+async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> None:
+    cluster = await with_lost_b2(3)
+    await cluster.store.create(path, b"{}", with_parents=True)
+    async with cluster.node() as node:
+        shut_out(node.store, path)
+        async with working(node):
+            await asyncio.sleep(60)
+
+    assert set(await cluster.marked()) <= {1}
 
 
 # --- The switch -----------------------------------------------------------------------------------
