@@ -28,7 +28,7 @@ from auditor.records import AuditRecord, Records, read_identities
 from auditor.settings import AuditorSettings
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.store import MetadataStore
@@ -154,7 +154,7 @@ class Auditor:
             return await self.run_once()
         except SessionLostError:
             raise
-        except UnavailableError as error:
+        except (UnavailableError, UnauthorizedError) as error:
             self._done.completed_count = -1
             log.warning("audit.failed", error=str(error), retry_s=RETRY_S)
             return RETRY_S

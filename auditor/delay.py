@@ -12,7 +12,7 @@ import structlog
 
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError
+from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
 from ledgers.store import MetadataStore
 from replication.queue import payloads
 
@@ -93,7 +93,7 @@ async def read_delay(store: MetadataStore, ur: str, *, default_s: int) -> Delay:
         return Delay(delay_s=delay_s, mzxid=mzxid, is_stored=True)
     except NoNodeError:
         pass
-    except CorruptionError as error:
+    except (CorruptionError, UnauthorizedError) as error:
         refusal = str(error)
     return Delay(delay_s=default_s, mzxid=mzxid, is_stored=False, refusal=refusal)
 

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from auditor.delay import read_delay
 from auditor.marking import MarkSource
 from auditor.noting import WRITE_S
 from ledgers.metadata import BookieId
@@ -20,7 +21,7 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR
 
@@ -312,3 +313,15 @@ async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: 
         assert leader.store.request_count - before == notes
         auditor.cancel()
         await asyncio.gather(auditor, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_a_delay_that_acls_shut_away_is_the_settings_and_ends_no_term() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(payloads.recovery_delay_path(UR), b"600", with_parents=True)
+    shut_out(cluster.store, payloads.recovery_delay_path(UR))
+
+    delay = await read_delay(cluster.store, UR, default_s=30)
+
+    assert (delay.delay_s, delay.is_stored) == (30, False)
+    assert delay.refusal

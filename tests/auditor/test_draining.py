@@ -18,7 +18,7 @@ from replication.queue import payloads
 from tests.auditor.auditing import draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import UR
 
@@ -111,6 +111,21 @@ async def test_a_further_order_is_looked_for_at_once() -> None:
         await asyncio.sleep(SOON_S)
 
         assert await own_marks(cluster) == [0, 1]
+
+
+@in_virtual_time
+async def test_a_directory_of_our_queue_that_acls_shut_away_ends_no_term() -> None:
+    cluster = await with_ledgers((B1, B2), (B3, B4))
+    directory = payloads.mark_path(OWN, 0).rsplit("/", 2)[0]
+    await cluster.store.create(directory, with_parents=True)
+    await order_drain(cluster, B1)
+    async with draining(cluster) as leader:
+        shut = shut_out(leader.store, directory)
+        await asyncio.sleep(60)
+        shut.clear()
+        await asyncio.sleep(60)
+
+        assert await own_marks(cluster) == [0]
 
 
 @in_virtual_time
