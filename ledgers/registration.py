@@ -10,10 +10,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ledgers.errors import CorruptionError, NoNodeError, UnavailableError
+import structlog
+
+from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError, UnavailableError
 from ledgers.formats.bookie_info import Address, parse_address, registered_address
 from ledgers.metadata import BookieId
 from ledgers.store import Event, MetadataStore, Stat, children_if_any
+
+log = structlog.get_logger()
 
 READ_ONLY = "readonly"
 """The child of ``available`` that is no bookie."""
@@ -21,7 +25,8 @@ READ_ONLY = "readonly"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredBookie:
-    """A bookie that is there. ``czxid``, of its registration, tells one life of it from the next."""
+    """A bookie that is there. ``czxid``, of its registration, tells one life of it from the next; 0 where ACLs shut
+    that away."""
 
     bookie_id: BookieId
     address: Address | None
@@ -58,6 +63,8 @@ class Registration:
         self._known: dict[str, RegisteredBookie] = {}
         """By znode path, as of the last read: spares parsing them again. A registration never
         changes its data, but a bookie may come back under the same path: the czxid tells."""
+        self._shut: set[str] = set()
+        """Those that ACLs shut away, as was said already."""
 
     async def read(self) -> BookieView:
         """Raises UnavailableError when the list cannot be had whole, or is empty."""
@@ -134,7 +141,10 @@ class Registration:
 
     async def _registered(self, bookie: BookieId, *, is_writable: bool) -> RegisteredBookie | None:
         path = f"{self._parent(is_writable)}/{bookie}"
-        znode = await self._get(path)
+        try:
+            znode = await self._get(path)
+        except UnauthorizedError as error:
+            return self._shut_away(bookie, path, error)
         if znode is None:
             return None
         data, stat = znode
@@ -147,6 +157,16 @@ class Registration:
             czxid=stat.czxid,
             is_writable=is_writable,
         )
+
+    def _shut_away(self, bookie: BookieId, path: str, error: UnauthorizedError) -> RegisteredBookie:
+        """It is listed, so that it is there. But as nobody can tell one life of it from the next, it is not to be written
+        to (rule S3)."""
+        if path not in self._shut:  # once, not at each look
+            self._shut.add(path)
+            log.error("registration.shut_away", bookie=bookie, error=str(error))
+        known = self._known.get(path)
+        address = parse_address(bookie) if known is None else known.address
+        return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
         """None when it is gone. Gets, and no ``exists``: the store joins them, which spares

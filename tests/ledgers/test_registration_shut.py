@@ -1,0 +1,51 @@
+"""Bookies whose registrations ACLs shut away, as of one that was restarted with other credentials."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT
+
+
+@pytest.mark.parametrize("is_stat_open", [False, True], ids=["3.9.5", "older"])
+@in_virtual_time
+async def test_it_is_there_and_no_target_and_all_others_are_as_they_were(
+    is_stat_open: bool,
+) -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    registration = Registration(cluster.store, ROOT)
+    before = await registration.read()
+    shut = shut_out(cluster.store, f"{ROOT}/available/{B2}", is_stat_open=is_stat_open)
+
+    with capture_logs() as logs:
+        seen = [await registration.read() for _ in range(2)]
+
+    for view in seen:
+        assert view.available.keys() == {B1, B2, B3}
+        assert view.writable.keys() == {B1, B3}
+    assert seen[0].address(B2) == before.address(B2)
+    told = [each for each in logs if each["event"] == "registration.shut_away"]
+    assert [(each["bookie"], each["log_level"]) for each in told] == [(B2, "error")]
+    shut.clear()
+    assert await registration.read() == before
+
+
+@in_virtual_time
+async def test_views_go_on() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    shut_out(cluster.store, f"{ROOT}/available/{B2}")
+    running = asyncio.create_task(views.run())
+
+    await cluster.kill(B3)
+    await asyncio.sleep(30)
+
+    assert not running.done()
+    assert views.current.available == {B1, B2}
+    running.cancel()
