@@ -56,9 +56,8 @@ async def look_at(executor: Executor, ledger_id: int) -> LedgerVerdict | None:
 async def look_again(executor: Executor, since: LedgerVerdict) -> LedgerVerdict | None:
     """None: it is gone. The metadata is what it was when its bookies were asked."""
     clock, manager, ledger_id = executor.clock, executor.manager, since.ledger_id
-    passed_s = max(
-        0.0, (clock.wall_ms() - since.checked_ms) / 1_000
-    )  # by another host's clock, perhaps
+    # Not below 0: the clock of another host, perhaps, was ahead.
+    passed_s = max(0.0, (clock.wall_ms() - since.checked_ms) / 1_000)
     await clock.sleep(max(0.0, SECOND_LOOK_S - passed_s))
     await manager.sync(ledger_id)
     verdict = None

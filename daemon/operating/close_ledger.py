@@ -38,7 +38,7 @@ from ledgers.operations.last_entries import LastEntry, last_entry_of
 from ledgers.store import Check, MetadataStore, Operation
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
-from replication.cluster.own_state import findings_path, own_path, read_record, texts
+from replication.cluster.own_state import own_path, read_found_bad
 from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.planning.targets import Receivers
 from replication.queue.listing import read_marks
@@ -311,12 +311,7 @@ class LedgerCloser:
         ]
         readable = [each.mark for each in chain(*marks) if each.mark is not None]
         marked_for = {bookie for mark in readable for bookie in mark.replicas}
-        named = await read_record(
-            self._store,
-            findings_path(self._ur, ledger_id),
-            lambda finding: texts(finding, "bookies"),
-        )
-        return frozenset(map(BookieId, named or ())) & marked_for
+        return await read_found_bad(self._store, self._ur, ledger_id) & marked_for
 
     async def _so_far(self, found: VersionedMetadata) -> str:
         """What a recovery that failed has done; the error's own text says who was fenced. Empty: nothing new."""

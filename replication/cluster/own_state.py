@@ -22,6 +22,7 @@ from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
 from ledgers.errors import CorruptionError, NoNodeError
+from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 
 T = TypeVar("T")
@@ -81,6 +82,13 @@ async def read_record(
         return parse(parse_record(data))
     except (NoNodeError, CorruptionError):
         return None
+
+
+async def read_found_bad(store: MetadataStore, ur: str, ledger_id: int) -> frozenset[BookieId]:
+    """Bookies of which a check or fsck found bad copies of the ledger, one day: they count while it is marked for them."""
+    path = findings_path(ur, ledger_id)
+    named = await read_record(store, path, lambda finding: texts(finding, "bookies"))
+    return frozenset(map(BookieId, named or ()))
 
 
 def parse_record(data: bytes) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from ledgers.store import (
     SetData,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
-from replication.cluster.own_state import findings_path, own_path, read_record, texts
+from replication.cluster.own_state import own_path, read_found_bad
 from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
@@ -201,9 +201,8 @@ class Queue:
     async def found_bad(self, take: Take) -> frozenset[BookieId]:
         """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
         worker does, who would find the ledger whole by its ends."""
-        path = findings_path(self._ur, take.ledger_id)
-        named = await read_record(self._store, path, lambda finding: texts(finding, "bookies"))
-        return take.queued.replicas.intersection(map(BookieId, named or ()))
+        found = await read_found_bad(self._store, self._ur, take.ledger_id)
+        return take.queued.replicas & found
 
     async def finish(
         self,

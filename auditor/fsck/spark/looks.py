@@ -103,9 +103,8 @@ def _by_share(
     ledger_ids: Collection[int], suspects: frozenset[int], options: FsckOptions
 ) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
     """With the options that each is to be looked at with; none of which there are no ledgers."""
-    yet_to_sample = [ledger_id for ledger_id in ledger_ids if ledger_id not in suspects]
-    if yet_to_sample:
-        yield options, yet_to_sample
+    if others := [ledger_id for ledger_id in ledger_ids if ledger_id not in suspects]:
+        yield options, others
     if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in suspects]:
         yield replace(options, sample_share=1.0), whole
 
