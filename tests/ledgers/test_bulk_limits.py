@@ -113,7 +113,8 @@ def test_a_wrong_guess_of_the_size_costs_one_quantum_at_most() -> None:
 
         await scene.run(scene.halves(100, entry_bytes_hint=10))
 
-        assert scene.a.reads_in_flight_peak <= max(QUANTUM_COUNT, ASKED_BYTES_MAX // 400_000)
+        # The rest of the guessed quantum may be outstanding yet when the first entry has been weighed.
+        assert scene.a.reads_in_flight_peak < QUANTUM_COUNT + ASKED_BYTES_MAX // 400_000
 
     play(act)
 
