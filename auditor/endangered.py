@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from auditor.index.ledger_index import IndexedLedger
 from ledgers.metadata import BookieId
+from ledgers.registration import UNTOLD_CZXID
 from ledgers.store import Stat
 from replication.queue.urgent import URGENT_MAX
 
@@ -81,12 +82,13 @@ def reborn_bookies(
     """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies' czxids then.
 
     One that comes back under its old id may have lost everything (its disk was replaced): its
-    return withdraws no mark, and where there is none, calls for one (rule S6).
+    return withdraws no mark, and where there is none, calls for one (rule S6). Of one whose cookie ACLs shut away
+    nobody can tell.
     """
     return {
         bookie: Rebirth(czxid=stat.czxid, was_known=bookie in identities)
         for bookie, stat in cookies.items()
-        if identities.get(bookie) != stat.czxid
+        if stat.czxid not in (identities.get(bookie), UNTOLD_CZXID)
     }
 
 

@@ -21,6 +21,8 @@ log = structlog.get_logger()
 
 READ_ONLY = "readonly"
 """The child of ``available`` that is no bookie."""
+UNTOLD_CZXID = 2**63 - 1
+"""Of a cookie that ACLs shut away: as it may be new, what its bookie lacks proves nothing of any ledger (rule S5)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +89,7 @@ class Registration:
         )
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
-        """Every bookie that was ever set up and not decommissioned; its cookie's znode."""
+        """Every bookie that was ever set up and not decommissioned; its cookie's znode (``UNTOLD_CZXID``)."""
         names = await children_if_any(self._store, self._cookies)  # comes with the first bookie
         return await self._cookies_of(list(map(BookieId, names)))
 
@@ -97,12 +99,19 @@ class Registration:
         return await self._cookies_of(sorted(bookies))
 
     async def _cookies_of(self, bookies: Sequence[BookieId]) -> Mapping[BookieId, Stat]:
-        found = await asyncio.gather(*(self._get(f"{self._cookies}/{b}") for b in bookies))
+        found = await asyncio.gather(*map(self._cookie, bookies))
         return {
-            bookie: znode[1]
-            for bookie, znode in zip(bookies, found, strict=True)
-            if znode is not None
+            bookie: stat for bookie, stat in zip(bookies, found, strict=True) if stat is not None
         }
+
+    async def _cookie(self, bookie: BookieId) -> Stat | None:
+        path = f"{self._cookies}/{bookie}"
+        try:
+            znode = await self._get(path)
+        except UnauthorizedError as error:
+            self._tell_once("cookie.shut_away", bookie, path, error)
+            return Stat(version=0, czxid=UNTOLD_CZXID)
+        return None if znode is None else znode[1]
 
     async def changes(self) -> AsyncGenerator[None, None]:
         """Something happened below ``available``; the first comes at once.
@@ -161,12 +170,16 @@ class Registration:
     def _shut_away(self, bookie: BookieId, path: str, error: UnauthorizedError) -> RegisteredBookie:
         """It is listed, so that it is there. But as nobody can tell one life of it from the next, it is not to be written
         to (rule S3)."""
-        if path not in self._shut:  # once, not at each look
-            self._shut.add(path)
-            log.error("registration.shut_away", bookie=bookie, error=str(error))
+        self._tell_once("registration.shut_away", bookie, path, error)
         known = self._known.get(path)
         address = parse_address(bookie) if known is None else known.address
         return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
+
+    def _tell_once(self, event: str, bookie: BookieId, path: str, error: UnauthorizedError) -> None:
+        """Not at each look."""
+        if path not in self._shut:
+            self._shut.add(path)
+            log.error(event, bookie=bookie, error=str(error))
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
         """None when it is gone. Gets, and no ``exists``: the store joins them, which spares

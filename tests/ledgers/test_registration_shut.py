@@ -1,10 +1,11 @@
-"""Bookies whose registrations ACLs shut away, as of one that was restarted with other credentials."""
+"""Bookies whose registrations or cookies ACLs shut away, as of one that was restarted with other credentials."""
 
 import asyncio
 
 import pytest
 from structlog.testing import capture_logs
 
+from auditor.endangered import reborn_bookies
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -49,3 +50,24 @@ async def test_views_go_on() -> None:
     assert not running.done()
     assert views.current.available == {B1, B2}
     running.cancel()
+
+
+@in_virtual_time
+async def test_what_a_bookie_lacks_whose_cookie_is_shut_away_proves_nothing() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    before = await views.refresh()
+    now_zxid = max(cookie.czxid for cookie in before.cookies.values())
+    shut_out(cluster.store, f"{ROOT}/cookies/{B2}")
+
+    with capture_logs() as logs:
+        views_then = [await views.refresh() for _ in range(2)]
+
+    for view in views_then:
+        assert view.available == {B1, B2, B3}
+        assert view.initialised_after(now_zxid) == {B2}
+        known = {bookie: cookie.czxid for bookie, cookie in before.cookies.items()}
+        assert not reborn_bookies(view.cookies, known)
+    assert await views.set_up_since(before, [B1, B2, B3]) == {B2}
+    told = [each for each in logs if each["event"] == "cookie.shut_away"]
+    assert [(each["bookie"], each["log_level"]) for each in told] == [(B2, "error")]
