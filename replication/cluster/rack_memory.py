@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.placement.racks import Racks, clean_rack
 from ledgers.store import MetadataStore
@@ -25,8 +25,12 @@ log = structlog.get_logger()
 
 
 async def remembered_racks(store: MetadataStore, ur: str) -> dict[BookieId, str]:
-    """Nothing where nothing is stored, or nothing that this release can read."""
-    return await read_record(store, racks_path(ur), _racks) or {}
+    """Nothing where nothing is stored, or nothing that this release can read, or may."""
+    try:
+        return await read_record(store, racks_path(ur), _racks) or {}
+    except UnauthorizedError as error:
+        log.warning("racks.shut_away", error=str(error))
+        return {}
 
 
 def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
@@ -69,7 +73,7 @@ class RackMemory:
             await self.write()
         except SessionLostError:
             raise
-        except UnavailableError as error:
+        except (UnavailableError, UnauthorizedError) as error:
             log.warning("racks.not_remembered", error=str(error))
             return False
         return True

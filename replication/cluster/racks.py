@@ -189,5 +189,6 @@ class RackKeeper(Changing):
             await self._views.wait_change(seen)
             seen, available = self._views.change_count, self._views.current.available
             if not available <= known:
-                await self.refresh()
+                while not await self.refresh():
+                    await self._clock.sleep(RETRY_S)
             known = available

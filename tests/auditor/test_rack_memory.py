@@ -16,10 +16,10 @@ from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership
 from replication.cluster.own_state import racks_path
 from replication.cluster.rack_memory import RackMemory, remembered_racks
-from replication.cluster.racks import RackKeeper
+from replication.cluster.racks import RETRY_S, RackKeeper
 from replication.queue import payloads
 from replication.queue.batching import Batcher
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT, UR, node_info
 
@@ -170,3 +170,24 @@ async def test_rule_s9_who_leads_no_more_writes_nothing() -> None:
         await deposed()
     assert ended.group_contains(LeadershipLostError)
     assert await remembered_racks(cluster.store, UR) == {B1: "/a"}
+
+
+@in_virtual_time
+async def test_what_acls_shut_away_ends_nobody_and_is_written_when_it_is_open_again() -> None:
+    cluster = await Cluster.start(B1)
+    table = Table()
+    table.tell({B1: "/a"})
+    async with remembering(cluster, table):
+        pass
+    shut = shut_out(cluster.store, racks_path(UR))
+    assert await remembered_racks(cluster.store, UR) == {}
+    shut.clear()
+
+    async with remembering(cluster, table) as leader:
+        shut = shut_out(leader, racks_path(UR))
+        table.tell({B1: "/b"})
+        await asyncio.sleep(5)
+        shut.clear()
+        await asyncio.sleep(2 * RETRY_S)
+
+        assert await remembered_racks(cluster.store, UR) == {B1: "/b"}

@@ -120,6 +120,21 @@ async def test_a_bookie_that_comes_has_its_rack_at_once() -> None:
 
 
 @in_virtual_time
+async def test_a_source_that_fails_when_a_bookie_comes_is_asked_again_soon() -> None:
+    cluster = await Cluster.start(B1)
+    source = TableSource({B1: "/a", B3: "/c"})
+
+    async with keeping(cluster, source) as racks:
+        source.error = UnavailableError("took too long")
+        await cluster.register(B3)
+        await cluster.clock.sleep(1)
+        source.error = None
+        await cluster.clock.sleep(2 * RETRY_S)
+
+        assert racks.rack(B3) == "/c"
+
+
+@in_virtual_time
 async def test_a_bookie_that_comes_while_the_source_is_asked_is_asked_for_next() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B2: "/b", B3: "/c"})
