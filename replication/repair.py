@@ -230,12 +230,16 @@ class Repairer:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
             outcomes = await self._copier.copy_all(plan, survey, memory, asked=asked)
+        bad_sources = frozenset().union(*(outcome.bad_sources for outcome in outcomes))
+        bad_sources -= memory.to_read_whole  # of those the plan knew
+        memory.bad_sources |= bad_sources
         return CopyResults(
             survey=survey,
             plan=plan,
             outcomes=outcomes,
             # A target that is another one by now may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
+            has_bad_sources=bool(bad_sources),
         )
 
     async def _finish(self, take: Take) -> Outcome:

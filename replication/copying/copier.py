@@ -31,6 +31,8 @@ class Memory:
     """Members that were given what they lacked: to be read back (rule S15)."""
     distrusted: frozenset[BookieId] = frozenset()
     """Members whose copies somebody found bad on a closer look."""
+    bad_sources: set[BookieId] = field(default_factory=set)
+    """Members that did not give what they should have, when it was to be copied from them."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: where, and the czxid of the target's registration (rule S3)."""
     has_presumed: bool = False
@@ -41,7 +43,7 @@ class Memory:
     @property
     def to_read_whole(self) -> frozenset[BookieId]:
         """Bookies whose ends say nothing of what is between them."""
-        return self.distrusted.union(self.refilled)
+        return self.distrusted.union(self.refilled, self.bad_sources)
 
     def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
         """The complete copies on bookies that are the same as when they were made."""

@@ -73,6 +73,7 @@ class _Copy:
         self._target_error: BookmenderError | None = None
         self._without_copy: list[int] = []
         self._unknown: list[int] = []
+        self._bad_sources: set[BookieId] = set()
         self._kept_back: Sequence[int] = ()
 
     @property
@@ -85,6 +86,7 @@ class _Copy:
             unknown=tuple(sorted(self._unknown)),
             kept_back=tuple(self._kept_back),
             gave_all_asked=self._gave_all_asked,
+            bad_sources=frozenset(self._bad_sources),
         )
 
     @property
@@ -154,6 +156,7 @@ class _Copy:
                 is_read = result.target_error is None
                 self._gave_all_asked = is_read and not _refuses(failures, asked)
                 failures = _without(failures, checks)
+            self._bad_sources |= self._job.others.intersection(_without_good_copy(failures))
             entry_ids = progress.note(failures)
             if result.target_error is not None:
                 if not self._may_resume(result.target_error):
@@ -205,6 +208,13 @@ def _refuses(failures: Failures, asked: Questions) -> bool:
         for entry_id in failed
         for run in asked.get(bookie, ())
     )
+
+
+def _without_good_copy(failures: Failures) -> Iterator[BookieId]:
+    """Who says so itself of any entry."""
+    for bookie, answers in failures.items():
+        if any(answer is not Answer.UNKNOWN for answer in answers.values()):
+            yield bookie
 
 
 def _without(failures: Failures, checks: Mapping[BookieId, Sequence[int]]) -> Failures:

@@ -27,6 +27,13 @@ class CopyJob(Struct, frozen=True, kw_only=True):
     entry_bytes_hint: int = 1024
 
     @property
+    def others(self) -> frozenset[BookieId]:
+        """The members of the fragment whose copies it leaves where they are."""
+        return frozenset(self.fragment.ensemble).difference(
+            (self.target, self.fragment.ensemble[self.index])
+        )
+
+    @property
     def parts(self) -> tuple[Sequence[int], Sequence[int]]:
         """What is to be written first, and the ends, which in place come after it (see ``copy_index``)."""
         if self.target != self.fragment.ensemble[self.index]:
@@ -63,6 +70,8 @@ class CopyOutcome(Struct, frozen=True, kw_only=True):
     """An end that was not written, so that a check goes on to see what is without a copy."""
     gave_all_asked: bool = False
     """Whether something was asked besides, and bookies gave all of that."""
+    bad_sources: frozenset[BookieId] = frozenset()
+    """Members of the fragment that should have an entry, and do not have a good copy of it."""
 
     @property
     def is_complete(self) -> bool:

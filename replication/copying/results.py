@@ -26,12 +26,14 @@ class CopyResults(
     Struct, frozen=True, kw_only=True, dict=True
 ):  # dict: the properties are computed once
     """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
-    that acknowledged its copies. ``are_foreseen``: nothing was copied, and nobody asked (``Foresight``)."""
+    that acknowledged its copies. ``has_bad_sources``: members were found to lack what a check does not ask for, so that
+    they are to be read whole. ``are_foreseen``: nothing was copied, and nobody asked (``Foresight``)."""
 
     survey: Survey
     plan: Plan
     outcomes: Sequence[CopyOutcome]
     is_unchanged: Callable[[BookieId], bool]
+    has_bad_sources: bool = False
     are_foreseen: bool = False
 
     @cached_property
@@ -46,11 +48,13 @@ class CopyResults(
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that was planned was done, away from where it was, and nothing was in the way.
+        """Whether all that was planned was done, away from where it was, nothing was in the way, and nothing else is
+        known to be missing.
 
         What was written in place is first to be read back.
         """
-        return not self.plan.blocked and len(self._moves) == len(self.outcomes)
+        is_done = not self.plan.blocked and len(self._moves) == len(self.outcomes)
+        return is_done and not self.has_bad_sources
 
     @property
     def entry_count(self) -> int:

@@ -1,0 +1,41 @@
+"""What a copy finds missing by the way, on a bookie that it was not made for, is no secret kept from the repair.
+
+A check asks for ends alone, so that it would call such a copy good, and the mark would go (rules S6, S7).
+"""
+
+import pytest
+
+from ledgers.bookies import Answer
+from replication.outcome import OutcomeKind
+from tests.replication.cluster import Cluster, in_virtual_time, named_by
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import repair
+
+
+@pytest.mark.parametrize("last", [9, 199, 2_999], ids=["presumed", "checked", "checked twice"])
+@pytest.mark.parametrize("damage", ["lose", "corrupt"])
+@in_virtual_time
+async def test_it_is_mended_before_the_ledger_is_unmarked(damage: str, last: int) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=last)
+    for bookie in (B1, B3):
+        for entry_id in range(2 if bookie == B1 else 3, last - 1, 4):
+            getattr(cluster.bookie(bookie), damage)(LEDGER, entry_id)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    metadata = await cluster.metadata()
+    found = [
+        (bookie, entry_id)
+        for _, result in cluster.bookies.transfers
+        for bookie, answers in result.failures.items()
+        for entry_id, answer in answers.items()
+        if answer is not Answer.UNKNOWN
+    ]
+    assert outcome.kind is OutcomeKind.DONE
+    assert found
+    for bookie, entry_id in found:
+        is_named = bookie in named_by(metadata, entry_id)
+        assert not is_named or cluster.holds(bookie, LEDGER, entry_id), (bookie, entry_id)
