@@ -20,6 +20,7 @@ from ledgers.errors import (
     NodeExistsError,
     NoNodeError,
     SessionLostError,
+    UnauthorizedError,
     UnavailableError,
 )
 from ledgers.metadata import BookieId
@@ -182,7 +183,11 @@ async def read_findings(
     wanted = sorted(set(noted).intersection(ledger_ids))
 
     async def read(ledger_id: int) -> Finding | None:
-        return await read_record(store, findings_path(ur, ledger_id), Finding.from_record)
+        try:
+            return await read_record(store, findings_path(ur, ledger_id), Finding.from_record)
+        except UnauthorizedError as error:
+            log.warning("finding.shut_away", ledger_id=ledger_id, error=str(error))
+            return None
 
     findings = await gather_in_parts(read, wanted, at_once=READS_AT_ONCE)
     return {i: each for i, each in zip(wanted, findings, strict=True) if each is not None}

@@ -1,5 +1,6 @@
 """What an operator may set of the auditor. Parsed and checked in ``daemon.settings``."""
 
+import math
 from dataclasses import dataclass
 
 from ledgers.errors import SettingsError
@@ -93,6 +94,11 @@ class ChecksSettings:
         _require("all_ledgers_share", self.all_ledgers_share, 0, 1, section="checks")
         _require("reads_per_s", self.reads_per_s, 0, 10**9, section="checks")
         _require("bytes_per_s", self.bytes_per_s, 0, 10**12, section="checks")
+
+    @property
+    def counts_as_idle_after_s(self) -> float:
+        """``idle_open_after_s``, where 0 is never."""
+        return self.idle_open_after_s or math.inf
 
 
 def _require(

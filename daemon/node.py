@@ -80,7 +80,10 @@ def _run(
 def _step_back(nice: int) -> None:
     """All threads, as long as there is one. What was started further back stays there."""
     if nice > os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, nice)
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+        except OSError as error:  # a sandbox's rule: no reason to repair nothing
+            log.warning("node.not_nice", nice=nice, error=error.strerror)
 
 
 def _spare_the_collector() -> None:

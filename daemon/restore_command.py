@@ -19,7 +19,7 @@ from daemon.operating.writing_visit import writing_visit
 from daemon.planning import open_looking
 from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
-from daemon.visit import Visit, visit
+from daemon.visit import Visit, log_errors_only, visit
 from ledgers.clock import SystemClock
 from ledgers.errors import RejectedError, SettingsError, UnavailableError
 from ledgers.instance_id import read_instance_id
@@ -63,11 +63,16 @@ def restore(
     Where it is only shown: 0 when --yes would do it, 1 when that would be refused.
     """
     settings = load_settings(config, os.environ)
+    log_errors_only(settings)
     records = _recorded(settings, ledger_id)
     if time_ms is None:
         if yes or force:
             raise click.UsageError("--at says which write to undo")
         click.echo(_listing(ledger_id, records, output))
+        if not records and not _journal(settings).is_dir():
+            tell(
+                [f"{_journal(settings)} is not there: see node.state_dir, and who runs the daemon"]
+            )
         return
     record = next((each for each in records if each.time_ms == time_ms), None)
     if record is None:
@@ -96,8 +101,12 @@ def earlier_metadata_hint(ledger_id: int) -> str:
     )
 
 
+def _journal(settings: Settings) -> Path:
+    return state_dir(settings) / "journal"
+
+
 def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
-    directory = state_dir(settings) / "journal"
+    directory = _journal(settings)
     try:
         return read_journal(directory, ledger_id)
     except OSError as error:

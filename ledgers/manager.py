@@ -5,6 +5,7 @@ made from (rule S2), and hands the bytes before and after to the journal first.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -82,13 +83,14 @@ class LedgerManager:
 
     async def sync(self, ledger_id: int) -> None:
         """Later reads of the ledger see what was written anywhere before this call."""
-        await self._store.sync(self.path(ledger_id))
+        with suppress(SettingsError):  # of an id that the layout cannot hold nothing was written
+            await self._store.sync(self.path(ledger_id))
 
     async def read(self, ledger_id: int) -> VersionedMetadata:
         """Raises NoSuchLedgerError, CorruptionError."""
         try:
             data, stat = await self._store.get(self.path(ledger_id))
-        except NoNodeError as error:
+        except (NoNodeError, SettingsError) as error:  # the latter: the layout cannot hold the id
             raise NoSuchLedgerError("no such ledger", ledger_id=ledger_id) from error
         try:
             metadata = parse_metadata(data)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon.settings import Settings, load_settings
+from daemon.settings import NodeSettings, Settings, load_settings
 from tests.compat.catalogue import load_catalogue
 from tests.compat.document import faults, page
 from tests.compat.gathering import look
@@ -274,7 +274,25 @@ def test_the_example_comments_show_the_defaults(example: str, tmp_path: Path) ->
 
     settings = load_settings(path, environment={})
 
-    assert settings == Settings(metadata_service_uri=settings.metadata_service_uri)
+    node = NodeSettings(state_dir=settings.node.state_dir)
+    assert settings == Settings(metadata_service_uri=settings.metadata_service_uri, node=node)
+
+
+def test_commands_find_what_the_unit_s_daemon_keeps(example: str) -> None:
+    """`ledger restore`, run by hand, knows nothing of systemd's STATE_DIRECTORY."""
+    unit = (ROOT / "deploy" / "bookmender.service").read_text()
+    (name,) = re.findall(r"^StateDirectory=(\w+)$", unit, flags=re.MULTILINE)
+
+    assert tomllib.loads(example)["node"]["state_dir"] == f"/var/lib/{name}"
+
+
+def test_the_unit_lets_the_daemon_step_back() -> None:
+    """setpriority is one of systemd's @resources; whoever calls what is shut out is killed."""
+    unit = (ROOT / "deploy" / "bookmender.service").read_text()
+    denied = re.findall(r"^SystemCallFilter=~(.*)$", unit, flags=re.MULTILINE)
+
+    assert NodeSettings().nice
+    assert denied == ["@privileged"]
 
 
 def test_the_example_environment_is_accepted() -> None:

@@ -112,7 +112,7 @@ def options_for(
         entry_lists=entry_lists,
         reads_per_s=reads_per_s or 0,
         bytes_per_s=bytes_per_s or 0,
-        idle_open_after_s=settings.checks.idle_open_after_s or float("inf"),
+        idle_open_after_s=settings.checks.counts_as_idle_after_s,
         timeouts=SessionTimeouts(
             session_s=settings.zookeeper.session_timeout_s,
             connect_s=settings.zookeeper.connect_timeout_s,

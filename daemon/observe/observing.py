@@ -26,7 +26,7 @@ from daemon.settings import Settings
 from daemon.visit import Visit
 from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
 from ledgers.operations.tasks import task_scope
 from ledgers.placement.racks import Racks
 from ledgers.read_only import ReadOnlyStore
@@ -93,7 +93,7 @@ class Observing:
                 yield await self.look(planned_max=planned_max)
             except SessionLostError:
                 raise
-            except UnavailableError as error:
+            except (UnavailableError, UnauthorizedError) as error:
                 log.warning("observe.failed", error=str(error))
             await self._clock.sleep(LOOK_INTERVAL_MIN_S)
             if was_complete:

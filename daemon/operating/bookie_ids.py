@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from daemon.operating.unreadable_orders import bookies_of
 from daemon.settings import load_settings
-from daemon.visit import Visit, visit
+from daemon.visit import Visit, log_errors_only, visit
 from ledgers.errors import BookmenderError, CorruptionError, SessionLostError, UnavailableError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.metadata import BookieId
@@ -47,11 +47,11 @@ class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from
 
 
 def _completions(config: Path | None) -> Collection[BookieId]:
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)  # elsewhere than among the completions
+
     async def look() -> Collection[BookieId]:
-        async with (
-            asyncio.timeout(COMPLETION_TIMEOUT_S),
-            visit(load_settings(config, os.environ)) as cluster,
-        ):
+        async with asyncio.timeout(COMPLETION_TIMEOUT_S), visit(settings) as cluster:
             return await known_bookies(cluster)
 
     return asyncio.run(look())

@@ -362,7 +362,7 @@ async def _open_closer(cluster: Visit, manager: LedgerManager) -> AsyncIterator[
             views=looking.views,
             open_ledgers=await _open_ledgers(cluster, manager, looking),
             ur=cluster.ur,
-            after_s=cluster.settings.checks.idle_open_after_s,
+            after_s=cluster.settings.checks.counts_as_idle_after_s,
             clock=looking.clock,
             tell=lambda text: tell([printable(text)]),
         )

@@ -50,7 +50,7 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     """
 
     async def look(cluster: Visit) -> IdleLedgers:
-        after_s = cluster.settings.checks.idle_open_after_s if idle_s is None else idle_s
+        after_s = cluster.settings.checks.counts_as_idle_after_s if idle_s is None else idle_s
         return await find_idle(cluster, after_s=after_s, clock=SystemClock())
 
     found = run_visit(config, look)

@@ -26,7 +26,7 @@ from daemon.option_types import Duration, ReasonText
 from daemon.status.leader import is_named_by_none
 from daemon.visit import Visit, run_visit
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import ConflictError
+from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, maintenance_place
 from replication.cluster.orders import MaintenanceWindow
@@ -166,7 +166,8 @@ async def read_windows(cluster: Visit, clock: Clock) -> dict[BookieId, Maintenan
         place = maintenance_place(cluster.ur, bookie)
         standing = await book.standing(place)
         if standing is not None and standing.order == orders.maintenance[bookie]:
-            with suppress(ConflictError):  # somebody gives a new one just now
+            # Somebody gives a new one just now; or it stays, which does no harm.
+            with suppress(ConflictError, UnauthorizedError, UnavailableError):
                 await book.withdraw(place, over=standing)
     return current
 

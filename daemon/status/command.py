@@ -130,9 +130,7 @@ def render(found: Status, *, now_ms: int) -> str:
     if found.unproven:
         lines.append(f"ends      {_unproven(found.unproven)}")
     if found.waiting:
-        shown, total = len(found.waiting), found.waiting_count
-        first = f"the first {shown} of {total}; " if shown < total else ""
-        lines.append(f"waiting   ({first}bookmender queue list tells of each)")
+        lines.append("waiting   (bookmender queue list tells of each)")
         lines.append(_due(sorted(found.overtaken)))
         rest = [note for note in found.waiting if note.ledger_id not in found.overtaken]
         lines += [_waiting(each, rest, now_ms=now_ms) for each in sorted(Reason, key=gravity)]

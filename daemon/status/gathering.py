@@ -14,7 +14,7 @@ from daemon.operating.bookies import BookieState, bookie_rows, missed, with_loss
 from daemon.operating.hold import current_hold
 from daemon.operating.marks import current_notes
 from daemon.status.leader import gather_leader
-from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, WAITING_SHOWN_MAX, Status
+from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, Status
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
@@ -50,7 +50,7 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
     locked_ids = await locked_ledger_ids(store, ur)
     notes = WaitingNotes(store, ur)
     noted = sorted(await notes.ledger_ids() & queued_ids)
-    readable = await notes.read_all(noted[:WAITING_SHOWN_MAX])
+    readable = await notes.read_all(noted)
     waiting = await current_notes(cluster, readable)
     orders = await OrderBook(store, ur).read()
     bookies = await bookie_rows(cluster, orders, clock=clock)

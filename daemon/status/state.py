@@ -65,7 +65,7 @@ class Status:
     by_bookie: tuple[tuple[str, int], ...]
     under_repair: int
     waiting: tuple[WaitingNote, ...]
-    """At most ``WAITING_SHOWN_MAX`` of them."""
+    """Those whose notes can be read: all count, and ``WAITING_SHOWN_MAX`` of them are told of one by one."""
     waiting_count: int
     away: tuple[BookieId, ...] = ()
     """Likewise, but the recovery delay is not over, as far as anybody knows (``auditing``)."""
@@ -212,6 +212,7 @@ class Status:
         return stuck_count >= self.queued_count
 
     def to_json(self) -> dict[str, Any]:
+        waiting = self.waiting[:WAITING_SHOWN_MAX]
         return {
             "verdict": self.verdict,
             "hold": None if self.hold is None else hold_record(self.hold),
@@ -254,7 +255,7 @@ class Status:
             },
             "waiting": {
                 "count": self.waiting_count,
-                "ledgers": [note_record(note) for note in self.waiting],
-                "overtaken": sorted(self.overtaken),
+                "ledgers": [note_record(note) for note in waiting],
+                "overtaken": sorted(self.overtaken.intersection(n.ledger_id for n in waiting)),
             },
         }

@@ -13,7 +13,7 @@ from ledgers.store import Delete, MetadataStore, Operation
 from replication.cluster.own_state import findings_path
 from replication.queue import payloads
 from tests.auditor.auditing import leading
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
 
@@ -235,3 +235,14 @@ async def test_a_finding_that_was_swept_away_meanwhile_is_no_error(
 
         monkeypatch.setattr(findings._batcher, "commit", swept_first)
         await findings.write(7, "all-ledgers", {B1}, "second")
+
+
+@in_virtual_time
+async def test_a_finding_that_acls_shut_away_hides_no_other() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        await findings.write(8, "all-ledgers", {B2}, "second")
+        shut_out(cluster.store, findings_path(UR, 7))
+
+        assert [*await read_findings(cluster.store, UR, [7, 8])] == [8]

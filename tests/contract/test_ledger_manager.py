@@ -97,6 +97,15 @@ async def test_an_absent_ledger_is_named(world: World) -> None:
 
 
 @on_loop
+async def test_an_id_that_the_layout_cannot_hold_is_of_no_ledger(world: World) -> None:
+    manager = await new_manager(world, await world.open(), Layout.HIERARCHICAL)
+
+    with pytest.raises(NoSuchLedgerError):
+        await manager.read(2**40)
+    assert await manager.find(2**40) is None
+
+
+@on_loop
 async def test_metadata_that_cannot_be_read_is_named(world: World) -> None:
     store = await world.open()
     manager = await new_manager(world, store)

@@ -1,10 +1,13 @@
 """Which open ledgers nobody seems to write any more, by what the check saw, and how that is told."""
 
 import asyncio
+import math
 
 import pytest
 
 from auditor.checks.idle_sightings import Sighting
+from auditor.settings import ChecksSettings
+from daemon.operating.close_ledger import doubts_about
 from daemon.operating.idle_command import exit_code
 from daemon.operating.idle_ledgers import IdleLedger, IdleLedgers, find_idle
 from ledgers.metadata import LedgerState
@@ -76,3 +79,12 @@ def test_that_nobody_has_looked_for_idle_ledgers_is_not_that_there_are_none(
     ledgers: tuple[IdleLedger, ...], checked_ms: int | None, code: int
 ) -> None:
     assert exit_code(IdleLedgers(ledgers=ledgers, checked_ms=checked_ms)) == code
+
+
+def test_where_the_settings_count_none_as_idle_none_is_however_long_it_was() -> None:
+    """0 is no time but never: not "idle from the first moment on", nor closed without a doubt."""
+    assert ChecksSettings(idle_open_after_s=0).counts_as_idle_after_s == math.inf
+    assert ChecksSettings(idle_open_after_s=60).counts_as_idle_after_s == 60
+    seen = Sighting(last_entry_id=9, since_ms=0)
+    told = doubts_about(seen, last_entry_id=9, written_ms=0, now_ms=10**12, after_s=math.inf)
+    assert len(told) == 1

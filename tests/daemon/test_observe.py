@@ -21,7 +21,7 @@ from daemon.observe.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Obser
 from daemon.observe.report import to_record, to_text
 from daemon.planning import Previews
 from daemon.visit import Visit
-from ledgers.errors import SettingsError, UnauthorizedError, UnavailableError
+from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
@@ -211,12 +211,14 @@ async def test_it_looks_again_soon_while_the_index_is_built_at_a_change_and_now_
         assert cluster.clock.now_s() - began_s < waited_s + LOOK_INTERVAL_S
 
 
+@pytest.mark.parametrize("error", [UnavailableError, UnauthorizedError])
 @in_virtual_time
-async def test_a_look_that_fails_is_told_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_that_fails_is_told_and_tried_again(
+    error: type[BookmenderError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        await anext(looks)
-        look, failures = looking.look, [UnavailableError("ZooKeeper is away")]
+        look, failures = looking.look, [error("something cannot be read")]
 
         async def failing_once(*, planned_max: int) -> Sight:
             if failures:

@@ -21,6 +21,7 @@ from daemon.operating.maintenance_command import (
 )
 from daemon.option_types import Duration, ReasonText
 from ledgers.bookies import Room
+from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.cluster.order_book import OrderBook, drain_place, maintenance_place
 from replication.cluster.orders import DrainOrder, MaintenanceWindow
@@ -145,6 +146,26 @@ async def test_windows_that_are_over_are_deleted_by_who_looks() -> None:
     assert await read_windows(here, cluster.clock) == {B2: standing}
 
     assert await cluster.store.exists(maintenance_place(UR, B1).path) is None
+
+
+@pytest.mark.parametrize("error", [UnauthorizedError, UnavailableError])
+@in_virtual_time
+async def test_that_one_which_is_over_cannot_be_deleted_keeps_nobody_from_the_others(
+    error: type[BookmenderError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = await Cluster.start()
+    here = visiting(cluster)
+    await open_window(here, B1, duration_s=60, reason="", clock=cluster.clock)
+    standing = await open_window(here, B2, duration_s=600, reason="", clock=cluster.clock)
+    await asyncio.sleep(61)
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise error("not now")
+
+    monkeypatch.setattr(here.store, "delete", refuse)
+    monkeypatch.setattr(here.store, "multi", refuse)
+
+    assert await read_windows(here, cluster.clock) == {B2: standing}
 
 
 @in_virtual_time

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import structlog
 from click.testing import CliRunner, Result
 
 from daemon import restore_command
@@ -12,7 +13,7 @@ from daemon.restore_command import restore
 from ledgers.errors import RejectedError
 from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.store import Stat
-from replication.journal import MetadataJournal, read_journal
+from replication.journal import JournalRecord, MetadataJournal, read_journal
 from replication.restoring import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
 
@@ -119,3 +120,35 @@ def test_what_is_shown_names_the_options_that_do_it_and_ends_as_that_with_yes_wo
     shown = called("7", "--at", str(record.time_ms), *options)
     assert said in shown.output
     assert shown.exit_code == code
+
+
+def test_where_nothing_was_ever_written_it_is_said_where_it_looked(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = state / "elsewhere"
+    monkeypatch.setenv("BOOKMENDER_NODE_STATE_DIR", str(elsewhere))
+
+    said = called("7")
+
+    assert said.exit_code == 0
+    assert f"{elsewhere / 'journal'} is not there: see node.state_dir" in said.output
+
+
+@pytest.mark.parametrize("arguments", [["7"], ["7", "-o", "json"]])
+def test_what_is_logged_stands_apart_from_what_is_printed(
+    arguments: list[str],
+    state: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def logging(directory: Path, ledger_id: int) -> list[JournalRecord]:
+        structlog.get_logger().error("journal.strange")
+        return read_journal(directory, ledger_id)
+
+    monkeypatch.setattr(restore_command, "read_journal", logging)
+    with pytest.raises(SystemExit):
+        restore(arguments)
+
+    printed = capfd.readouterr()
+    assert "journal.strange" not in printed.out
+    assert "journal.strange" in printed.err

@@ -213,19 +213,22 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
 
 
 @in_virtual_time
-async def test_of_very_many_that_wait_the_first_are_shown_and_all_are_counted() -> None:
+async def test_of_very_many_that_wait_all_count_and_programs_are_told_of_the_first() -> None:
     cluster = await Cluster.start()
     count = WAITING_SHOWN_MAX + 5
     async with cluster.node() as worker:
         for ledger_id in range(count):
             await cluster.mark(ledger_id=ledger_id)
-            await worker.notes.write(note(ledger_id, Reason.NO_ANSWER))
+            await worker.notes.write(note(ledger_id, Reason.NO_TARGET))
 
         status = await gathered(cluster)
 
-    assert [n.ledger_id for n in status.waiting] == list(range(WAITING_SHOWN_MAX))
     assert status.waiting_count == count
-    assert f"the first {WAITING_SHOWN_MAX} of {count}" in render(status, now_ms=0)
+    assert status.verdict == "stuck"
+    assert f"  {count} no-target" in render(status, now_ms=0)
+    told = status.to_json()["waiting"]
+    assert told["count"] == count
+    assert [each["ledger_id"] for each in told["ledgers"]] == list(range(WAITING_SHOWN_MAX))
 
 
 @in_virtual_time
