@@ -364,7 +364,7 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "          104 missing 1 bookie",
         "locks     2 held by others than our nodes, the longest for 60 s: ledger 8, by java-1",
         "audit     2 s ago, 9 ledgers, the metadata of 1 unreadable: 8",
-        "waiting   (the first 1 of 3; bookmender queue list tells of each)",
+        "waiting   (bookmender queue list tells of each)",
         "  1 no-copy, for up to 1 min 1 s, next try in 8 s: ledger 7",
         "      no good copy of entry 4",
     ]
