@@ -4,7 +4,8 @@
 how long that takes, ``outages`` of our own connection, which excuse it for a while; ``holding`` when so many
 go at once that nobody is, ``holds`` says so to all nodes; ``endangered`` what a loss means for a ledger,
 ``copyless`` whether it can still be read while bookies are away,
-``marking`` publishes, in Java's queue or our own by ``java_sight``, ``losses`` does so for all ledgers of a loss; ``auditor`` puts these in order;
+``marking`` publishes, in Java's queue or our own by ``java_sight``, ``losses`` does so for all ledgers of a loss,
+``relisting`` sees that they still stand; ``auditor`` puts these in order;
 ``causes`` and ``findings`` say why a ledger is marked, ``own_queue`` what is so where Java does not look; ``draining`` marks for bookies that are to be emptied;
 ``checks`` what is looked at from time to time, ``fsck`` the proof that the data is there;
 ``records`` what a leader leaves behind, ``noting`` when; ``observer`` decides likewise without being the

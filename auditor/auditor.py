@@ -25,6 +25,7 @@ from auditor.marking import Marker
 from auditor.noting import Absences, CauseNotes
 from auditor.outages import Outages
 from auditor.records import AuditRecord, Records, read_identities
+from auditor.relisting import Relisting
 from auditor.settings import AuditorSettings
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
@@ -94,12 +95,15 @@ class Auditor:
             store, ur, default_s=settings.lost_bookie_recovery_delay_s, clock=clock
         )
         self._marks = LossMarks(keeper.index, marker)
+        self._relisting = Relisting(store, ur, self._marks, clock, on_gone=self._mark_again)
         self._absences = Absences(store, ur, clock, outages)
         self._copyless = CopylessCounter(keeper, clock, on_count=self._absences.note_soon)
         self._causes = CauseNotes(store, ur, clock)
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
+        self._first_seen: dict[BookieId, int] = {}
+        """Likewise, which it had when this leader first saw it."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
         """Missing bookies that were there just before, so that a worker which found them there may be about to take
@@ -126,6 +130,7 @@ class Auditor:
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
             tasks.create_task(self._copyless.run())
+            tasks.create_task(self._relisting.run())
             tasks.create_task(
                 self._absences.keep_noted(
                     self._records, keeper.index.naming_count, self._copyless.of
@@ -186,6 +191,8 @@ class Auditor:
         keeper = self._keeper
         self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
         self._copyless.see(self._absences.away)
+        for bookie, cookie in view.cookies.items():
+            self._first_seen.setdefault(bookie, cookie.czxid)
         self._has_looked = True
 
     def _missing(self, view: ClusterView) -> Missing:
@@ -194,7 +201,7 @@ class Auditor:
             return Missing()
         return Missing(
             lost_since_s=self._absences.lost_since_s(delay_s=self._delay.current.delay_s),
-            reborn=reborn_bookies(view.cookies, self._identities),
+            reborn=reborn_bookies(view.cookies, self._identities, first_seen=self._first_seen),
         )
 
     async def _note_causes(self, missing: Missing) -> None:
@@ -337,6 +344,10 @@ class Auditor:
                     unreadable=tuple(sorted(index.unreadable)),
                 )
             )
+
+    def _mark_again(self) -> None:
+        self._done.completed_count = -1
+        self._wake.set()
 
     # --- When to look again --------------------------------------------------------------------------
 

@@ -77,16 +77,24 @@ class Rebirth:
 
 
 def reborn_bookies(
-    cookies: Mapping[BookieId, Stat], identities: Mapping[BookieId, int]
+    cookies: Mapping[BookieId, Stat],
+    identities: Mapping[BookieId, int],
+    *,
+    first_seen: Mapping[BookieId, int] | None = None,
 ) -> dict[BookieId, Rebirth]:
-    """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies' czxids then.
+    """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies' czxids then;
+    ``first_seen``: those of any time before, also while nobody was to look.
 
     One that comes back under its old id may have lost everything (its disk was replaced): its
     return withdraws no mark, and where there is none, calls for one (rule S6). Of one whose cookie ACLs shut away
     nobody can tell.
     """
+    former = {**(first_seen or {}), **identities}
     return {
-        bookie: Rebirth(czxid=stat.czxid, was_known=bookie in identities)
+        bookie: Rebirth(
+            czxid=stat.czxid,
+            was_known=former.get(bookie, stat.czxid) != stat.czxid,
+        )
         for bookie, stat in cookies.items()
         if stat.czxid not in (identities.get(bookie), UNTOLD_CZXID)
     }

@@ -8,12 +8,13 @@ that changes while workers repair it is looked at, and not written again.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 
 from prometheus_client import Counter
 
-from auditor.endangered import DangerQueue, Endangered, LossCause, Missing
+from auditor.endangered import DangerQueue, Endangered, Missing
 from auditor.index.ledger_index import LedgerIndex
 from auditor.marking import Marker
 from ledgers.metadata import BookieId
@@ -51,6 +52,12 @@ class KnownMarks:
         for ledger in ledgers:
             self._named[ledger.ledger_id] = self._shared.setdefault(ledger.lost, ledger.lost)
 
+    def __len__(self) -> int:
+        return len(self._named)
+
+    def not_among(self, listed: AbstractSet[int]) -> AbstractSet[int]:
+        return self._named.keys() - listed
+
     def discard(self, ledger_id: int) -> None:
         self._named.pop(ledger_id, None)
 
@@ -77,8 +84,10 @@ class LossMarks:
         self._index = index
         self._marker = marker
         self._known = KnownMarks()
-        self._causes: frozenset[LossCause] = frozenset()
+        self._missing = Missing()
         """What the known marks were made for."""
+        self._restored: frozenset[int] = frozenset()
+        """Ledgers whose marks were gone, and were made again."""
 
     async def mark_naming(
         self,
@@ -120,13 +129,35 @@ class LossMarks:
 
     def see(self, missing: Missing) -> None:
         """Nothing is known any more of marks for bookies that are not missing now, or are anew: they may be worked off."""
-        news = {bookie for bookie, *_ in missing.causes - self._causes}
+        if news := {bookie for bookie, *_ in missing.causes - self._missing.causes}:
+            self._restored = frozenset()
         self._known.keep_only(missing.bookies - news)
-        self._causes = missing.causes
+        self._missing = missing
 
     def forget(self) -> None:
         """Look at every mark again."""
         self._known = KnownMarks()
+        self._restored = frozenset()
+
+    @property
+    def are_any_known(self) -> bool:
+        return len(self._known) > 0
+
+    def lacking_among(self, listed: AbstractSet[int]) -> frozenset[int]:
+        """Ledgers that miss copies, and whose marks are taken to stand, but are not among these; but for those that
+        were made again once already for the same losses."""
+        found = self._known.not_among(listed) - self._restored
+        return frozenset(i for i in found if self._is_endangered(i))
+
+    def forget_for_once(self, ledger_ids: Collection[int]) -> None:
+        """Their marks are gone: the next call marks them again."""
+        for ledger_id in ledger_ids:
+            self._known.discard(ledger_id)
+        self._restored = self._restored.union(ledger_ids)
+
+    def _is_endangered(self, ledger_id: int) -> bool:
+        ledger = self._index.get(ledger_id)
+        return ledger is not None and self._missing.danger(ledger) is not None
 
     def _look(self, ledger_id: int, missing: Missing) -> Endangered | None:
         """None for a ledger that misses nothing, or whose mark stands."""

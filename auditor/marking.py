@@ -154,7 +154,8 @@ class Marker:
                     return False
                 try:
                     await self._ensure_parents(ledgers, unless_since=ensured_count)
-                except UnauthorizedError:  # of some of them: each is tried by itself
+                except (UnauthorizedError, NoNodeError):
+                    # Some are shut away, or a worker tidies away what we make: each is tried by itself.
                     return False
             else:
                 return True

@@ -30,6 +30,9 @@ from replication.cluster.rack_memory import RackMemory
 from replication.journal import MetadataJournal
 from replication.queue.batching import Batcher
 
+SESSION_TIMEOUT_LEAST_S = 4.0
+"""What ZooKeeper makes of less, by its defaults: two ticks."""
+
 
 def new_outages(settings: Settings) -> Outages:
     """For all sessions of an auditor. Bookies are expected to return within two session time-outs."""
@@ -141,7 +144,7 @@ def _auditor(
         settings=settings.auditor,
         clock=session.clock,
         outages=outages,
-        standstill_max_s=2 * settings.zookeeper.session_timeout_s,
+        standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
     )
 
 

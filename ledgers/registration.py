@@ -88,6 +88,15 @@ class Registration:
             read_only={b.bookie_id: b for b in self._known.values() if not b.is_writable},
         )
 
+    async def is_as_in(self, view: BookieView, bookie: BookieId) -> bool:
+        """Whether its registration, as this session reads it now, is the one that the view shows."""
+        registered = view.available[bookie]
+        try:
+            znode = await self._get(f"{self._parent(registered.is_writable)}/{bookie}")
+        except UnauthorizedError:
+            return registered.czxid == 0
+        return znode is not None and znode[1].czxid == registered.czxid
+
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode (``UNTOLD_CZXID``)."""
         names = await children_if_any(self._store, self._cookies)  # comes with the first bookie

@@ -8,6 +8,7 @@ before it is repaired the outcome says so, and the worker comes back after the o
 (``open_ledger``).
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -124,7 +125,10 @@ class Repairer:
         """Asked for only where a bookie that the marks name is there: one that is away is missed anyway."""
         if self._views.current.available.isdisjoint(take.queued.replicas):
             return frozenset()
-        return await self._queue.found_bad(take)
+        _, found_bad = await asyncio.gather(
+            self._views.confirm(take.queued.replicas), self._queue.found_bad(take)
+        )
+        return found_bad
 
     async def _round(
         self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots

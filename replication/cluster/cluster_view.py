@@ -127,6 +127,18 @@ class ViewSource(Changing):
             await self._read_orders()
             return self._show(bookies, cookies)
 
+    async def confirm(self, bookies: Collection[BookieId]) -> None:
+        """Refresh unless those that ``current`` shows as there are, in what this session has seen of ZooKeeper by now.
+
+        What made somebody mark a ledger for a bookie may have come to us before the list of bookies did. Raises
+        UnavailableError.
+        """
+        shown = self.current.bookies
+        there = [bookie for bookie in bookies if bookie in shown.available]
+        checks = await asyncio.gather(*(self._registration.is_as_in(shown, b) for b in there))
+        if not all(checks):
+            await self.refresh()
+
     async def set_up_since(
         self, view: ClusterView, bookies: Collection[BookieId]
     ) -> frozenset[BookieId]:

@@ -202,7 +202,17 @@ class Queue:
         """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
         worker does, who would find the ledger whole by its ends."""
         found = await read_found_bad(self._store, self._ur, take.ledger_id)
+        if found and not await self._are_as_read(take.queued.marks):
+            return found  # who marked it anew may have found more
         return take.queued.replicas & found
+
+    async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
+        """Whether they are the very same: one that was worked off and made anew has the same version."""
+        stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
+        return all(
+            stat is not None and stat.czxid == seen.czxid
+            for seen, stat in zip(marks, stats, strict=True)
+        )
 
     async def finish(
         self,

@@ -176,6 +176,27 @@ async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
 
 
 @in_virtual_time
+async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_through() -> None:
+    """A later write of the metadata, as of the close, does not hide that its entries are gone."""
+    cluster = await Cluster.start(B1, B2)
+    await cluster.store.create(payloads.disable_path(UR), with_parents=True)
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.store.create(f"{ROOT}/cookies/{B3}")
+        await cluster.register(B3)
+        await asyncio.sleep(SOON_S)
+        await cluster.write_ledger((B1, B3), ledger_id=0)
+        await set_up_anew(cluster, B3)
+        await asyncio.sleep(SOON_S)
+        versioned = await cluster.manager.read(0)
+        await cluster.manager.write(0, versioned.metadata, read_as=versioned)
+        assert await marked_soon(cluster) == []
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
 async def test_the_next_leader_marks_it() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):

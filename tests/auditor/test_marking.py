@@ -10,6 +10,7 @@ from auditor.endangered import Endangered
 from auditor.marking import MARKS_PER_MULTI, MULTIS_AT_ONCE
 from ledgers.errors import (
     LeadershipLostError,
+    NoNodeError,
     SessionLostError,
     UnauthorizedError,
     UnavailableError,
@@ -256,6 +257,28 @@ async def test_parents_that_java_removes_meanwhile_are_made_again() -> None:
     async with leading(cluster) as leader:
         upper = [Delete(path=directory.rsplit("/", depth)[0]) for depth in (1, 2, 3)]
         before_write(cluster, leader.store, *upper)
+
+        assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
+
+    assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_parents_that_go_while_they_are_being_made_are_made_for_each_by_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        ensure, count = leader.marker._ensure, 0
+
+        async def tidied(directory: str) -> None:
+            nonlocal count
+            count += 1
+            if count == 1:
+                raise NoNodeError("no node", path=directory)
+            await ensure(directory)
+
+        monkeypatch.setattr(leader.marker, "_ensure", tidied)
 
         assert await leader.marker.mark_all([endangered(LEDGER)]) == 1
 

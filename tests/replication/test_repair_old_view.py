@@ -1,0 +1,86 @@
+"""A worker may hear of a mark before it hears of what the mark was made for."""
+
+import asyncio
+
+import pytest
+
+from ledgers.registration import BookieView
+from replication.cluster.own_state import findings_path
+from replication.outcome import OutcomeKind
+from replication.queue import payloads
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR, Node
+from tests.replication.repairs import repair_with
+
+
+def slow_to_see(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The list of bookies takes a second to be read; how often it was."""
+    registration, reads = node.views._registration, []
+    read = registration.read
+
+    async def late() -> BookieView:
+        reads.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(1)
+        return await read()
+
+    monkeypatch.setattr(registration, "read", late)
+    return reads
+
+
+@in_virtual_time
+async def test_rule_s6_a_bookie_that_went_and_still_answers_is_not_taken_for_one_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Cut off from ZooKeeper alone, it may be gone for good the next moment, and nobody would mark again."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    async with cluster.node() as node:
+        slow_to_see(node, monkeypatch)
+        await cluster.unregister(B2)
+        await cluster.mark(B2)
+
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+
+
+@in_virtual_time
+async def test_of_one_that_is_there_as_it_was_nothing_is_read_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B2)
+    async with cluster.node() as node:
+        await asyncio.sleep(1)  # it reads the list when it begins
+        reads = slow_to_see(node, monkeypatch)
+
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert reads == []
+
+
+@pytest.mark.parametrize("is_made_anew", [True, False])
+@in_virtual_time
+async def test_a_mark_that_was_made_anew_stands_for_all_that_was_found(is_made_anew: bool) -> None:
+    """Its version is that of the one that was read, but not what it says."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    finding = (
+        b'{"version": 1, "check": "fsck", "bookies": ["%s", "%s"], "detail": "", "found_ms": 1}'
+    )
+    data = finding.replace(b"%s", B1.encode(), 1).replace(b"%s", B2.encode(), 1)
+    await cluster.store.create(findings_path(UR, LEDGER), data, with_parents=True)
+    await cluster.mark(B1)
+    async with cluster.node() as node:
+        queued = await node.queued()
+        if is_made_anew:
+            await cluster.store.delete(payloads.mark_path(UR, LEDGER))
+            await cluster.mark(B2)
+        take = await node.queue.take(queued)
+        assert take is not None
+
+        assert await node.queue.found_bad(take) == ({B1, B2} if is_made_anew else {B1})
