@@ -11,9 +11,11 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from daemon.threads import in_daemon_thread
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, SettingsError, UnavailableError
 from ledgers.placement.racks import clean_rack
@@ -89,7 +91,7 @@ class FileRacks:
 
     async def read(self, hosts: Collection[str]) -> Mapping[str, str]:
         try:
-            return parse_rack_file(await asyncio.to_thread(self._path.read_text, "utf-8"))
+            return parse_rack_file(await in_daemon_thread(partial(self._path.read_text, "utf-8")))
         except OSError as error:
             raise UnavailableError(
                 f"cannot be read: {error.strerror}; put it there, or empty placement.racks_file"
@@ -98,11 +100,11 @@ class FileRacks:
             raise CorruptionError("is not a text in UTF-8") from error
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        seen = await asyncio.to_thread(self._stamp)
+        seen = await in_daemon_thread(self._stamp)
         yield
         while True:
             await self._clock.sleep(LOOK_INTERVAL_S)
-            stamp = await asyncio.to_thread(self._stamp)
+            stamp = await in_daemon_thread(self._stamp)
             if stamp != seen:
                 seen = stamp
                 yield
@@ -149,7 +151,16 @@ class ScriptRacks:
             yield
 
     async def _ask(self, hosts: Sequence[str]) -> Mapping[str, str]:
-        output = await asyncio.to_thread(run_bounded, [*self._command, *hosts], self._timeout_s)
+        running: list[subprocess.Popen[bytes]] = []
+        command = [*self._command, *hosts]
+        try:
+            output = await in_daemon_thread(
+                partial(run_bounded, command, self._timeout_s, on_start=running.append)
+            )
+        except asyncio.CancelledError:  # whoever ends us waits for our children, too
+            for process in running:
+                _kill(process)
+            raise
         words = output.split()
         if len(words) != len(hosts):
             raise CorruptionError(
@@ -161,7 +172,12 @@ class ScriptRacks:
         return {host: rack for host, rack in zip(hosts, racks, strict=True) if rack is not None}
 
 
-def run_bounded(command: Sequence[str], timeout_s: float) -> str:
+def run_bounded(
+    command: Sequence[str],
+    timeout_s: float,
+    *,
+    on_start: Callable[["subprocess.Popen[bytes]"], None] = lambda process: None,
+) -> str:
     """What the command prints. Blocks; killed with all its children when the time is over.
 
     Its output goes to files: a pipe would be held open by a child that outlives it.
@@ -176,10 +192,11 @@ def run_bounded(command: Sequence[str], timeout_s: float) -> str:
                 f"cannot be run: {error.strerror}; see that it is there and executable, "
                 "or empty placement.racks_script"
             ) from error
+        on_start(process)
         try:
             status = process.wait(timeout_s)
         except subprocess.TimeoutExpired as error:
-            os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
             raise UnavailableError("took too long, and was killed", timeout_s=timeout_s) from error
         if status:
@@ -188,6 +205,12 @@ def run_bounded(command: Sequence[str], timeout_s: float) -> str:
             raise UnavailableError("failed", status=status, said=" ".join(said)[:200])
         out.seek(0)
         return out.read().decode(errors="replace")
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """With all its children."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 # --- Names ---------------------------------------------------------------------------------------

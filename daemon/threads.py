@@ -9,10 +9,14 @@ import asyncio
 import random
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar, cast
 
 import structlog
 
 from ledgers.errors import BookmenderError
+
+T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -105,3 +109,32 @@ def leaves(error: BaseException) -> list[BaseException]:
 def own_cause(error: BaseExceptionGroup[BaseException]) -> BookmenderError | None:
     """The first of ours among them: what a user is told; None where there is none."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, BookmenderError)), None)
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """As ``asyncio.to_thread``, but nobody waits for the thread at the end, neither the loop nor the process.
+
+    For what may hang, as on a disk that does.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # called off
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done

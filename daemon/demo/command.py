@@ -1,6 +1,6 @@
 """``bookmender demo``."""
 
-import asyncio
+import shutil
 import sys
 import tempfile
 import time
@@ -22,7 +22,7 @@ from daemon.demo.scenario import Plan, Run, run
 @click.option(
     "--data",
     type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
-    help="Keep the clusters' data and logs here.  [default: a folder that is deleted]",
+    help="Keep the clusters' data and logs here.  [default: a folder that is deleted when all went well]",
 )
 def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: Path | None) -> None:
     """Kill a real bookie, watch everything become whole, read every copy.
@@ -30,17 +30,27 @@ def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: P
     Two runs, each on a fresh cluster on loopback: in the second the leading daemon is killed too.
     Exits 0 only if no acknowledged entry was lost and all that can be repaired was. Needs Java 17+.
     """
-    with tempfile.TemporaryDirectory(prefix="bookmender-demo-") as folder:
-        base = data or Path(folder)
-        plan = Plan(
-            data=base / "bookie-lost",
-            bookkeeper=bookkeeper,
-            ledger_count=ledgers,
-            bookie_count=bookies,
-            node_count=nodes,
-        )
-        plans = [plan, replace(plan, data=base / "leader-lost-too", kill_leader=True)]
+    base = data or Path(tempfile.mkdtemp(prefix="bookmender-demo-"))
+    plan = Plan(
+        data=base / "bookie-lost",
+        bookkeeper=bookkeeper,
+        ledger_count=ledgers,
+        bookie_count=bookies,
+        node_count=nodes,
+    )
+    plans = [plan, replace(plan, data=base / "leader-lost-too", kill_leader=True)]
+    is_over = False
+    try:
         verdicts = [_run(number, plan) for number, plan in enumerate(plans, start=1)]
+        is_over = all(verdicts)
+    except KeyboardInterrupt:
+        is_over = True
+        raise
+    finally:
+        if is_over and data is None:
+            shutil.rmtree(base, ignore_errors=True)
+        elif not is_over:
+            click.echo(f"the clusters' data and logs are kept: {base}", err=True)
     sys.exit(0 if all(verdicts) else 1)
 
 
@@ -52,7 +62,7 @@ def _run(number: int, plan: Plan) -> bool:
 
     what = "a bookie and the leading daemon are" if plan.kill_leader else "a bookie is"
     click.secho(f"\nRun {number}: {what} killed", bold=True)
-    finished = asyncio.run(run(plan, say))
+    finished = run(plan, say)
     problems = list_problems(finished)
     for text in report(finished):
         click.echo(text)

@@ -55,20 +55,23 @@ class Run:
     rss_bytes_max: int
 
 
-async def run(plan: Plan, say: Say) -> Run:
+def run(plan: Plan, say: Say) -> Run:
     """Raises UnavailableError when the cluster does not come up, or is not whole in time."""
-    rng = random.Random(SEED)
     say(
         f"starting ZooKeeper and {plan.bookie_count} bookies (session time-out {SESSION_TIMEOUT_S:g} s)"
     )
-    cluster = await asyncio.to_thread(
-        LocalCluster.start,
+    with LocalCluster.start(  # here, where Ctrl-C reaches it
         plan.data,
         bookies=plan.bookie_count,
         bookkeeper=plan.bookkeeper,
         session_timeout_s=SESSION_TIMEOUT_S,
         on_fetch=_in_tenths(say),
-    )
+    ) as cluster:
+        return asyncio.run(_run_on(plan, cluster, say))
+
+
+async def _run_on(plan: Plan, cluster: LocalCluster, say: Say) -> Run:
+    rng = random.Random(SEED)
     nodes = Nodes(
         data=plan.data,
         settings={
@@ -82,10 +85,9 @@ async def run(plan: Plan, say: Say) -> Run:
     try:
         settings = Settings(metadata_service_uri=cluster.metadata_service_uri)
         async with visit(settings) as seen, open_workload(seen, rng) as workload:
-            return await _run_on(plan, cluster, nodes, seen, workload, rng, say)
+            return await _run_with(plan, cluster, nodes, seen, workload, rng, say)
     finally:
         await asyncio.to_thread(nodes.stop)
-        await asyncio.to_thread(cluster.stop)
 
 
 def _in_tenths(say: Say) -> Callable[[int, int | None], None]:
@@ -101,7 +103,7 @@ def _in_tenths(say: Say) -> Callable[[int, int | None], None]:
     return on_fetch
 
 
-async def _run_on(
+async def _run_with(
     plan: Plan,
     cluster: LocalCluster,
     nodes: Nodes,
@@ -144,9 +146,14 @@ async def _run_on(
 
 
 async def _wait_for_nodes(plan: Plan, seen: Visit) -> None:
-    async with asyncio.timeout(NODES_TIMEOUT_S):
-        while not _are_ready(await gather_status(seen), plan):  # noqa: ASYNC110 - other processes
-            await asyncio.sleep(POLL_S)
+    try:
+        async with asyncio.timeout(NODES_TIMEOUT_S):
+            while not _are_ready(await gather_status(seen), plan):  # noqa: ASYNC110 - other processes
+                await asyncio.sleep(POLL_S)
+    except TimeoutError as error:
+        raise UnavailableError(
+            f"the daemons were not ready after {NODES_TIMEOUT_S:g} s; see the logs in {plan.data / 'logs'}"
+        ) from error
 
 
 def _are_ready(status: Status, plan: Plan) -> bool:

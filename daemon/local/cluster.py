@@ -292,7 +292,7 @@ class LocalCluster:
                 wait_until(
                     partial(is_ready, bookie),
                     [self._bookies[each] for each in bookies],
-                    timeout_s=READY_TIMEOUT_S,
+                    timeout_s=self._spec.session_timeout_s + READY_TIMEOUT_S,
                 )
                 self._on_event(f"bookie {bookie}")
 

@@ -17,7 +17,7 @@ SOCKET_NAME = "control.sock"
 SOCKET_PATH_BYTES_MAX = 103
 """The systems' own limit is 108 bytes with the final zero (Linux), or 104 (macOS)."""
 QUESTION_TIMEOUT_S = 5.0
-ANSWER_TIMEOUT_S = 90.0
+ANSWER_TIMEOUT_S = 240.0
 """Above all that a verb may take: a bookie that waits for its former session, and then starts."""
 
 

@@ -192,6 +192,33 @@ def ends(pid: int) -> bool:
     return False
 
 
+def test_a_stop_ends_a_script_with_its_children(tmp_path: Path) -> None:
+    note = tmp_path / "child"
+    source = scripted(tmp_path, f"sleep 60 & echo $! > {note}.new; mv {note}.new {note}; wait")
+
+    async def stopped() -> None:
+        reading = asyncio.create_task(source.read(["a"]))
+        while not note.exists():  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+        reading.cancel()
+
+    asyncio.run(stopped())
+
+    assert ends(int(note.read_text()))
+
+
+def test_a_stop_does_not_wait_for_a_file_that_hangs(tmp_path: Path) -> None:
+    path = tmp_path / "racks"
+    os.mkfifo(path)  # nobody ever writes to it
+
+    async def stopped() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await FileRacks(path, ManualClock()).read([])
+
+    asyncio.run(stopped())
+
+
 def test_a_script_whose_child_lives_on_holds_up_nobody(tmp_path: Path) -> None:
     assert read(scripted(tmp_path, "sleep 2 & echo /a"), "host") == {"host": "/a"}
 
