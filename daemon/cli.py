@@ -123,7 +123,8 @@ def main() -> None:
         click.echo("\n".join(map(printable, lines)), err=True)  # it may quote a znode
         sys.exit(_exit_code(error))
     except OSError as error:  # a full disk, most likely: our own files are handled where they are
-        click.echo(f"bookmender: {error.strerror or error}", err=True)
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"bookmender: {where}{error.strerror or error}", err=True)
         _drop_output()
         sys.exit(EXIT_UNKNOWN)
 

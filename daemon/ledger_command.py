@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from daemon.cli import LedgerId, config_option, output_option
+from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.idle_command import close, idle
 from daemon.operating.progress import printable
 from daemon.restore_command import earlier_metadata_hint, restore
@@ -45,7 +46,7 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     async def look(cluster: Visit) -> dict[str, Any]:
         found = await _read(cluster, ledger_id)
         view = ClusterView(
-            bookies=await cluster.registration.read(), cookies=await cluster.registration.cookies()
+            bookies=await registered_bookies(cluster), cookies=await cluster.registration.cookies()
         )
         tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
         return _record(found, view, tried)

@@ -291,6 +291,9 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
     types = _types()
     if key not in types:
         raise SettingsError(f"{source}: there is no setting {key}{_hint(key, types)}")
+    if isinstance(value, str) and "\0" in value:
+        message = f"{source}: {key} holds a NUL, which no name and no path may"
+        raise SettingsError(message, setting=key)
     try:
         return msgspec.convert(value, types[key], strict=not is_text)
     except msgspec.ValidationError as error:

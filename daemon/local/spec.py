@@ -3,6 +3,7 @@
 import enum
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -90,8 +91,15 @@ class ClusterSpec:
     def save(self, data: Path) -> None:
         """Whole or not at all."""
         draft = data / f"{FILE_NAME}.new"
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-        os.replace(draft, data / FILE_NAME)
+        try:
+            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+            os.replace(draft, data / FILE_NAME)
+        except OSError as error:  # a full disk
+            with suppress(OSError):
+                draft.unlink()
+            raise SettingsError(
+                f"{data / FILE_NAME} cannot be written: {error.strerror}"
+            ) from error
 
     def __post_init__(self) -> None:
         if self.version != FILE_VERSION:

@@ -226,6 +226,8 @@ def main() -> None:
         _tell(News(failure=str(error)))
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(1)
+    except OSError as error:  # a full disk, most likely
+        _tell(News(failure=f"{error.filename or wish.data}: {error.strerror}"))
 
 
 def _tell(news: News) -> None:

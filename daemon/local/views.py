@@ -88,10 +88,18 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
     for place, bookie in enumerate(status.bookies, start=1):
         click.echo(f"  {place:>4}  {bookie.address}{LEFT_OUT if bookie in left_out else ''}")
     click.echo("\nTry")
+    place = next(
+        (
+            n
+            for n, bookie in reversed(list(enumerate(status.bookies, start=1)))
+            if bookie not in left_out
+        ),
+        1,
+    )
     for command, effect in (
         ("status", "how it is"),
-        ("kill 2", "the second bookie crashes"),
-        ("start 2", "and comes back"),
+        (f"kill {place}", "a bookie crashes"),
+        (f"start {place}", "and comes back"),
         ("down", "stop everything, keep the data"),
     ):
         click.echo(f"  bookmender local {command + data_option:<20}  {effect}")

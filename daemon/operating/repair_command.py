@@ -124,6 +124,7 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
     }
     if done.failed:
         record["error"] = f"nothing could be done for {counted(len(done.failed), 'ledger')}"
+        record["exit_code"] = EXIT_FAILED
     return record
 
 

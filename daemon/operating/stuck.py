@@ -147,12 +147,14 @@ def shown(reasons: Sequence[str]) -> list[str]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
     """``count``: of ledgers that wait, ``looked_at`` of them to see why; ``for_windows``: of those, the ones that wait
-    for a maintenance window to end, of which the first is tried again at ``next_try_ms`` (wall clock)."""
+    for a maintenance window to end, of which the first is tried again at ``next_try_ms`` (wall clock); ``for_writers``:
+    likewise, for their writers to close them."""
 
     count: int
     looked_at: int = 0
     for_windows: int = 0
     next_try_ms: int = 0
+    for_writers: int = 0
 
 
 NOBODY_WAITS = Waits(count=0)
@@ -189,6 +191,7 @@ async def waits_among(cluster: Visit, ledger_ids: Collection[int]) -> Waits:
         count=len(noted),
         looked_at=len(looked_at),
         for_windows=len(for_windows),
+        for_writers=sum(note.reason.is_of_a_writer for note in looked_at),
         next_try_ms=min((note.next_try_ms for note in for_windows), default=0),
     )
 
@@ -207,6 +210,9 @@ def waiting_text(waits: Waits, *, left: int, now_ms: int) -> str:
         if (left_ms := waits.next_try_ms - now_ms) > 0:
             told += f" (next try in {duration_text(left_ms / 1000)}, or when its bookie is back)"
         return f"{told}, bookmender queue list says which"
+    if waits.for_writers:
+        some = "" if waits.for_writers == waits.looked_at else ", some of them"
+        return f"{told}{some} for their writers to close them, however long that takes (a drain with --fence-open does not); bookmender queue list says which"
     told += ", bookmender queue list says why"
     return told if waits.count < left else f"{told}; where all need help, this ends a minute later"
 

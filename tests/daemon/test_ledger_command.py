@@ -16,7 +16,7 @@ from tests.auditor.scenes import with_ledgers
 from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import LEDGER
 
 
@@ -148,3 +148,16 @@ def test_that_an_end_cannot_be_proven_is_told_with_the_next_step(
     assert [line for line in lines if "its end " in line][1:] == ([f"  {end}"] if end else [])
     assert isinstance(record, dict)
     assert record["end_doubt"] == end
+
+
+def test_in_an_outage_of_all_bookies_it_is_shown_and_they_are_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def outage(cluster: Cluster) -> None:
+        await cluster.write_ledger((B1, B2))
+        for bookie in BOOKIES:
+            await cluster.kill(bookie)
+
+    lines = shown(monkeypatch, outage)
+
+    assert f"  from entry 0: {B1} (absent), {B2} (absent)" in lines

@@ -129,6 +129,13 @@ def test_that_nobody_says_why_nothing_moves_is_said(count: int, said: str) -> No
             id="some for one, that is over",
         ),
         pytest.param(
+            Waits(count=7, looked_at=7, for_writers=7),
+            7,
+            "7 of them wait for their writers to close them, however long that takes (a drain with --fence-open does "
+            "not); bookmender queue list says which",
+            id="all of them for writers, who need not come to an end",
+        ),
+        pytest.param(
             Waits(count=12, looked_at=12),
             12,
             "12 of them wait, bookmender queue list says why; where all need help, this ends a minute later",

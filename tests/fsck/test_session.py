@@ -1,8 +1,13 @@
 """How Spark is set up, as far as that shows without starting it."""
 
-import pytest
+import logging
+import signal
+import subprocess
 
-from auditor.fsck.spark.session import on_this_machine
+import pytest
+from pyspark import java_gateway
+
+from auditor.fsck.spark.session import _launch_undone, on_this_machine
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[4,2]"])
@@ -16,3 +21,26 @@ def test_on_one_machine_spark_listens_to_nobody_else(master: str) -> None:
 @pytest.mark.parametrize("master", ["spark://localhost:7077", "local-cluster[2,1,1024]", "yarn"])
 def test_executors_elsewhere_reach_the_driver(master: str) -> None:
     assert on_this_machine(master) == {}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_ends_the_start_of_a_session_ends_the_jvm_that_is_launched_for_it(
+    error: type[BaseException],
+) -> None:
+    processes: list[subprocess.Popen[bytes]] = []
+    popen = vars(java_gateway)["Popen"]
+    is_disabled = logging.root.manager.disable
+
+    def start() -> None:
+        with _launch_undone():
+            processes.append(vars(java_gateway)["Popen"](["sleep", "600"]))
+            raise error
+
+    try:
+        with pytest.raises(error):
+            start()
+    finally:
+        logging.disable(is_disabled)
+
+    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+    assert vars(java_gateway)["Popen"] is popen

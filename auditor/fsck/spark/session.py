@@ -1,10 +1,15 @@
 """A Spark session for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its own."""
 
+import logging
 import re
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark import java_gateway
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -32,7 +37,8 @@ def open_spark(
     for key, value in {**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items():
         builder = builder.config(key, value)
     try:
-        spark: SparkSession = builder.getOrCreate()
+        with _launch_undone():
+            spark: SparkSession = builder.getOrCreate()
     except (PySparkException, Py4JError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise UnavailableError(
@@ -42,6 +48,35 @@ def open_spark(
     spark.sparkContext.setLogLevel("ERROR")
     spark.sparkContext.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
     return spark
+
+
+@contextmanager
+def _launch_undone() -> Iterator[None]:
+    """Whatever ends the start of a session, as Ctrl-C, ends the JVM that is being launched for it: until it has told
+    of itself PySpark keeps nobody who would. What py4j logs of that is no news: it comes as an exception, too."""
+    launched: list[subprocess.Popen[bytes]] = []
+    module = vars(java_gateway)
+    popen = module["Popen"]
+
+    def launch(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        launched.append(popen(*arguments, **options))
+        return launched[-1]
+
+    module["Popen"] = launch
+    level = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+        logging.disable(level)
+    except BaseException as error:
+        if isinstance(error, Exception):
+            logging.disable(level)
+        for process in launched:
+            process.kill()
+            process.wait()
+        raise
+    finally:
+        module["Popen"] = popen
 
 
 def submitted_spark() -> SparkSession:
