@@ -95,7 +95,9 @@ class Auditor:
             store, ur, default_s=settings.lost_bookie_recovery_delay_s, clock=clock
         )
         self._marks = LossMarks(keeper.index, marker)
-        self._relisting = Relisting(store, ur, self._marks, clock, on_gone=self._mark_again)
+        self._relisting = Relisting(
+            store, ur, self._marks, clock, is_current=keeper.is_current, on_gone=self._mark_again
+        )
         self._absences = Absences(store, ur, clock, outages)
         self._copyless = CopylessCounter(keeper, clock, on_count=self._absences.note_soon)
         self._causes = CauseNotes(store, ur, clock)

@@ -25,7 +25,8 @@ RELIST_PAUSE = 20
 
 
 class Relisting:
-    """The leader's. ``on_gone``: told that some are to be marked again."""
+    """The leader's. ``is_current``: whether a ledger's metadata is known as it is now: what was repaired has no mark
+    either. ``on_gone``: told that some are to be marked again."""
 
     def __init__(
         self,
@@ -34,11 +35,13 @@ class Relisting:
         marks: LossMarks,
         clock: Clock,
         *,
+        is_current: Callable[[int], bool],
         on_gone: Callable[[], None],
     ) -> None:
         self._store, self._ur = store, ur
         self._marks = marks
         self._clock = clock
+        self._is_current = is_current
         self._on_gone = on_gone
         self._took_s = 0.0
         self._unlisted: frozenset[int] = frozenset()
@@ -62,7 +65,7 @@ class Relisting:
         began_s = self._clock.now_s()
         listed = frozenset(await marked_ledger_ids(self._store, self._ur))
         self._took_s = self._clock.now_s() - began_s
-        unlisted = self._marks.lacking_among(listed)
+        unlisted = frozenset(filter(self._is_current, self._marks.lacking_among(listed)))
         if gone := unlisted & self._unlisted:
             log.warning("marks.gone", ledger_count=len(gone), first=sorted(gone)[:10])
             self._marks.forget_for_once(gone)

@@ -104,6 +104,10 @@ class IndexKeeper(Changing):
         """Whether every ledger is known, as far as anything was told: no scan is under way or due."""
         return self.completed_count > 0 and not self._is_unfinished
 
+    def is_current(self, ledger_id: int) -> bool:
+        """Whether the index has the ledger as the last event that came to us had it: never where none come."""
+        return self._is_told and ledger_id not in self._stale
+
     async def run(self) -> None:
         """Raises SessionLostError when that is over."""
         self._own_writes.forget()

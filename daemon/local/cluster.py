@@ -176,7 +176,8 @@ class LocalCluster:
                 if self._is_dismissed(bookie, tree):
                     raise SettingsError(
                         f"bookie {bookie} has data, but its cookie is gone, as after a decommission: "
-                        "`bookmender local wipe` first, then it starts as an empty one"
+                        f"`bookmender local wipe {port_of(bookie)}{folder.data_option(self.data)}` first, then it "
+                        "starts as an empty one"
                     )
         self._start_bookies(bookies)
 

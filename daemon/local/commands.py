@@ -4,7 +4,6 @@ Exit codes: 0 all is well, 1 ``status`` found something down, 2 called wrongly, 
 """
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,11 +58,6 @@ def local() -> None:
     """
 
 
-def _default_data() -> Path:
-    share = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(share) / "bookmender" / "local"
-
-
 class _Folder(click.Path):
     """A folder that is named: an empty text, as of a variable that is not set, would be where the caller stands."""
 
@@ -84,7 +78,7 @@ class _Folder(click.Path):
 _data_option = click.option(
     "--data",
     type=_Folder(),
-    callback=lambda context, option, folder: (folder or _default_data()).resolve(),
+    callback=lambda context, option, given: (given or folder.default_data()).resolve(),
     help="The cluster's folder: another folder, another cluster.  "
     "[default: bookmender/local in the user's data folder]",
 )
@@ -157,7 +151,7 @@ def up(
                 click.echo(_json(found))
             else:
                 views.print_welcome(
-                    found, duration_s=progress.elapsed_s, data_option=_data_option_for(data)
+                    found, duration_s=progress.elapsed_s, data_option=folder.data_option(data)
                 )
 
         start = _run_here if foreground else _start_in_background
@@ -205,7 +199,7 @@ def _saying_what_is_left(data: Path) -> Iterator[None]:
         if had_cluster:
             left = f"the cluster in {data} is stopped, and keeps what it stored"
         elif _has_cluster(data):
-            further = _data_option_for(data)
+            further = folder.data_option(data)
             left = (
                 f"{data} stays, with a cluster that was not ready yet: `bookmender local up{further}` "
                 f"starts it again, `bookmender local down --delete{further}` deletes it"
@@ -236,7 +230,7 @@ def status(data: Path, output: str) -> None:
     if output == "json":
         click.echo(_json(found))
     else:
-        views.print_status(found)
+        views.print_status(found, data_option=folder.data_option(data))
     if not found.is_whole:
         sys.exit(1)
 
@@ -281,7 +275,7 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     except UnavailableError as error:
         if written:
             tell(so_far(written, ledger_count=ledgers, ended="stopped"))
-        way_on = views.way_on(_status(data), data_option=_data_option_for(data))
+        way_on = views.way_on(_status(data), data_option=folder.data_option(data))
         raise UnavailableError(f"{error}; {way_on}") from error
     for line in what_was_written(written, ledger_count=ledgers):
         click.echo(line)
@@ -364,7 +358,8 @@ def _spec(data: Path) -> ClusterSpec:
     """Of the cluster in this folder. Raises SettingsError where there is none, or nobody can tell."""
     spec = ClusterSpec.load(data)
     if spec is None:
-        raise SettingsError(f"there is no cluster in {data}; `bookmender local up` makes one")
+        up = f"`bookmender local up{folder.data_option(data)}`"
+        raise SettingsError(f"there is no cluster in {data}; {up} makes one")
     return spec
 
 
@@ -379,8 +374,3 @@ def _status(data: Path) -> ClusterStatus:
 
 def _json(status: ClusterStatus) -> str:
     return msgspec.json.format(msgspec.json.encode(status), indent=2).decode()
-
-
-def _data_option_for(data: Path) -> str:
-    """What a further command needs to mean the same cluster."""
-    return "" if data == _default_data().resolve() else f" --data {shlex.quote(str(data))}"

@@ -11,6 +11,7 @@ autorecovery/   settings of Java's AutoRecovery daemons
 
 import fcntl
 import os
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,17 @@ LOCK_NAME = "lock"
 FILES = (LOCK_NAME, spec.FILE_NAME, "control.sock", "log4j2.properties", "bookies/classes.jsa")
 FOLDERS = ("zookeeper", "autorecovery")
 """Ours with all that is in them."""
+
+
+def default_data() -> Path:
+    """Where a cluster lies that nobody gave another folder."""
+    share = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(share) / "bookmender" / "local"
+
+
+def data_option(data: Path) -> str:
+    """What a command of ``local`` needs to mean the cluster in this folder."""
+    return "" if data == default_data().resolve() else f" --data {shlex.quote(str(data))}"
 
 
 class TakenError(SettingsError):
@@ -42,7 +54,8 @@ def take(data: Path) -> IO[str]:
     except BlockingIOError as error:
         lock.close()
         raise TakenError(
-            f"a cluster is running already on {data}: `bookmender local down` stops it, and keeps what it stored; "
+            f"a cluster is running already on {data}: `bookmender local down{data_option(data)}` stops it, and "
+            "keeps what it stored; "
             "then give the same command again"
         ) from error
     return lock

@@ -110,9 +110,10 @@ def _start(wish: Wish, listener: Listener) -> LocalCluster:
     except folder.TakenError as error:
         if not _runs_without_zookeeper(data):
             raise
+        option = folder.data_option(data)
         raise SettingsError(
             f"the cluster on {data} runs without its ZooKeeper, which ended or does not answer; "
-            "`bookmender local down`, then `bookmender local up`, brings it back with its data"
+            f"`bookmender local down{option}`, then `bookmender local up{option}`, brings it back with its data"
         ) from error
 
 

@@ -29,7 +29,7 @@ COLOURS = {
 BOOKIES_TO_WRITE_MIN = 3
 """Two for each entry's copies, and one that takes over from a lost one."""
 LEFT_OUT = """  left out, as its cookie is gone (it was decommissioned):
-        `bookmender local wipe`, then `bookmender local start`, bring it back as an empty one"""
+        `bookmender local wipe {place}{option}`, then `bookmender local start {place}{option}`, bring it back as an empty one"""
 
 
 class StartProgress:
@@ -86,7 +86,8 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
         f"  export BOOKMENDER_METADATA_SERVICE_URI={status.metadata_service_uri}\n"
     )
     for place, bookie in enumerate(status.bookies, start=1):
-        click.echo(f"  {place:>4}  {bookie.address}{LEFT_OUT if bookie in left_out else ''}")
+        note = LEFT_OUT.format(place=place, option=data_option) if bookie in left_out else ""
+        click.echo(f"  {place:>4}  {bookie.address}{note}")
     click.echo("\nTry")
     place = next(
         (
@@ -105,7 +106,8 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
         click.echo(f"  bookmender local {command + data_option:<20}  {effect}")
 
 
-def print_status(status: ClusterStatus) -> None:
+def print_status(status: ClusterStatus, *, data_option: str) -> None:
+    """``data_option``: as in ``print_welcome``."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("", justify="right")
     table.add_column("server")
@@ -122,7 +124,9 @@ def print_status(status: ClusterStatus) -> None:
         soft_wrap=True,
     )
     if not status.is_running:
-        console.print("It is not running: `bookmender local up` brings it back.")
+        console.print(
+            f"It is not running: `bookmender local up{data_option}` brings it back.", soft_wrap=True
+        )
 
 
 def way_on(status: ClusterStatus, *, data_option: str) -> str:

@@ -156,7 +156,8 @@ class _Copy:
                 is_read = result.target_error is None
                 self._gave_all_asked = is_read and not _refuses(failures, asked)
                 failures = _without(failures, checks)
-            self._bad_sources |= self._job.others.intersection(_without_good_copy(failures))
+            if failures:  # seldom
+                self._bad_sources |= self._job.others.intersection(_without_good_copy(failures))
             entry_ids = progress.note(failures)
             if result.target_error is not None:
                 if not self._may_resume(result.target_error):
