@@ -10,6 +10,7 @@ While the index is built, or read again, a loss is answered from what is known, 
 
 import asyncio
 import math
+from collections.abc import Collection
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import task_scope, wait_woken, wake_on
+from ledgers.registration import UNTOLD_CZXID
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.queue.disable_switch import DisableSwitch
@@ -96,11 +98,13 @@ class Auditor:
         )
         self._marks = LossMarks(keeper.index, marker)
         self._relisting = Relisting(
-            store, ur, self._marks, clock, is_current=keeper.is_current, on_gone=self._mark_again
+            store, ur, self._marks, clock, keeper=keeper, on_gone=self._mark_again
         )
         self._absences = Absences(store, ur, clock, outages)
         self._copyless = CopylessCounter(keeper, clock, on_count=self._absences.note_soon)
         self._causes = CauseNotes(store, ur, clock)
+        self._gone: set[int] = set()
+        """Ledgers whose marks are gone, to be made again."""
         self._done = _Done()
         self._identities: dict[BookieId, int] = {}
         """Per bookie, the cookie (czxid) whose ledgers have been looked at."""
@@ -194,7 +198,8 @@ class Auditor:
         self._absences.see(view, named=keeper.index.bookies, are_all_named=keeper.is_complete)
         self._copyless.see(self._absences.away)
         for bookie, cookie in view.cookies.items():
-            self._first_seen.setdefault(bookie, cookie.czxid)
+            if cookie.czxid != UNTOLD_CZXID:
+                self._first_seen.setdefault(bookie, cookie.czxid)
         self._has_looked = True
 
     def _missing(self, view: ClusterView) -> Missing:
@@ -215,7 +220,8 @@ class Auditor:
 
     async def _mark(self, missing: Missing) -> None:
         """What is to be marked now: all ledgers of missing bookies, or those that changed."""
-        touched = self._keeper.take_touched()
+        touched = self._gone.union(self._keeper.take_touched())
+        self._gone.clear()
         is_due = self._is_due(missing)
         if not is_due and not (touched and missing.bookies):
             return
@@ -251,6 +257,7 @@ class Auditor:
             if self._done.seen_count:
                 self._marks.forget()
             self._done.seen_count = completed_count
+        self._done.completed_count = completed_count
         news = {bookie for bookie, *_ in missing.causes - self._done.causes}
         if lost := news & missing.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_index_complete=is_complete)
@@ -270,7 +277,6 @@ class Auditor:
             self._done.completed_count = -1
             return
         self._done.causes = missing.causes
-        self._done.completed_count = completed_count
         await self._records.write_urgent(marked.urgent, now_ms=self._clock.wall_ms())
         if is_complete:
             self._again = frozenset()
@@ -347,8 +353,9 @@ class Auditor:
                 )
             )
 
-    def _mark_again(self) -> None:
-        self._done.completed_count = -1
+    def _mark_again(self, ledger_ids: Collection[int]) -> None:
+        """Soon: an audit may be under way, which has passed them by."""
+        self._gone.update(ledger_ids)
         self._wake.set()
 
     # --- When to look again --------------------------------------------------------------------------

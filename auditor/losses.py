@@ -7,8 +7,8 @@ that changes while workers repair it is looked at, and not written again.
 """
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import islice
 
@@ -55,8 +55,8 @@ class KnownMarks:
     def __len__(self) -> int:
         return len(self._named)
 
-    def not_among(self, listed: AbstractSet[int]) -> AbstractSet[int]:
-        return self._named.keys() - listed
+    def ledger_ids(self) -> Sequence[int]:
+        return list(self._named)
 
     def discard(self, ledger_id: int) -> None:
         self._named.pop(ledger_id, None)
@@ -141,13 +141,21 @@ class LossMarks:
 
     @property
     def are_any_known(self) -> bool:
-        return len(self._known) > 0
+        """Whether marks for lost bookies are taken to stand."""
+        return bool(self._missing.lost_since_s) and len(self._known) > 0
 
-    def lacking_among(self, listed: AbstractSet[int]) -> frozenset[int]:
-        """Ledgers that miss copies, and whose marks are taken to stand, but are not among these; but for those that
-        were made again once already for the same losses."""
-        found = self._known.not_among(listed) - self._restored
-        return frozenset(i for i in found if self._is_endangered(i))
+    async def lacking_among(self, listed: Sequence[int]) -> frozenset[int]:
+        """Ledgers of lost bookies whose marks are taken to stand, but are not among these, which ascend; but for those
+        that were made again once already for the same losses."""
+        found = set()
+        for number, ledger_id in enumerate(self._known.ledger_ids()):
+            if number % SLICE == 0:
+                await asyncio.sleep(0)
+            place = bisect_left(listed, ledger_id)
+            is_listed = place < len(listed) and listed[place] == ledger_id
+            if not is_listed and ledger_id not in self._restored and self._is_lost(ledger_id):
+                found.add(ledger_id)
+        return frozenset(found)
 
     def forget_for_once(self, ledger_ids: Collection[int]) -> None:
         """Their marks are gone: the next call marks them again."""
@@ -155,9 +163,10 @@ class LossMarks:
             self._known.discard(ledger_id)
         self._restored = self._restored.union(ledger_ids)
 
-    def _is_endangered(self, ledger_id: int) -> bool:
+    def _is_lost(self, ledger_id: int) -> bool:
+        """Whether it names a lost bookie: of one that was set up anew that says nothing once it was given back all."""
         ledger = self._index.get(ledger_id)
-        return ledger is not None and self._missing.danger(ledger) is not None
+        return ledger is not None and not ledger.bookies.isdisjoint(self._missing.lost_since_s)
 
     def _look(self, ledger_id: int, missing: Missing) -> Endangered | None:
         """None for a ledger that misses nothing, or whose mark stands."""

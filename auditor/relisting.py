@@ -7,15 +7,17 @@ mark twice running (a repair is seen in the index a moment later than in the que
 for the same losses: where Java's workers see it otherwise every time, the two shall not wear each other out.
 """
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Collection
 
 import structlog
 
+from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks
 from ledgers.clock import Clock
 from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
 from ledgers.store import MetadataStore
-from replication.queue.listing import marked_ledger_ids
+from replication.queue.listing import marked_in_parts
 
 log = structlog.get_logger()
 
@@ -25,8 +27,8 @@ RELIST_PAUSE = 20
 
 
 class Relisting:
-    """The leader's. ``is_current``: whether a ledger's metadata is known as it is now: what was repaired has no mark
-    either. ``on_gone``: told that some are to be marked again."""
+    """The leader's. ``keeper``: of the index, without which what was repaired cannot be told from what lost its mark.
+    ``on_gone``: told which are to be marked again."""
 
     def __init__(
         self,
@@ -35,13 +37,13 @@ class Relisting:
         marks: LossMarks,
         clock: Clock,
         *,
-        is_current: Callable[[int], bool],
-        on_gone: Callable[[], None],
+        keeper: IndexKeeper,
+        on_gone: Callable[[Collection[int]], None],
     ) -> None:
         self._store, self._ur = store, ur
         self._marks = marks
         self._clock = clock
-        self._is_current = is_current
+        self._keeper = keeper
         self._on_gone = on_gone
         self._took_s = 0.0
         self._unlisted: frozenset[int] = frozenset()
@@ -51,7 +53,7 @@ class Relisting:
         """Until cancelled. Raises SessionLostError."""
         while True:
             await self._clock.sleep(max(RELIST_S, RELIST_PAUSE * self._took_s))
-            if not self._marks.are_any_known:
+            if not (self._marks.are_any_known and self._keeper.is_up_to_date):
                 self._unlisted = frozenset()
                 continue
             try:
@@ -63,11 +65,14 @@ class Relisting:
 
     async def _look(self) -> None:
         began_s = self._clock.now_s()
-        listed = frozenset(await marked_ledger_ids(self._store, self._ur))
+        listed = array("q")  # a million in 8 MB
+        async for part in marked_in_parts(self._store, self._ur):
+            listed.extend(part)
+        lacking = await self._marks.lacking_among(listed)
+        unlisted = frozenset(filter(self._keeper.is_current, lacking))
         self._took_s = self._clock.now_s() - began_s
-        unlisted = frozenset(filter(self._is_current, self._marks.lacking_among(listed)))
         if gone := unlisted & self._unlisted:
             log.warning("marks.gone", ledger_count=len(gone), first=sorted(gone)[:10])
             self._marks.forget_for_once(gone)
-            self._on_gone()
+            self._on_gone(gone)
         self._unlisted = unlisted - gone

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -210,7 +211,8 @@ def run_bounded(
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     """With all its children."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has just ended
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 # --- Names ---------------------------------------------------------------------------------------

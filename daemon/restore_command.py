@@ -69,10 +69,6 @@ def restore(
         if yes or force:
             raise click.UsageError("--at says which write to undo")
         click.echo(_listing(ledger_id, records, output))
-        if not records and not _journal(settings).is_dir():
-            tell(
-                [f"{_journal(settings)} is not there: see node.state_dir, and who runs the daemon"]
-            )
         return
     record = next((each for each in records if each.time_ms == time_ms), None)
     if record is None:
@@ -109,6 +105,9 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
     directory = _journal(settings)
     try:
         return read_journal(directory, ledger_id)
+    except FileNotFoundError:
+        tell([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
+        return []
     except OSError as error:
         raise SettingsError(
             f"node.state_dir: {directory} cannot be read ({error.strerror})",

@@ -91,10 +91,12 @@ class Registration:
     async def is_as_in(self, view: BookieView, bookie: BookieId) -> bool:
         """Whether its registration, as this session reads it now, is the one that the view shows."""
         registered = view.available[bookie]
+        if registered.czxid == 0:  # shut away: there is nothing to be compared
+            return True
         try:
             znode = await self._get(f"{self._parent(registered.is_writable)}/{bookie}")
         except UnauthorizedError:
-            return registered.czxid == 0
+            return False
         return znode is not None and znode[1].czxid == registered.czxid
 
     async def cookies(self) -> Mapping[BookieId, Stat]:

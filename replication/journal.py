@@ -223,6 +223,7 @@ def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
     A write may have been recorded and then not made: the record comes first. Lines that cannot be
     read (cut short by a crash, a later release's) are passed over. Raises OSError.
     """
+    os.listdir(directory)  # glob says nothing of a directory that may not be read
     files = sorted(directory.glob("metadata-*.jsonl"))
     found = [record for file in files for record in _records(file, ledger_id)]
     return sorted(found, key=lambda record: record.time_ms)

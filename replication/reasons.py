@@ -39,11 +39,6 @@ class Reason(enum.Enum):
         return self in (Reason.OPEN_LEDGER_GRACE, Reason.WRITER_ALIVE)
 
     @property
-    def is_of_a_writer(self) -> bool:
-        """Whether it is a writer who is waited for, now or for good."""
-        return self.is_a_grace or self is Reason.OPEN_FRAGMENT
-
-    @property
     def is_of_recovery(self) -> bool:
         """Whether the ledger may have been recovered in vain: while its next grace goes on, that is what is to be known."""
         return self in _OF_RECOVERY

@@ -9,7 +9,7 @@ before it is repaired the outcome says so, and the worker comes back after the o
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
 import structlog
@@ -33,7 +33,7 @@ from ledgers.store import OperationResult, SetData, Stat
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import Copier, Memory
 from replication.copying.results import CopyResults
-from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
+from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
 from replication.planning.open_ledger import (
     OpenLedgers,
     WriterSighting,
@@ -60,6 +60,9 @@ PATIENT_BYTES_PER_S = 1_000_000
 """Likewise while it is copied, and so much longer as it is larger."""
 SECOND_CHECK_ENTRIES = 1_000
 """Copying more than this takes so long that the survivors are judged again before the unmark."""
+
+REMEMBERED_MAX = 10_000
+"""Ledgers of which it is remembered from one try to the next whose copies are to be read whole."""
 
 OnWritten = Callable[[VersionedMetadata], None]
 
@@ -89,6 +92,8 @@ class Repairer:
         self._copier = copier
         self._moves_misplaced = moves_misplaced
         self._on_written = on_written
+        self._bad_sources: dict[int, frozenset[BookieId]] = {}
+        """Per ledger that is not done, what copies found (``Memory.bad_sources``)."""
 
     async def repair(
         self, take: Take, sighting: WriterSighting | None = None, *, slots: Slots | None = None
@@ -100,8 +105,21 @@ class Repairer:
         and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
         does not answer.
         """
-        memory = Memory(distrusted=await self._distrusted(take))
-        slots = slots or Slots(1)
+        memory = Memory(
+            distrusted=await self._distrusted(take),
+            bad_sources=set(self._bad_sources.pop(take.ledger_id, ())),
+        )
+        outcome = None
+        try:
+            outcome = await self._go_through_rounds(take, sighting, memory, slots or Slots(1))
+        finally:
+            if outcome is None or outcome.kind is not OutcomeKind.DONE:
+                self._remember(take.ledger_id, memory.bad_sources)
+        return outcome
+
+    async def _go_through_rounds(
+        self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
+    ) -> Outcome:
         for _ in range(ROUNDS_MAX):
             try:
                 outcome = await self._round(take, sighting, memory, slots)
@@ -120,6 +138,11 @@ class Repairer:
                 )
         detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
+
+    def _remember(self, ledger_id: int, bad_sources: Collection[BookieId]) -> None:
+        """For this node's next try: what was in the way of mending them may be over then."""
+        if bad_sources and len(self._bad_sources) < REMEMBERED_MAX:
+            self._bad_sources[ledger_id] = frozenset(bad_sources)
 
     async def _distrusted(self, take: Take) -> frozenset[BookieId]:
         """Asked for only where a bookie that the marks name is there: one that is away is missed anyway."""

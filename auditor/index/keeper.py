@@ -105,8 +105,13 @@ class IndexKeeper(Changing):
         return self.completed_count > 0 and not self._is_unfinished
 
     def is_current(self, ledger_id: int) -> bool:
-        """Whether the index has the ledger as the last event that came to us had it: never where none come."""
-        return self._is_told and ledger_id not in self._stale
+        """Whether the index has the ledger as the last event that came to us had it."""
+        return self.is_up_to_date and ledger_id not in self._stale
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether all that changes is told, and nothing is to be read again because it may have changed untold."""
+        return self._is_told and not self._is_unfinished
 
     async def run(self) -> None:
         """Raises SessionLostError when that is over."""

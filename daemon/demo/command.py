@@ -49,7 +49,7 @@ def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: P
     finally:
         if is_over and data is None:
             shutil.rmtree(base, ignore_errors=True)
-        elif not is_over:
+        elif not is_over and any(base.rglob("*.log")):
             click.echo(f"the clusters' data and logs are kept: {base}", err=True)
     sys.exit(0 if all(verdicts) else 1)
 

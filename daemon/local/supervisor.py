@@ -229,6 +229,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:  # a full disk, most likely
         _tell(News(failure=f"{error.filename or wish.data}: {error.strerror}"))
+        sys.exit(1)
 
 
 def _tell(news: News) -> None:

@@ -191,7 +191,7 @@ async def waits_among(cluster: Visit, ledger_ids: Collection[int]) -> Waits:
         count=len(noted),
         looked_at=len(looked_at),
         for_windows=len(for_windows),
-        for_writers=sum(note.reason.is_of_a_writer for note in looked_at),
+        for_writers=sum(note.reason is Reason.OPEN_FRAGMENT for note in looked_at),
         next_try_ms=min((note.next_try_ms for note in for_windows), default=0),
     )
 

@@ -122,10 +122,13 @@ class ViewSource(Changing):
     async def refresh(self) -> ClusterView:
         """Read all of it now. Raises UnavailableError when it cannot be had, or not be trusted."""
         async with self._reading:
-            bookies = await self._registration.read()
-            cookies = await self._registration.cookies()
-            await self._read_orders()
-            return self._show(bookies, cookies)
+            return await self._read_all()
+
+    async def _read_all(self) -> ClusterView:
+        bookies = await self._registration.read()
+        cookies = await self._registration.cookies()
+        await self._read_orders()
+        return self._show(bookies, cookies)
 
     async def confirm(self, bookies: Collection[BookieId]) -> None:
         """Refresh unless those that ``current`` shows as there are, in what this session has seen of ZooKeeper by now.
@@ -137,7 +140,9 @@ class ViewSource(Changing):
         there = [bookie for bookie in bookies if bookie in shown.available]
         checks = await asyncio.gather(*(self._registration.is_as_in(shown, b) for b in there))
         if not all(checks):
-            await self.refresh()
+            async with self._reading:
+                if self.current.bookies is shown:  # nobody was quicker
+                    await self._read_all()
 
     async def set_up_since(
         self, view: ClusterView, bookies: Collection[BookieId]

@@ -1,6 +1,6 @@
 """Reading the whole queue, for people and for proofs: every mark, every lock, complete or an error."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -47,19 +47,22 @@ class LockedLedger:
 
 async def marked_ledger_ids(store: MetadataStore, ur: str) -> list[int]:
     """Ascending. Directories without a mark (left behind by a crash) are listed too."""
+    return [ledger_id async for part in marked_in_parts(store, ur) for ledger_id in part]
+
+
+async def marked_in_parts(store: MetadataStore, ur: str) -> AsyncIterator[list[int]]:
+    """Likewise, up to 65,536 at a time."""
     marks = payloads.marks_path(ur)
     directories = [marks]
     for _ in range(3):
         directories = [
             f"{directory}/{name}"
             for directory in directories
-            for name in await children_if_any(store, directory)
+            for name in sorted(await children_if_any(store, directory))
         ]
-    ledger_ids: list[int] = []
     for directory in directories:
         names = await children_if_any(store, directory)
-        ledger_ids += payloads.ledger_ids_below(directory[len(marks) + 1 :], names)
-    return sorted(ledger_ids)
+        yield sorted(payloads.ledger_ids_below(directory[len(marks) + 1 :], names))
 
 
 async def read_marks(

@@ -6,13 +6,13 @@ not try N times. A note without a mark means nothing, nor does one that is older
 workers unmark a ledger and know of no notes): readers skip it, and an idle worker, or who takes the ledger, deletes it.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
+from ledgers.operations.tasks import gather_in_parts
 from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
@@ -28,6 +28,7 @@ from replication.queue.batching import Batcher
 from replication.reasons import Reason
 from replication.waiting.world import World
 
+READS_AT_ONCE = 500
 BINDING_MAX_MS = 86_400_000
 """However far ahead a note sets the next try (a clock may be wrong): after a day somebody looks."""
 
@@ -159,7 +160,7 @@ class WaitingNotes:
 
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
         """Those of the ledgers' notes that can be read, in order."""
-        notes = await asyncio.gather(*map(self.read, ledger_ids))
+        notes = await gather_in_parts(self.read, ledger_ids, at_once=READS_AT_ONCE)
         return [note for note in notes if note is not None]
 
 

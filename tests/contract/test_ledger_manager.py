@@ -98,7 +98,7 @@ async def test_an_absent_ledger_is_named(world: World) -> None:
 
 @on_loop
 async def test_an_id_that_the_layout_cannot_hold_is_of_no_ledger(world: World) -> None:
-    manager = await new_manager(world, await world.open(), Layout.HIERARCHICAL)
+    manager = await new_manager(world, await world.open(), Layout.LEGACY_HIERARCHICAL)
 
     with pytest.raises(NoSuchLedgerError):
         await manager.read(2**40)

@@ -371,15 +371,6 @@ def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
     assert said.format(data=data) in str(error)
 
 
-def test_of_a_cluster_elsewhere_the_next_step_says_where(data: Path) -> None:
-    elsewhere = data.parent / "other one"
-
-    error = run("status", "--data", str(elsewhere)).exception
-
-    assert isinstance(error, SettingsError)
-    assert f"`bookmender local up --data '{elsewhere}'` makes one" in str(error)
-
-
 def test_up_on_a_folder_that_a_program_of_ones_own_holds_says_that_it_is_taken(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,15 @@
 """What a bookie's process and its registration together say of it."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from daemon.local.commands import local
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import BookieState, ServerStatus, at_rest, bookie_state
+from ledgers.errors import SettingsError
 from ledgers.metadata import BookieId
 
 BOOKIE = BookieId("127.0.0.1:20002")
@@ -48,3 +52,12 @@ def test_a_cluster_is_whole_when_every_bookie_is_writable() -> None:
     assert not status.is_whole
     assert not dataclasses.replace(status, bookies=(writable, down)).is_whole
     assert dataclasses.replace(status, bookies=(writable, writable)).is_whole
+
+
+def test_of_a_cluster_elsewhere_the_next_step_says_where(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "another one"
+
+    error = CliRunner().invoke(local, ["status", "--data", str(elsewhere)]).exception
+
+    assert isinstance(error, SettingsError)
+    assert f"`bookmender local up --data '{elsewhere}'` makes one" in str(error)

@@ -109,11 +109,11 @@ def asked(script: Path) -> list[str]:
     return (script.parent / "asked").read_text().splitlines()
 
 
-def scripted(tmp_path: Path, body: str) -> ScriptRacks:
+def scripted(tmp_path: Path, body: str, *, timeout_s: float = 0.3) -> ScriptRacks:
     path = tmp_path / "racks.sh"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
-    return ScriptRacks(str(path), ManualClock(), timeout_s=0.3)
+    return ScriptRacks(str(path), ManualClock(), timeout_s=timeout_s)
 
 
 def test_a_script_is_given_hosts_and_prints_racks(script: Path) -> None:
@@ -194,7 +194,8 @@ def ends(pid: int) -> bool:
 
 def test_a_stop_ends_a_script_with_its_children(tmp_path: Path) -> None:
     note = tmp_path / "child"
-    source = scripted(tmp_path, f"sleep 60 & echo $! > {note}.new; mv {note}.new {note}; wait")
+    body = f"sleep 60 & echo $! > {note}.new; mv {note}.new {note}; wait"
+    source = scripted(tmp_path, body, timeout_s=60)
 
     async def stopped() -> None:
         reading = asyncio.create_task(source.read(["a"]))

@@ -3,12 +3,15 @@
 A check asks for ends alone, so that it would call such a copy good, and the mark would go (rules S6, S7).
 """
 
+import asyncio
+
 import pytest
 
 from ledgers.bookies import Answer
 from replication.outcome import OutcomeKind
+from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import repair
 
@@ -39,3 +42,29 @@ async def test_it_is_mended_before_the_ledger_is_unmarked(damage: str, last: int
     for bookie, entry_id in found:
         is_named = bookie in named_by(metadata, entry_id)
         assert not is_named or cluster.holds(bookie, LEDGER, entry_id), (bookie, entry_id)
+
+
+@in_virtual_time
+async def test_it_is_remembered_from_one_try_to_the_next() -> None:
+    """What is in the way of mending it may be over at the next try, where its ends alone look good."""
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    cluster.bookie(B3).lose(LEDGER, 4)
+    await cluster.kill(B2)
+    await cluster.unregister(B3)
+    await cluster.register(B3, is_read_only=True)  # so that it may not be given what it lacks
+    await cluster.mark()
+    async with cluster.node() as node:
+        outcomes = []
+        for _ in range(2):
+            take = await node.take()
+            outcomes.append(await node.repairer.repair(take))
+            await node.queue.give_back(take)
+        await cluster.unregister(B3)
+        await cluster.register(B3)
+        await asyncio.sleep(1)
+        outcomes.append(await node.repairer.repair(await node.take()))
+
+    assert [outcome.reason for outcome in outcomes[:2]] == [Reason.NO_TARGET, Reason.NO_TARGET]
+    assert outcomes[2].kind is OutcomeKind.DONE
+    await cluster.assert_whole()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from py4j.protocol import Py4JError
-from pyspark import java_gateway
+from pyspark import SparkContext, java_gateway
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -71,9 +71,10 @@ def _launch_undone() -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception):
             logging.disable(level)
-        for process in launched:
-            process.kill()
-            process.wait()
+        if not (isinstance(error, Exception) and SparkContext._gateway):  # else PySpark keeps it
+            for process in launched:
+                process.kill()
+                process.wait()
         raise
     finally:
         module["Popen"] = popen
