@@ -221,7 +221,7 @@ def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
     """The recorded writes of a ledger by all processes of this host, in any cluster, the oldest first.
 
     A write may have been recorded and then not made: the record comes first. Lines that cannot be
-    read (cut short by a crash, a later release's) are passed over. Raises OSError.
+    read (cut short by a crash, a later release's) are passed over. Raises OSError, also where there is no such directory.
     """
     os.listdir(directory)  # glob says nothing of a directory that may not be read
     files = sorted(directory.glob("metadata-*.jsonl"))

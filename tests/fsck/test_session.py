@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from pyspark import java_gateway
+from pyspark import SparkContext, java_gateway
 
 from auditor.fsck.spark.session import _launch_undone, on_this_machine
 
@@ -25,8 +25,9 @@ def test_executors_elsewhere_reach_the_driver(master: str) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_what_ends_the_start_of_a_session_ends_the_jvm_that_is_launched_for_it(
-    error: type[BaseException],
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", None)  # other tests may have one
     processes: list[subprocess.Popen[bytes]] = []
     popen = vars(java_gateway)["Popen"]
     is_disabled = logging.root.manager.disable

@@ -188,8 +188,9 @@ def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_without_a_journal_nothing_is_recorded(tmp_path: Path) -> None:
-    assert read_journal(tmp_path / "none", 7) == []
+def test_that_there_is_no_journal_is_not_that_it_holds_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_journal(tmp_path / "none", 7)
 
 
 # --- A disk that is full -------------------------------------------------------------------------
