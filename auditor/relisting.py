@@ -2,7 +2,7 @@
 
 What was marked is remembered, so that no mark is written twice (``losses``). But a mark may be gone though its ledger
 misses copies still: a bookie was back, a worker found the ledger whole, and the bookie went again, all unseen by a
-leader that stood still; or somebody deleted marks by hand. So the queue is listed now and then, and what lacks its
+leader that stood still; or somebody deleted marks, and their directories, by hand. So the queue is listed now and then, and what lacks its
 mark twice running (a repair is seen in the index a moment later than in the queue) is marked again. Each ledger once
 for the same losses: where Java's workers see it otherwise every time, the two shall not wear each other out.
 """

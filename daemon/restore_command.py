@@ -97,12 +97,8 @@ def earlier_metadata_hint(ledger_id: int) -> str:
     )
 
 
-def _journal(settings: Settings) -> Path:
-    return state_dir(settings) / "journal"
-
-
 def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
-    directory = _journal(settings)
+    directory = state_dir(settings) / "journal"
     try:
         return read_journal(directory, ledger_id)
     except FileNotFoundError:

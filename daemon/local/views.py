@@ -89,18 +89,12 @@ def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str)
         note = LEFT_OUT.format(place=place, option=data_option) if bookie in left_out else ""
         click.echo(f"  {place:>4}  {bookie.address}{note}")
     click.echo("\nTry")
-    place = next(
-        (
-            n
-            for n, bookie in reversed(list(enumerate(status.bookies, start=1)))
-            if bookie not in left_out
-        ),
-        1,
-    )
+    running = [n for n, bookie in enumerate(status.bookies, start=1) if bookie not in left_out]
+    last = running[-1] if running else 1
     for command, effect in (
         ("status", "how it is"),
-        (f"kill {place}", "a bookie crashes"),
-        (f"start {place}", "and comes back"),
+        (f"kill {last}", "a bookie crashes"),
+        (f"start {last}", "and comes back"),
         ("down", "stop everything, keep the data"),
     ):
         click.echo(f"  bookmender local {command + data_option:<20}  {effect}")
