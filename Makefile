@@ -85,7 +85,7 @@ bench-audit: venv ## half an hour: marks after a loss against Java's auditor, in
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.audit $(ARGS)
 
-bench-fsck: venv ## a quarter of an hour: fsck's levels, and Java's check, into bench/results
+bench-fsck: venv ## 22 minutes: fsck's levels, and Java's check, into bench/results
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.fsck $(ARGS)
 

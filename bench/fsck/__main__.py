@@ -21,7 +21,7 @@ from bench.runs import RunFile
 from ledgers.errors import BookmenderError
 
 SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
-ONCE_FROM = 500_000
+LONG_FROM = 500_000
 """Ledgers: a pass takes minutes, and what only a session's first run has to start hardly shows."""
 RUNS_IN_SESSION = 4
 
@@ -107,9 +107,10 @@ class Bench:
             for size in self.sizes:
                 self._say(f"{size:,} ledgers: making those that are not there yet")
                 await field.grow(size)
-                is_short = size < ONCE_FROM
-                for repeat in self._repeats if is_short else (1,):
-                    yield await znodes.look_at_all(field, repeat=repeat)
+                is_short = size < LONG_FROM
+                for repeat in self._repeats:
+                    if is_short or repeat == 1:
+                        yield await znodes.look_at_all(field, repeat=repeat)
                     for slot_count, is_on_one_core in ((1, True), *((n, False) for n in SLOTS)):
                         runs = await asyncio.to_thread(
                             znodes.look_at_all_on_spark,

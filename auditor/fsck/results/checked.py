@@ -118,6 +118,8 @@ def after_run(
         },
         schema=CHECKED,
     )
+    if not before.num_rows:
+        return now
     unsettled = verdicts["ledger_id"].filter(pc.invert(is_settled))
     is_upheld = pc.and_(before["is_settled"], pc.invert(pc.is_in(before["ledger_id"], unsettled)))
     is_kept = pc.and_(

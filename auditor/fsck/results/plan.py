@@ -4,6 +4,7 @@ Pure, but for ``Plan``, which reads what was fixed. A ledger made after the list
 """
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -129,25 +130,24 @@ def plan_rows(
     *,
     now_ms: int,
 ) -> pa.Table:
-    """Every ledger that was listed, in the order in which they are looked at, and since which writing of its
-    metadata one must be (null: in any case). Each weighs as much.
+    """Every ledger that was ``listed``, ascending, in the order in which they are looked at, and since which writing of
+    its metadata one must be (null: in any case). Each weighs as much.
 
     In the order of their ids; where there may be no time for all, first by the day of the last look at
     them that was as close.
     """
     rows = pa.table({"ledger_id": pa.array(listed, pa.int64())})
-    rows = rows.join(_known(checked, options, job, now_ms), "ledger_id")
-    order = [("ledger_id", "ascending")]
+    known = _known(checked, options, job, now_ms)
+    columns = {name: _looked_up(rows["ledger_id"], known, name) for name in KNOWN}
+    columns["weight"] = pa.repeat(LIGHTEST, rows.num_rows)
+    columns["is_suspect"] = pc.is_in(rows["ledger_id"], suspects(checked, options))
+    for name, column in columns.items():
+        rows = rows.append_column(name, column)
     if job.time_budget_s:
-        rows = rows.join(_days(last_looks(checked, options.level)), "ledger_id")
-        rows = rows.set_column(
-            rows.schema.get_field_index("day"), "day", pc.fill_null(rows["day"], 0)
-        )
-        order = [("day", "ascending"), *order]
-    rows = rows.sort_by(order).select(["ledger_id", *KNOWN])
-    rows = rows.append_column("weight", pa.repeat(LIGHTEST, rows.num_rows))
-    is_suspect = pc.is_in(rows["ledger_id"], suspects(checked, options))
-    return rows.append_column("is_suspect", is_suspect).cast(PLANNED)
+        days = _looked_up(rows["ledger_id"], _days(last_looks(checked, options.level)), "day")
+        rows = rows.append_column("day", pc.fill_null(days, 0))
+        rows = rows.sort_by([("day", "ascending"), ("ledger_id", "ascending")])
+    return rows.select(PLANNED.names).cast(PLANNED)
 
 
 def to_be_weighed(rows: pa.Table) -> "array[int]":
@@ -175,9 +175,9 @@ def cut_by_weight(
     The heaviest come first, so that at the end none waits for one of them; but in the order of ``rows`` where
     there may be no time for all.
     """
-    weights = rows["weight"].to_pylist()
+    ends = [0, *pc.cumulative_sum(rows["weight"]).to_pylist()]
     if job.partition_count:
-        bounds = _bounds_as_told(weights, job.partition_count)
+        bounds = _bounds_as_told(ends, job.partition_count)
     else:
         least, most = _weight_range(options, slot_count)
 
@@ -187,9 +187,9 @@ def cut_by_weight(
             rounds_left = max(1, left // (least * slot_count))
             return max(least, _quotient_up(left, rounds_left * slot_count))
 
-        bounds = _bounds(weights, weight_max, slot_count, PART_MAX[options.level])
+        bounds = _bounds(ends, weight_max, slot_count, PART_MAX[options.level])
     if not job.time_budget_s:
-        bounds.sort(key=lambda bound: -sum(weights[slice(*bound)]))
+        bounds.sort(key=lambda bound: ends[bound[0]] - ends[bound[1]])
     return [rows.slice(start, stop - start) for start, stop in bounds]
 
 
@@ -203,41 +203,35 @@ def _weight_range(options: FsckOptions, slot_count: int) -> tuple[int, int]:
 
 
 def _bounds(
-    weights: Sequence[int], weight_max: Callable[[int], int], slot_count: int, count_max: int
+    ends: Sequence[int], weight_max: Callable[[int], int], slot_count: int, count_max: int
 ) -> list[tuple[int, int]]:
     """Where parts begin and end, which is behind their last ledger. One that weighs more is a part of its own.
 
-    ``weight_max``: of each part of the next round, by what is left.
+    ``ends``: what the first so many ledgers weigh together. ``weight_max``: of each part of the next round, by what
+    is left.
     """
-    bounds = []
-    left, limit = sum(weights), weight_max(sum(weights))
-    start = weight = 0
-    for position, each in enumerate(weights):
-        if position > start and (weight + each > limit or position - start == count_max):
-            bounds.append((start, position))
-            left -= weight
-            start, weight = position, 0
-            if len(bounds) % slot_count == 0:
-                limit = weight_max(left)
-        weight += each
-    if weights:
-        bounds.append((start, len(weights)))
+    bounds: list[tuple[int, int]] = []
+    start, count, limit = 0, len(ends) - 1, 0
+    while start < count:
+        if len(bounds) % slot_count == 0:
+            limit = weight_max(ends[-1] - ends[start])
+        stop = bisect_right(ends, ends[start] + limit, start + 2, count + 1) - 1
+        stop = min(stop, start + count_max)
+        bounds.append((start, stop))
+        start = stop
     return bounds
 
 
-def _bounds_as_told(weights: Sequence[int], count: int) -> list[tuple[int, int]]:
+def _bounds_as_told(ends: Sequence[int], count: int) -> list[tuple[int, int]]:
     """Likewise, of so many parts, however much there is in each; of fewer only where there are fewer ledgers."""
-    bounds = []
-    stop, left = 0, sum(weights)
-    for parts_left in range(min(count, len(weights)), 0, -1):
-        even = _quotient_up(left, parts_left)
-        start, stop, weight = stop, stop + 1, weights[stop]
-        last_stop = len(weights) - parts_left + 1
-        while stop < last_stop and weight + weights[stop] <= even:
-            weight += weights[stop]
-            stop += 1
+    bounds: list[tuple[int, int]] = []
+    start, size = 0, len(ends) - 1
+    for parts_left in range(min(count, size), 0, -1):
+        even = _quotient_up(ends[-1] - ends[start], parts_left)
+        last_stop = size - parts_left + 1
+        stop = bisect_right(ends, ends[start] + even, start + 2, last_stop + 1) - 1
         bounds.append((start, stop))
-        left -= weight
+        start = stop
     return bounds
 
 
@@ -247,6 +241,11 @@ def _known(checked: pa.Table, options: FsckOptions, job: FsckJob, now_ms: int) -
     since_ms = now_ms - round(job.checked_within_s * 1_000)
     found = skippable(checked, options, since_ms=since_ms)
     return found.rename_columns(["ledger_id", *KNOWN])
+
+
+def _looked_up(ledger_ids: pa.ChunkedArray, among: pa.Table, column: str) -> pa.ChunkedArray:
+    """What a table, with a row a ledger, tells of these in that column; null of those that it has not."""
+    return among[column].take(pc.index_in(ledger_ids, among["ledger_id"]))
 
 
 def _days(looks: pa.Table) -> pa.Table:
