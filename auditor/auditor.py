@@ -179,7 +179,9 @@ class Auditor:
             self._absences.overrule()
         self._see(view)
         self._is_held = await self._holds.keep(
-            view, self._absences.since_s, lost_since_s=self._causes.lost_since_s()
+            view,
+            self._absences.named_since_s(self._keeper),
+            lost_since_s=self._causes.lost_since_s(),
         )
         missing = self._missing(view)
         self._marks.see(missing)  # also after an audit that was cut short

@@ -17,7 +17,7 @@ from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import DrainOrder
-from replication.cluster.own_state import as_text, own_path, part, read_record, text, time_ms
+from replication.cluster.own_state import as_text, own_path, part, read_aid, text, time_ms
 from replication.queue.payloads import Mark
 
 KEPT_MS = 7 * 86_400_000
@@ -102,7 +102,7 @@ def causes_to_bytes(causes: Mapping[BookieId, Cause]) -> bytes:
 async def read_causes(store: MetadataStore, ur: str) -> dict[BookieId, Cause]:
     """Those that can be read; the others are as good as unknown."""
     path = causes_path(ur)
-    bookies = await read_record(store, path, lambda record: part(record, "bookies")) or {}
+    bookies = await read_aid(store, path, lambda record: part(record, "bookies")) or {}
     causes: dict[BookieId, Cause] = {}
     for name in bookies:
         try:

@@ -44,12 +44,16 @@ from replication.queue.mark_tree import MarkTree
 log = structlog.get_logger()
 
 SWEEP_S = 60.0
-"""Between two looks at which marks are gone; a finding younger than this may have its mark to come."""
+"""Between two looks at which marks are gone: one that has none may have it to come, and is looked at once more."""
 SWEPT_PER_S = 200.0
 """Findings looked at; where they are many, the looks are fewer: each finding costs ZooKeeper three reads."""
 
 TRIES_MAX = 3
 """To write a finding whose directory is not there."""
+
+
+Sighting = tuple[int, int]
+"""Of a finding's znode: czxid and version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +97,13 @@ class Findings:
         self._store, self._batcher, self._ur = store, batcher, ur
         self._clock = clock
         self._has_directory = False
+        self._unmarked: dict[int, Sighting] = {}
+        """Findings that had no mark at the last look."""
 
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
-        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place, and adds its
+        """To be followed by the mark, within ``SWEEP_S``: no clock is compared with ZooKeeper's. A later finding takes an earlier one's place, and adds its
         bookies to those: what was found first may not be mended yet.
 
         Raises UnavailableError.
@@ -148,19 +154,30 @@ class Findings:
         Returns how many were looked at.
         """
         ledger_ids = await _noted(self._store, self._ur)
-        await gather_in_parts(self._sweep_one, ledger_ids, at_once=READS_AT_ONCE)
+        found = await gather_in_parts(self._sweep_one, ledger_ids, at_once=READS_AT_ONCE)
+        self._unmarked = {
+            ledger_id: seen
+            for ledger_id, seen in zip(ledger_ids, found, strict=True)
+            if seen is not None
+        }
         return len(ledger_ids)
 
-    async def _sweep_one(self, ledger_id: int) -> None:
+    async def _sweep_one(self, ledger_id: int) -> Sighting | None:
+        """None unless it has no mark, and is to be looked at once more."""
         path = findings_path(self._ur, ledger_id)
-        stat = await self._store.exists(path)
-        if stat is None or self._clock.wall_ms() - stat.mtime_ms < SWEEP_S * 1000:
-            return
-        if await self._is_marked(ledger_id):
-            return
-        # A finding that was written since has a mark to come.
-        with suppress(NoNodeError, ConflictError):
-            await self._batcher.apply(Delete(path=path, version=stat.version))
+        try:
+            stat = await self._store.exists(path)
+            if stat is None or await self._is_marked(ledger_id):
+                return None
+            seen = (stat.czxid, stat.version)
+            if self._unmarked.get(ledger_id) != seen:
+                return seen
+            # A finding that was written since has a mark to come.
+            with suppress(NoNodeError, ConflictError):
+                await self._batcher.apply(Delete(path=path, version=stat.version))
+        except UnauthorizedError as error:
+            log.warning("finding.shut_away", ledger_id=ledger_id, error=str(error))
+        return None
 
     async def _is_marked(self, ledger_id: int) -> bool:
         trees = (MarkTree(self._store, self._ur), MarkTree(self._store, own_path(self._ur)))

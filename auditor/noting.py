@@ -23,6 +23,7 @@ from auditor.absence import (
 )
 from auditor.causes import Cause, Why, read_causes, updated_causes
 from auditor.endangered import Missing
+from auditor.index.keeper import IndexKeeper
 from auditor.outages import Outage, Outages
 from auditor.records import Records, read_absences
 from ledgers.clock import Clock
@@ -105,6 +106,14 @@ class Absences:
         )
         self._on_purpose = frozenset(view.orders.maintenance.keys() - view.available)
         self._was_seen.set()
+
+    def named_since_s(self, keeper: IndexKeeper) -> Mapping[BookieId, float]:
+        """Of ``since_s`` those that ledgers name, once all ledgers were read: a cookie that a machine left behind, which
+        was replaced long ago, makes no hold."""
+        if not keeper.completed_count:
+            return self.since_s
+        named = keeper.index.bookies
+        return {bookie: since_s for bookie, since_s in self.since_s.items() if bookie in named}
 
     def overrule(self) -> None:
         """Somebody asks not to wait any longer for those that are away."""

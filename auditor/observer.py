@@ -138,7 +138,9 @@ class Observer:
         """The one that binds now: an order goes before what we would have ordered."""
         await self._causes.resume()  # a leader of ours may have changed them
         muster = self._judge.muster(
-            view, self._absences.since_s, lost_since_s=self._causes.lost_since_s()
+            view,
+            self._absences.named_since_s(self._keeper),
+            lost_since_s=self._causes.lost_since_s(),
         )
         standing = self._hold if view.orders.hold is None else view.orders.hold
         self._hold = self._judge.wanted(standing, muster)

@@ -56,9 +56,11 @@ class Outages:
             await store.wait_connected()
 
     def begin(self) -> None:
-        """The connection is away. Any number of times."""
+        """The connection is away. Any number of times. While some have time to return from the last outage this one goes
+        on with it: who is back by then need not know of two."""
         if self._began_s is None:
-            self._began_s = self._clock.now_s()
+            now_s = self._clock.now_s()
+            self._began_s = self._ended.began_s if now_s <= self._ended.settled_s else now_s
 
     def end(self) -> None:
         """It is back. Any number of times."""

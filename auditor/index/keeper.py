@@ -25,7 +25,12 @@ from auditor.index.tree_scan import TreeScan
 from ledgers.answers import until_answered
 from ledgers.changing import Changing
 from ledgers.clock import Clock
-from ledgers.errors import UnauthorizedError, UnavailableError, UnsupportedError
+from ledgers.errors import (
+    BookmenderError,
+    UnauthorizedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.operations.tasks import wait_woken
@@ -42,13 +47,15 @@ RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 CHANGES_PAUSE_S = 0.1
 """Before what changed is read: more of it is read together, and our own writes are known by then."""
 UNREADABLE_AGAIN_S = 600.0
-"""Between two tries to read ledgers that cannot be read: no watch tells that an ACL was opened."""
+"""Between two tries to read what cannot be read, a ledger or a directory of them: no watch tells that an ACL was opened."""
 EVENTS_MAX = 100_000
 """Unread events of a tree, past which all of it is read again: that is dearer."""
 TOUCHED_MAX = 100_000
 """Ledgers remembered for ``take_touched``."""
 LOGGED_MAX = 20
 """Ledgers or znodes named in the log by one scan; the count tells of the rest."""
+
+READ_FAILED = (UnavailableError, UnauthorizedError)
 
 T = TypeVar("T")
 
@@ -199,7 +206,17 @@ class IndexKeeper(Changing):
     async def _scan_what_is_due(self) -> None:
         while True:
             await self._wait_due()
-            await self._retrying(self._scan_trees, "all metadata")
+            try:
+                await self._retrying(self._scan_trees, "all metadata", errors=UnavailableError)
+            except UnauthorizedError as error:
+                await self._wait_opened(error)
+
+    async def _wait_opened(self, error: UnauthorizedError) -> None:
+        """All is read that may be, which is dear: what may not be is due again when something else is, or after a while."""
+        log.warning("index.shut_away", error=str(error), retry_s=UNREADABLE_AGAIN_S)
+        self._has_due.clear()
+        await wait_woken(self._has_due, timeout_s=UNREADABLE_AGAIN_S)
+        self._has_due.set()
 
     async def _wait_due(self) -> None:
         timeout_s = None if self._is_told else self._rescan_interval_s
@@ -315,8 +332,14 @@ class IndexKeeper(Changing):
                 self._stale |= dict.fromkeys(self.index.unreadable, UNTOLD)
                 self._has_stale.set()
 
-    async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
-        """What it returns once it succeeds; the pauses grow. The index stays in use as it is."""
+    async def _retrying(
+        self,
+        read: Callable[[], Awaitable[T]],
+        what: str,
+        *,
+        errors: type[BookmenderError] | tuple[type[BookmenderError], ...] = READ_FAILED,
+    ) -> T:
+        """What it returns once it succeeds; after these errors the pauses grow. The index stays in use as it is."""
 
         async def reading() -> T:
             try:
@@ -331,7 +354,7 @@ class IndexKeeper(Changing):
             event="index.read_failed",
             what=what,
             clock=self._clock,
-            errors=(UnavailableError, UnauthorizedError),
+            errors=errors,
             retry_min_s=RETRY_MIN_S,
             retry_max_s=RETRY_MAX_S,
         )

@@ -2,7 +2,7 @@
 
 Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be
 told apart (fencing, last entries, LACs; rule S5) and by default for all single reads and adds; V2
-for these where the settings say so; and V2 for batch reads alone, since a bookie before 4.17 answers
+for these where the settings say so, and to add the largest entries; and V2 for batch reads alone, since a bookie before 4.17 answers
 the first of them by closing the connection. Bulk copying is ``bulk``'s; both share the read budgets.
 """
 
@@ -34,6 +34,9 @@ from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.formats.bookie_info import Address, Resolve, parse_address
 from ledgers.metadata import BookieId
+
+V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
+"""Larger ones are added over V2: in a V3 frame one that just fitted its writer's may be too long for any bookie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +154,8 @@ class BookieClient:
     async def room(self, bookie: BookieId) -> Room:
         reply = await self._ask(self._to(bookie).v3, ReadRoom())
         room = reply.check(bookie=bookie).room
-        assert room is not None  # a good reply to this request has it, or was no reply at all
+        if room is None:
+            raise UnavailableError("bookie tells of impossible disks", bookie=bookie)
         return room
 
     # --- Writes --------------------------------------------------------------------------------
@@ -171,7 +175,9 @@ class BookieClient:
             is_recovery=is_recovery,
             is_high_priority=is_high_priority,
         )
-        reply = await self._ask(self._to(bookie).data, request)
+        lines = self._to(bookie)
+        line = lines.data if len(entry) <= V3_ENTRY_BYTES_MAX else lines.v2
+        reply = await self._ask(line, request)
         header = request.header
         reply.check(bookie=bookie, ledger_id=header.ledger_id, entry_id=header.entry_id)
 
@@ -215,10 +221,11 @@ class BookieClient:
         return lines
 
     def _new_lines(self, bookie: BookieId) -> "_Lines":
-        line_v3 = self._channel(bookie, v3)
+        line_v3, line_v2 = self._channel(bookie, v3), self._channel(bookie, v2)
         return _Lines(
             v3=line_v3,
-            data=line_v3 if self._settings.protocol == "v3" else self._channel(bookie, v2),
+            v2=line_v2,
+            data=line_v3 if self._settings.protocol == "v3" else line_v2,
             batch=self._channel(bookie, v2),
         )
 
@@ -253,9 +260,10 @@ def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Lines:
-    """The connections to one bookie. ``data`` may be the same as ``v3``."""
+    """The connections to one bookie, made when they are needed. ``data`` is one of the first two."""
 
     v3: Channel
+    v2: Channel
     data: Channel
     batch: Channel
     probe: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -281,9 +289,9 @@ class _Lines:
 
     def start_afresh(self) -> None:
         self.refused_beside = None
-        for channel in (self.v3, self.data, self.batch):
+        for channel in (self.v3, self.v2, self.batch):
             channel.retry_now()
 
     async def close(self) -> None:
-        for channel in (self.v3, self.data, self.batch):
+        for channel in (self.v3, self.v2, self.batch):
             await channel.close()

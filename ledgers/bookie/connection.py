@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ledgers.bookie.budget import ReadBudget
-from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX, REPLY_SLACK_BYTES, FrameReader, frame
+from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX, FrameReader, frame
 from ledgers.bookie.protocol.messages import (
     Add,
     Codec,
@@ -52,7 +52,6 @@ class ConnectionSettings:
     read_bytes_guess: int = 64 * 1024
     """What a read of an entry of unknown size counts for in the read budget."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    """The bookies' ``nettyMaxFrameSizeBytes``."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -94,7 +93,7 @@ class Connection(asyncio.Protocol):
         )
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
-        self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max + REPLY_SLACK_BYTES)
+        self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max)
         self._pending: dict[Hashable, deque[_Pending]] = {}
         self._transport: asyncio.Transport | None = None
         self._lost: asyncio.Future[None] = self._loop.create_future()

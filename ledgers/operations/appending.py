@@ -7,7 +7,7 @@ once deleted its copy and takes no more of it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from ledgers.bookies import Bookies
@@ -88,6 +88,13 @@ class QuorumAppender:
         while self._pending and not self._has_room(entry_bytes):
             await self._progress.wait()
         self._raise_if_ended()
+
+    async def do_without(self, failed: Mapping[BookieId, BookmenderError]) -> None:
+        """Have others take over from these before anything is added. Raises NotEnoughBookiesError."""
+        for index, bookie in enumerate(self._ensemble.bookies):
+            if bookie in failed:
+                self._ensemble.note_failure(index, bookie, failed[bookie])
+        await self._replace_failed()
 
     def add(self, entry_id: int, entry: bytes) -> asyncio.Future[int]:
         """Send the entry, which has to be the next one; done when it is confirmed."""

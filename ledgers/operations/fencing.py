@@ -9,7 +9,8 @@ index, say) says no as well, and is quick about it: so whoever showed an entry w
 the noes of others are believed, though one that neither gives nor denies it holds nothing up for good.
 """
 
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -222,6 +223,7 @@ class EndFinder:
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
         """Add every entry after the LAC again; the last one's id, and the length up to it if any."""
+        failed = await self._fill_latecomers(lac)
         length = None
         async with task_scope() as scope:
             appender = QuorumAppender(
@@ -235,6 +237,8 @@ class EndFinder:
                 is_recovery=True,
                 on_change=self._note_change,
             )
+            if failed:
+                await appender.do_without(failed)
             last_add = None
             async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
                 async for entry in entries:
@@ -256,11 +260,39 @@ class EndFinder:
                 await appender.settle(STRAGGLERS_S)
             return appender.confirmed, length
 
+    async def _fill_latecomers(self, lac: int) -> dict[BookieId, BookmenderError]:
+        """Give those that are not believed whatever comes after the LAC, up to the end, but their first entry; who did not
+        take it, and why.
+
+        That one comes with all the others, once they have these: cut short between the two, it would make the next
+        recovery believe that they deny what they were never given.
+        """
+        firsts = {
+            bookie: first_entry_id
+            for bookie in self._latecomers & self._distrusted
+            if (first_entry_id := first_entry_of(self._metadata, bookie)) > lac
+        }
+        failed: dict[BookieId, BookmenderError] = {}
+
+        async def fill(bookie: BookieId, entry: bytes) -> None:
+            try:
+                await self._add_again(bookie, entry)
+            except BookmenderError as error:
+                failed[bookie] = error
+
+        if firsts:
+            async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
+                async for entry in entries:
+                    entry_id = EntryHeader.of(entry).entry_id
+                    lacking = firsts.keys() & set(self._replicas(entry_id)) - failed.keys()
+                    await asyncio.gather(
+                        *(fill(each, entry) for each in lacking if entry_id != firsts[each])
+                    )
+        return failed
+
     async def _read(self, entry_id: int) -> bytes | None:
         """The entry, from any bookie of its write set; None if it cannot have been acknowledged."""
-        replicas = replicas_in(
-            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
-        )
+        replicas = self._replicas(entry_id)
         decide: Callable[[Results[bytes]], Proof | None] = partial(
             recovery_verdict,
             write_quorum=self._metadata.write_quorum,
@@ -283,6 +315,12 @@ class EndFinder:
                 replies=said(results),
             )
         return verdict if isinstance(verdict, bytes) else None
+
+    def _replicas(self, entry_id: int) -> Sequence[BookieId]:
+        """Its write set."""
+        return replicas_in(
+            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
+        )
 
     def _promise(self, bookie: BookieId) -> int:
         """Whom to ask first: who showed an entry when fenced, last who did not answer and may hang."""

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
-from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -28,8 +27,8 @@ from ledgers.operations.ensembles import BookiePool, with_ensemble
 from ledgers.operations.opening import ledger_digest
 from ledgers.operations.tasks import TaskScope, task_scope
 
-PAYLOAD_BYTES_MAX = FRAME_BYTES_MAX - 1024
-"""What fits into a frame with its headers, over either protocol."""
+PAYLOAD_BYTES_MAX = 5 * 1024 * 1024 - 1024
+"""What fits with its headers into a frame that bookies take by default, over either protocol."""
 METADATA_TRIES_MAX = 10
 """Compare-and-sets of one step, before the writer gives up."""
 STRAGGLERS_S = 5.0

@@ -21,10 +21,13 @@ from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
-from ledgers.errors import CorruptionError, NoNodeError
+import structlog
+
+from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 
@@ -64,6 +67,7 @@ def fsck_executors_path(ur: str) -> str:
 
 # --- What stands in them ---------------------------------------------------------------------------
 
+OPEN_UP = "have ZooKeeper's ACL of it allow this node all, or delete it: it is made anew"
 RECORD_BYTES_MAX = 1 << 20
 """ZooKeeper's own bound, unless it was raised there."""
 WHOLE_MAX = 2**63 - 1
@@ -81,6 +85,17 @@ async def read_record(
         data, _ = await store.get(path)
         return parse(parse_record(data))
     except (NoNodeError, CorruptionError):
+        return None
+
+
+async def read_aid(
+    store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
+) -> T | None:
+    """As ``read_record``, of what a leader can do without: it is as good as not there, too, where ACLs shut it away."""
+    try:
+        return await read_record(store, path, parse)
+    except UnauthorizedError as error:
+        log.warning("record.shut_away", path=path, error=str(error), next_step=OPEN_UP)
         return None
 
 

@@ -3,11 +3,15 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import structlog
+
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.store import EventKind, MetadataStore
 from replication.queue import payloads
+
+log = structlog.get_logger()
 
 
 class DisableSwitch:
@@ -46,9 +50,13 @@ class DisableSwitch:
                 self._is_watched = False
 
     async def _read(self) -> None:
-        """One that cannot be read may be on: nothing is begun before it is known to be off (rule S8)."""
+        """One that cannot be read may be on: nothing is begun before it is known to be off (rule S8). One that ACLs shut
+        away is there."""
         try:
             self.may_take = await self._store.exists(self._path) is None
+        except UnauthorizedError as error:
+            self.may_take = False
+            log.warning("disable_switch.shut_away", path=self._path, error=str(error))
         except UnavailableError:
             self.may_take = self._is_watched = False
             raise

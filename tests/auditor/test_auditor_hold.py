@@ -16,7 +16,7 @@ from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES
-from tests.replication.nodes import UR, working
+from tests.replication.nodes import ROOT, UR, working
 from tests.replication.repairs import watch_fencing
 
 HOLD = HoldSettings()
@@ -98,6 +98,20 @@ async def test_when_they_are_back_the_hold_ends_and_nothing_was_ever_marked() ->
         assert await standing(cluster) is None
         await asyncio.sleep(LASTS_S)
         assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_cookies_of_machines_that_no_ledger_names_make_no_hold() -> None:
+    """They were replaced long ago, and never decommissioned."""
+    cluster = await scene()
+    for number in range(8):
+        await cluster.store.create(f"{ROOT}/cookies/old{number}:3181")
+    async with auditing(cluster):
+        await asyncio.sleep(2 * CALM_S)
+        assert not await is_held(cluster)
+
+        await cluster.kill(B1)
+        assert 0 in await marked_soon(cluster)
 
 
 @in_virtual_time

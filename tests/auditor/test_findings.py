@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.findings import SWEEP_S, Finding, Findings, read_findings
+from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Delete, MetadataStore, Operation
@@ -16,6 +17,22 @@ from tests.auditor.auditing import leading
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR
+
+
+class Ahead:
+    """By an hour and a half."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + 5_400_000
+
+    async def sleep(self, duration_s: float) -> None:
+        await self._clock.sleep(duration_s)
 
 
 @asynccontextmanager
@@ -203,8 +220,35 @@ async def test_many_findings_are_looked_at_less_often(monkeypatch: pytest.Monkey
 
         await asyncio.sleep(600)
         assert 7 in await read_findings(cluster.store, UR, [7])
-        await asyncio.sleep(SWEEP_S)
+        await asyncio.sleep(600 + 2 * SWEEP_S)
         assert 7 not in await read_findings(cluster.store, UR, [7])
+
+
+@in_virtual_time
+async def test_a_finding_that_acls_shut_away_ends_no_sweep() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, UR, cluster.clock)
+        for ledger_id in (7, 8):
+            await findings.write(ledger_id, "all-ledgers", {B1}, "missing")
+        shut_out(leader.store, findings_path(UR, 7))
+
+        for _ in range(2):
+            assert await findings.sweep() == 2
+
+    assert [*await read_findings(cluster.store, UR, [7, 8])] == [7]
+
+
+@in_virtual_time
+async def test_no_clock_that_is_ahead_of_zookeepers_makes_a_finding_old() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, UR, Ahead(cluster.clock))
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+
+        await findings.sweep()
+
+    assert 7 in await read_findings(cluster.store, UR, [7])
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1, "check": 5}'])

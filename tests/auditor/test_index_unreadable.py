@@ -175,7 +175,7 @@ async def test_rule_s8_a_directory_that_acls_shut_away_is_not_empty_and_the_othe
         assert keeper.refusal is not None
 
         shut.clear()
-        await asyncio.sleep(3 * keeper_module.RETRY_MIN_S)
+        await asyncio.sleep(keeper_module.UNREADABLE_AGAIN_S)
         assert await soon(keeper) == [0, 1, 2, *others]
         assert keeper.is_complete
         assert keeper.completed_count == 1
@@ -185,6 +185,24 @@ async def test_rule_s8_a_directory_that_acls_shut_away_is_not_empty_and_the_othe
         keeper.rescan()
         assert await soon(keeper) == [0, 1, 2, *others]
         assert (keeper.is_complete, keeper.completed_count) == (False, 1)
+
+
+@in_virtual_time
+async def test_what_acls_leave_open_is_not_read_again_and_again_for_what_they_shut_away() -> None:
+    ledgers = await with_ledgers(3)
+    await ledgers.write(20_000)
+    async with keeping(ledgers, is_built=False) as keeper:
+        store = store_of(keeper)
+        shut = shut_out(store, f"{ROOT}/00/0002")
+        before = store.request_count
+        await asyncio.sleep(3_600)
+        assert await soon(keeper) == [0, 1, 2]
+        assert store.request_count - before < 100
+
+        shut.clear()
+        keeper.rescan()
+        assert await soon(keeper) == [0, 1, 2, 20_000], "it need not wait"
+        assert keeper.is_complete
 
 
 @EACH_SERVER

@@ -73,6 +73,26 @@ async def test_a_bookie_that_does_not_return_is_lost_when_the_time_is_over() -> 
 
 
 @in_virtual_time
+async def test_a_further_outage_takes_nobodys_time_to_return() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, outages=outages_of(cluster)) as leader:
+        cluster.tree.suspend(leader.store)
+        await cluster.kill(B1)
+        for _ in range(3):
+            await asyncio.sleep(2)
+            cluster.tree.resume(leader.store)
+            await asyncio.sleep(4)
+            cluster.tree.suspend(leader.store)
+        await asyncio.sleep(0.2)
+        cluster.tree.resume(leader.store)
+
+        await asyncio.sleep(19)
+        assert await cluster.marked() == []
+        await asyncio.sleep(1.5)
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
 async def test_a_loss_that_was_known_before_the_outage_waits_for_nothing() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, outages=outages_of(cluster)) as leader:

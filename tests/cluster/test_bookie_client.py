@@ -15,9 +15,10 @@ from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookie.connection import ConnectionSettings
+from ledgers.bookies import Transfer
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
-from ledgers.errors import NoSuchEntryError, RejectedError, UnavailableError
+from ledgers.errors import NoSuchEntryError, UnavailableError
 from ledgers.metadata import DigestType
 from tests.cluster.conftest import MakeCluster
 
@@ -68,9 +69,46 @@ def test_the_largest_entry_of_v2_comes_back_over_v3(cluster: LocalCluster) -> No
             batch = await v2.read_batch(bookie, ledger_id, 0, count_max=1, bytes_max=1)
             assert batch == [largest]
 
-            with pytest.raises(RejectedError, match="does not fit"):
+            with pytest.raises(UnavailableError):
                 await v2.add(bookie, largest + b"x", master_key=KEY)
-            assert await v2.read(bookie, ledger_id, 0) == largest
+            assert await v3.read(bookie, ledger_id, 0) == largest
+
+    asyncio.run(main())
+
+
+def test_the_largest_entry_of_v2_can_be_added_again_as_recoveries_do(
+    cluster: LocalCluster,
+) -> None:
+    """In a V3 frame it would be too long for the bookie."""
+    bookie, ledger_id = cluster.bookies[0], 9_100_000_001
+    largest = entry(ledger_id, 0, bytes(LARGEST_V2_PAYLOAD_BYTES))
+
+    async def main() -> None:
+        async with client() as ours:
+            await ours.read_lac(bookie, ledger_id - 1)
+            await ours.add(bookie, largest, master_key=KEY, is_recovery=True, is_high_priority=True)
+            assert await ours.read(bookie, ledger_id, 0) == largest
+
+    asyncio.run(main())
+
+
+def test_what_bookies_with_a_raised_frame_limit_took_is_copied_and_added_again(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(bookies=2, bookie_settings={"nettyMaxFrameSizeBytes": str(9 << 20)})
+    source, target = cluster.bookies
+    large = [entry(1, n, random.Random(n).randbytes(8 << 20)) for n in range(3)]
+
+    async def main() -> None:
+        async with client() as ours:
+            for each in large:
+                await ours.add(source, each, master_key=KEY)
+            result = await ours.transfer(
+                Transfer(ledger_id=1, digest=DIGEST, reads={source: range(3)}, target=target)
+            )
+            assert (result.entry_count, result.failures) == (3, {})
+            for entry_id, each in enumerate(large):
+                assert await ours.read(target, 1, entry_id) == each
 
     asyncio.run(main())
 

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from ledgers.bookie.bulk.lane import UNASKED_MAX
+from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.bookies import Answer
 from ledgers.errors import (
     BookmenderError,
@@ -116,7 +117,7 @@ LIES = [
     pytest.param(forged_reply(length=0), id="no length"),
     pytest.param(forged_reply(length=23), id="shorter than any reply"),
     pytest.param(forged_reply(length=0x7FFF_FFFF), id="longest possible frame"),
-    pytest.param(forged_reply(length=5 * 1024 * 1024 + 64 * 1024), id="just above the limit"),
+    pytest.param(forged_reply(length=FRAME_BYTES_MAX), id="just above the limit"),
     pytest.param(forged_reply(operation=7), id="reply to another operation"),
     pytest.param(forged_reply(version=1), id="another version"),
     pytest.param(forged_reply(code=2, length=40, entry=bytes(16)), id="an entry with an error"),

@@ -32,7 +32,7 @@ class Copying:
     second_pace: Pace | None = None
     expected_bytes: int = 100
     quantum: int = 16
-    passed: object = None
+    let_go_by: set[object] = field(default_factory=set)
     is_begun: bool = False
     is_small: bool = False
     """It wants no more than the first it gets."""

@@ -74,11 +74,11 @@ def test_what_came_before_a_bad_length_is_still_good() -> None:
     ("packet_bytes", "fits"),
     [
         pytest.param(0, False, id="nothing"),
-        pytest.param(FRAME_BYTES_MAX - 4, True, id="the largest that a bookie takes"),
+        pytest.param(FRAME_BYTES_MAX - 4, True, id="the longest"),
         pytest.param(FRAME_BYTES_MAX - 3, False, id="one byte more"),
     ],
 )
-def test_what_no_bookie_would_take_is_not_sent(packet_bytes: int, fits: bool) -> None:
+def test_what_is_longer_than_any_bookie_takes_is_not_sent(packet_bytes: int, fits: bool) -> None:
     packet = bytes(packet_bytes)
 
     if fits:
@@ -88,10 +88,18 @@ def test_what_no_bookie_would_take_is_not_sent(packet_bytes: int, fits: bool) ->
             frame(packet)
 
 
-def test_a_reply_may_be_longer_than_the_longest_request() -> None:
-    largest_v3_reply = bytes(FRAME_BYTES_MAX + 8 - 4)  # as seen from a bookie: 5,242,888 in all
+@pytest.mark.parametrize(
+    "packet_bytes",
+    [
+        pytest.param(5_242_888 - 4, id="BookKeeper's longest add, come back over V3"),
+        pytest.param(5_253_120 - 4, id="Pulsar's longest"),
+        pytest.param(20_000_000, id="where operators raised the limit"),
+    ],
+)
+def test_whatever_bookies_are_set_to_take_is_taken_of_them(packet_bytes: int) -> None:
+    packet = bytes(packet_bytes)
     reader = FrameReader()
 
-    reader.feed(struct.pack(">i", len(largest_v3_reply)) + largest_v3_reply)
+    reader.feed(struct.pack(">i", len(packet)) + packet)
 
-    assert reader.next_packet() == largest_v3_reply
+    assert reader.next_packet() == packet

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from ledgers.bookies import LAST_ENTRY
 from ledgers.entry import EntryDigest
 from ledgers.errors import FencedError, UnavailableError, UnprovenEndError
-from ledgers.metadata import BookieId, DigestType, LedgerState
+from ledgers.metadata import DigestType, LedgerState
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import LEDGER_ID, PASSWORD, A, B, C, D, E, F, World
 from tests.virtual_time import run
@@ -209,86 +209,6 @@ def test_a_damaged_last_entry_keeps_none_of_the_others_from_being_saved() -> Non
     run(scenario())
 
 
-# --- Bookies that are younger than the ledger, and lost nothing --------------------------------------
-
-
-async def moved_to_young_bookies(*holders: BookieId, first: int = 2) -> World:
-    """A ledger that a change of its ensemble moved to B and C, which were set up after it was made."""
-    world = World()
-    await world.make_ledger([A, E, F], [A, B, C], firsts=(0, first))
-    for entry_id in range(first, first + 4):
-        await world.put(entry_id, *holders)
-    return world
-
-
-def test_the_no_of_a_bookie_that_came_later_and_kept_its_entries_is_believed() -> None:
-    async def scenario() -> None:
-        world = await moved_to_young_bookies(A, B, C)
-        world.down = {A}
-
-        assert (await world.recover(young={B, C})).last_entry_id == 5
-
-    run(scenario())
-
-
-def test_one_that_came_later_and_lacks_its_first_entry_was_wiped_since() -> None:
-    """C added on after it was wiped: entry 4 was acknowledged by it and A, which is away."""
-
-    async def scenario() -> None:
-        world = await moved_to_young_bookies(A, B, C)
-        await world.put(6, A, C)
-        for entry_id in range(2, 7):
-            world.bookies.bookie(C).lose(LEDGER_ID, entry_id)
-        await world.put(7, C)
-        world.down = {A}
-
-        with pytest.raises(UnavailableError):
-            await world.recover(young={B, C})
-        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
-
-    run(scenario())
-
-
-def test_a_founding_member_that_is_younger_than_its_ledger_is_never_believed() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C], [A, B, D], firsts=(0, 2))
-        for entry_id in range(2, 6):
-            await world.put(entry_id, B, D)  # B was given its first entries back
-        world.down = {A}
-
-        with pytest.raises(UnavailableError):
-            await world.recover(young={B})
-
-    run(scenario())
-
-
-def test_what_is_saved_makes_nobody_believed_before_all_of_it_is() -> None:
-    """An interrupted rescue leaves the first entry of each bookie out."""
-
-    async def scenario() -> None:
-        world = await moved_to_young_bookies(A)
-
-        with pytest.raises(UnavailableError, match="2 to 5 are left"):
-            await world.recover(young={B, C})
-
-        order = [call.entry_id for call in world.bookies.called("add") if call.bookie == B]
-        assert order == [5, 4, 3, 2]
-
-    run(scenario())
-
-
-def test_one_that_is_known_to_have_lost_entries_is_not_believed_for_having_its_first() -> None:
-    async def scenario() -> None:
-        world = await moved_to_young_bookies(A, B, C)
-        world.down = {A}
-
-        with pytest.raises(UnavailableError):
-            await world.recover(young={B, C}, distrusted={B})
-
-    run(scenario())
-
-
 # --- Others are silent --------------------------------------------------------------------------------
 
 
@@ -305,25 +225,6 @@ def test_a_wiped_bookie_is_given_what_is_left_though_another_is_away_for_good() 
 
         assert (await world.metadata()).state is LedgerState.IN_RECOVERY
         assert all(world.holders(entry_id) == {A, C} for entry_id in range(4))
-
-    run(scenario())
-
-
-def test_but_no_first_entry_while_one_who_is_away_may_have_more() -> None:
-    """B would be believed with it, and cut off entry 6, which C has as well."""
-
-    async def scenario() -> None:
-        world = await moved_to_young_bookies(A)
-        await world.put(6, C)
-        world.down = {C}
-
-        for _ in range(2):
-            with pytest.raises(UnavailableError):
-                await world.recover(young={B})
-        assert [world.holders(entry_id) for entry_id in (2, 3, 5)] == [{A}, {A, B}, {A, B}]
-
-        world.down = set()
-        assert (await world.recover(young={B})).last_entry_id == 6
 
     run(scenario())
 

@@ -13,7 +13,6 @@ from functools import lru_cache
 
 import google_crc32c
 
-from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.entry import HEADER_BYTES, EntryDigest
 from ledgers.fingerprints import ID_AND_LENGTH, Fingerprints, fingerprint
 from ledgers.metadata import DigestType
@@ -34,9 +33,6 @@ READ_REPLY = struct.Struct(">iiiqqqq16xII")
 """The same, then of the entry: its ledger id, entry id, and the 8 bytes where digests begin."""
 SLACK_BYTES = READ_REPLY.size
 """Kept free behind received bytes, so that READ_REPLY may be unpacked at any reply's start."""
-
-REPLY_FRAME_BYTES_MAX = FRAME_BYTES_MAX + 64 * 1024
-"""What bookies take, and some for what their replies add to it."""
 
 BATCH_WORD = 0x0207_0000
 BATCH_REPLY = struct.Struct(">iiiqqq")

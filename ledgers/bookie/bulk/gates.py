@@ -42,8 +42,8 @@ class Gate(ABC):
 
     def take(self, reading: "AnyReading", count: int) -> int:
         """Credit for up to ``count`` more of its entries; 0 means: park."""
-        if reading.passed is self:
-            reading.passed = None
+        if self in reading.let_go_by:
+            reading.let_go_by.remove(self)
         elif self._parked:
             return 0
         return self._grant(count, reading.job.expected_bytes)
@@ -60,7 +60,7 @@ class Gate(ABC):
             reading = self._parked.popleft()
             free_count -= self._weight(reading)
             free_bytes -= reading.quantum * reading.job.expected_bytes
-            reading.passed = self
+            reading.let_go_by.add(self)
             reading.lane.enqueue(reading)
 
     def _weight(self, reading: "AnyReading") -> int:

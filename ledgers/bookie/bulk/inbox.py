@@ -9,7 +9,7 @@ a long frame gets a buffer of its own, of just its size, once its length was fou
 import asyncio
 from typing import Protocol, cast
 
-from ledgers.bookie.bulk.frames import REPLY_BYTES, SLACK_BYTES
+from ledgers.bookie.bulk.frames import BATCH_REPLY_BYTES, SLACK_BYTES
 from ledgers.errors import CorruptionError
 
 RECEIVE_BYTES = 512 * 1024
@@ -23,7 +23,7 @@ class FrameConsumer(Protocol):
     def consume(self, view: memoryview, end: int) -> int:
         """Take the whole frames of ``view[:end]``; where the incomplete one after them begins.
 
-        Before it returns, the length of that one, if ``REPLY_BYTES`` of it are there, was found
+        Before it returns, the length of that one, if ``BATCH_REPLY_BYTES`` of it are there, was found
         acceptable. Raises CorruptionError. ``SLACK_BYTES`` may be read behind ``end``.
         """
         ...
@@ -97,7 +97,7 @@ class Inbox(asyncio.BufferedProtocol):
         self._keep(view[position:end])
 
     def _keep(self, rest: memoryview) -> None:
-        if len(rest) >= REPLY_BYTES:
+        if len(rest) >= BATCH_REPLY_BYTES:  # the longest head of all
             frame_bytes = 4 + int.from_bytes(rest[:4], "big")
             if frame_bytes >= _LONG_FRAME_BYTES:
                 self._long = memoryview(bytearray(frame_bytes + SLACK_BYTES))

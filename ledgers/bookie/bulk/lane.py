@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
-from ledgers.bookie.bulk.frames import REPLY_FRAME_BYTES_MAX
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
+from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.errors import BookmenderError, CorruptionError, NoAnswerError, UnavailableError
 from ledgers.formats.bookie_info import Resolve, parse_address
 from ledgers.metadata import BookieId
@@ -33,7 +33,7 @@ class Common:
     timeout_s: float
     writes_in_flight_max: int
     writes_bytes_max: int
-    frame_bytes_max: int = REPLY_FRAME_BYTES_MAX
+    frame_bytes_max: int = FRAME_BYTES_MAX
     receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
     yields: bool = True
     """Whether a bookie is asked less while its replies grow slower."""
@@ -205,8 +205,10 @@ class Lane(ABC):
             self.break_off(failure)
         else:
             self._opening = None
-            if self.is_open:  # else it broke at once
+            if self.is_open:
                 self._go_on()
+            elif self.is_busy:  # it broke at once, and more was asked for since
+                self.connect()
 
     def _back_off(self) -> None:
         if self._is_proven:

@@ -47,8 +47,8 @@ class AnyReading(ABC):
         "lane",
         "last_id",
         "ledger_id",
+        "let_go_by",
         "outstanding",
-        "passed",
         "progress_s",
         "way",
         "writing",
@@ -72,8 +72,9 @@ class AnyReading(ABC):
         """Loop time at which the source last replied, or was asked while nothing was outstanding."""
         self.is_queued = False
         """Whether it waits for its next turn, in the lane's ring or parked at a gate."""
-        self.passed: Gate | None = None
-        """The gate where it was parked longest, so that it goes before those that still are."""
+        self.let_go_by: set[Gate] = set()
+        """Gates where it was parked longest, and has not come to again: it goes before those that still are, though it may
+        be parked at others on the way."""
         self.is_over = False
         self.outstanding: dict[int, Any] = {}
         """What is outstanding, by the key of its reply, oldest first."""

@@ -168,13 +168,10 @@ def _availability(response: wire.Response) -> bytes:
 
 
 def _room(response: wire.Response) -> Room | None:
+    """None also for disks that cannot be."""
     if response.header.operation != wire.GET_BOOKIE_INFO:
         return None
     inner = response.getBookieInfoResponse
     if not 0 <= inner.freeDiskSpace <= inner.totalDiskCapacity or not inner.totalDiskCapacity:
-        raise CorruptionError(
-            "a bookie tells of impossible disks",
-            free_bytes=inner.freeDiskSpace,
-            total_bytes=inner.totalDiskCapacity,
-        )
+        return None  # no reason to break a connection that others' requests are on
     return Room(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)

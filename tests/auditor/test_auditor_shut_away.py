@@ -1,0 +1,92 @@
+"""Znodes of ours that ACLs shut away: what they would tell is done without, and no term ends."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.index.note import IndexNote, index_note_path
+from ledgers.errors import UnauthorizedError
+from ledgers.store import Create, MetadataStore, MultiFailed, Operation, OperationResult, SetData
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from tests.auditor.auditing import leading
+from tests.auditor.scenes import marked_soon, with_ledgers
+from tests.replication.cluster import in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR
+
+NOTE = IndexNote(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
+AIDS = [f"{own_path(UR)}/{name}" for name in ("identities", "absences", "causes")]
+
+
+def refuse_writes(store: MetadataStore, path: str) -> None:
+    multi = store.multi
+
+    async def refused(operations: Sequence[Operation]) -> list[OperationResult]:
+        for index, each in enumerate(operations):
+            if isinstance(each, Create | SetData) and each.path == path:
+                raise MultiFailed(index, UnauthorizedError("the ACL shuts us out"))
+        return await multi(operations)
+
+    store.multi = refused  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("path", AIDS, ids=lambda path: path.rpartition("/")[2])
+@pytest.mark.parametrize("is_readable", [False, True], ids=["for reading", "for writing"])
+@in_virtual_time
+async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
+    path: str, is_readable: bool
+) -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    await cluster.store.create(path, b'{"version": 1}', with_parents=True)
+    async with leading(cluster) as leader:
+        refuse_writes(leader.store, path)
+        if not is_readable:
+            shut_out(leader.store, path)
+        with capture_logs() as logs:
+            auditor = asyncio.create_task(leader.auditor.run())
+            await asyncio.sleep(5)
+            await cluster.kill(B1)
+            assert await marked_soon(cluster) == [0]
+            await asyncio.sleep(180)
+            assert not auditor.done()
+            await cluster.kill(B3)
+            assert await marked_soon(cluster) == [0, 1]
+
+        told = [line for line in logs if line["event"] == "record.shut_away"]
+        assert {line["path"] for line in told} == {path}
+        auditor.cancel()
+        await asyncio.gather(auditor, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_how_far_the_index_is_may_be_shut_away() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        refuse_writes(leader.store, index_note_path(UR))
+
+        with capture_logs() as logs:
+            await leader.records.write_index(NOTE)
+
+    assert [line["path"] for line in logs] == [index_note_path(UR)]
+
+
+@in_virtual_time
+async def test_a_disable_switch_that_is_shut_away_is_on() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        auditor = asyncio.create_task(leader.auditor.run())
+        await asyncio.sleep(5)
+        shut_out(leader.store, payloads.disable_path(UR))
+        await cluster.store.create(payloads.disable_path(UR))
+        await cluster.kill(B1)
+        await asyncio.sleep(30)
+        assert not auditor.done()
+        assert await cluster.marked() == []
+
+        await cluster.store.delete(payloads.disable_path(UR))
+        assert await marked_soon(cluster) == [0]
+        auditor.cancel()
+        await asyncio.gather(auditor, return_exceptions=True)

@@ -1,0 +1,104 @@
+"""Gates that transfers to two targets share, and windows that each target has of its own."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from ledgers.bookie.budget import Window
+from ledgers.bookie.bulk.gates import (
+    GENTLE_BURST_S,
+    GENTLE_BYTES_PER_S,
+    GENTLE_ENTRIES_PER_S,
+    GentlePace,
+    Pace,
+    Way,
+    WindowGate,
+)
+from ledgers.bookie.bulk.readings import AnyReading
+from tests.replication.cluster import in_virtual_time
+
+QUANTUM = 16
+ENTRY_BYTES = 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Copying:
+    """A reading without end, whose entries its target acknowledges after a while. It is its own job and lane."""
+
+    way: Way
+    reply_s: float
+    quantum: int = QUANTUM
+    expected_bytes: int = ENTRY_BYTES
+    let_go_by: set[object] = field(default_factory=set)
+    is_begun: bool = False
+    acknowledged_count: int = 0
+    is_queued: bool = False
+    flying_count: int = 0
+
+    @property
+    def job(self) -> "Copying":
+        return self
+
+    @property
+    def lane(self) -> "Copying":
+        return self
+
+    def enqueue(self, reading: Any) -> None:
+        self.is_queued = True
+        asyncio.get_running_loop().call_soon(self._take_turn)
+
+    def _take_turn(self) -> None:
+        if self.flying_count >= 4 * QUANTUM:
+            self.is_queued = False
+        elif count := self.way.take(cast(AnyReading, self), self.quantum):
+            self.flying_count += count
+            asyncio.get_running_loop().call_later(self.reply_s, self._acknowledge, count)
+            self.enqueue(self)
+
+    def _acknowledge(self, count: int) -> None:
+        self.flying_count -= count
+        self.acknowledged_count += count
+        self.way.release(count * ENTRY_BYTES, count=count)
+        if not self.is_queued:
+            self.enqueue(self)
+
+
+@pytest.mark.parametrize(
+    ("copying_counts", "slow_window", "slow_reply_s"),
+    [
+        pytest.param((40, 40), 62, 0.01, id="as many to each"),
+        pytest.param((40, 40), QUANTUM, 0.01, id="a window of one turn"),
+        pytest.param((80, 20), 32, 0.02, id="a few to the slow one"),
+        pytest.param((50, 50), 250, 0.05, id="a target that is far away"),
+    ],
+)
+@in_virtual_time
+async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up_the_pace(
+    copying_counts: tuple[int, int], slow_window: int, slow_reply_s: float
+) -> None:
+    gentle, spread, pace = GentlePace(), Pace(burst_s=GENTLE_BURST_S), Pace()
+    for each in (gentle, spread):
+        each.set(entries_per_s=GENTLE_ENTRIES_PER_S, bytes_per_s=GENTLE_BYTES_PER_S)
+    memory = WindowGate(Window(count_max=32_768, bytes_max=32 << 20))
+    windows = [WindowGate(Window(count_max=n, bytes_max=8 << 20)) for n in (1_000, slow_window)]
+    fast, slow = (
+        [Copying(Way(gentle, spread, pace, window, memory), reply_s) for _ in range(count)]
+        for window, reply_s, count in zip(
+            windows, (0.003, slow_reply_s), copying_counts, strict=True
+        )
+    )
+    for copying in (*fast, *slow):
+        copying.enqueue(copying)
+    for _ in range(40):
+        await asyncio.sleep(0.25)
+        for window in (*windows, memory):
+            window.unpark_if_free()
+    for each in (gentle, spread, pace):
+        each.close()
+
+    assert all(copying.acknowledged_count for copying in slow)
+    could_s = slow_window / slow_reply_s  # were it alone
+    slow_rate = sum(copying.acknowledged_count for copying in slow) / 10
+    assert slow_rate > 0.15 * min(could_s, GENTLE_ENTRIES_PER_S / 2)

@@ -1,0 +1,51 @@
+"""What is kept of an incomplete frame, and what is not believed of its length before anybody has judged it."""
+
+import asyncio
+
+import pytest
+
+from ledgers.bookie.bulk.frames import BATCH_REPLY_BYTES
+from ledgers.bookie.bulk.inbox import RECEIVE_BYTES, Inbox, ReceiveBuffer
+
+
+class Judge:
+    """Takes no frame, and judges its head once all of it is there, as the longest there is."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+
+    def consume(self, view: memoryview, end: int) -> int:
+        self.ends.append(end)
+        return 0
+
+    def opened(self, inbox: Inbox, transport: asyncio.Transport) -> None: ...
+
+    def closed(self, inbox: Inbox, error: Exception | None) -> None: ...
+
+    def is_full(self, inbox: Inbox, is_full: bool) -> None: ...
+
+
+def feed(inbox: Inbox, data: bytes) -> None:
+    inbox.get_buffer(-1)[: len(data)] = data
+    inbox.buffer_updated(len(data))
+
+
+@pytest.mark.parametrize("byte_count", range(4, BATCH_REPLY_BYTES))
+@pytest.mark.parametrize("length", [0x7FFF_FFFF, -1])
+def test_no_room_is_made_for_a_length_that_nobody_has_judged(byte_count: int, length: int) -> None:
+    inbox = Inbox(judge := Judge(), ReceiveBuffer())
+    head = length.to_bytes(4, "big", signed=True)
+
+    feed(inbox, head + bytes(byte_count - 4))
+
+    assert len(inbox.get_buffer(-1)) <= RECEIVE_BYTES
+    feed(inbox, b"more")
+    assert judge.ends == [byte_count, byte_count + 4]
+
+
+def test_a_long_frame_is_completed_in_a_buffer_of_its_own() -> None:
+    inbox = Inbox(Judge(), ReceiveBuffer())
+
+    feed(inbox, (1_000_000).to_bytes(4, "big") + bytes(BATCH_REPLY_BYTES))
+
+    assert len(inbox.get_buffer(-1)) == 1_000_000 - BATCH_REPLY_BYTES
