@@ -14,6 +14,9 @@ from ledgers.store import MetadataStore
 
 log = structlog.get_logger()
 
+JOINED_MAX_S = 300.0
+"""Where outages follow each other for longer, a bookie that is still away is away for a reason of its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
@@ -57,10 +60,11 @@ class Outages:
 
     def begin(self) -> None:
         """The connection is away. Any number of times. While some have time to return from the last outage this one goes
-        on with it: who is back by then need not know of two."""
+        on with it, for ``JOINED_MAX_S``: it ends the sessions of those that are about to."""
         if self._began_s is None:
-            now_s = self._clock.now_s()
-            self._began_s = self._ended.began_s if now_s <= self._ended.settled_s else now_s
+            now_s, last = self._clock.now_s(), self._ended
+            is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S
+            self._began_s = last.began_s if is_joined else now_s
 
     def end(self) -> None:
         """It is back. Any number of times."""

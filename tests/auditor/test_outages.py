@@ -6,7 +6,7 @@ import math
 import pytest
 
 from auditor.absence import excused_until_s, lost_bookies, next_loss_s
-from auditor.outages import Outage, Outages
+from auditor.outages import JOINED_MAX_S, Outage, Outages
 from ledgers.metadata import BookieId
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import marked_soon, with_ledgers
@@ -89,6 +89,22 @@ async def test_a_further_outage_takes_nobodys_time_to_return() -> None:
         await asyncio.sleep(19)
         assert await cluster.marked() == []
         await asyncio.sleep(1.5)
+        assert await marked_soon(cluster) == [0]
+
+
+@in_virtual_time
+async def test_outages_without_end_hide_no_loss_for_ever() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, outages=outages_of(cluster)) as leader:
+        cluster.tree.suspend(leader.store)
+        await cluster.kill(B1)
+        for _ in range(round(2 * JOINED_MAX_S / 6)):
+            cluster.tree.resume(leader.store)
+            await asyncio.sleep(5)
+            cluster.tree.suspend(leader.store)
+            await asyncio.sleep(1)
+        cluster.tree.resume(leader.store)
+
         assert await marked_soon(cluster) == [0]
 
 
