@@ -103,7 +103,7 @@ class Findings:
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
-        """To be followed by the mark, within ``SWEEP_S``: no clock is compared with ZooKeeper's. A later finding takes an earlier one's place, and adds its
+        """To be followed by the mark, within ``SWEEP_S``. A later finding takes an earlier one's place, and adds its
         bookies to those: what was found first may not be mended yet.
 
         Raises UnavailableError.

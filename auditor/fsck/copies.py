@@ -30,8 +30,8 @@ from ledgers.fragments import known_fragments
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, DigestType, LedgerState
 from ledgers.operations.ahead import read_ahead
-from ledgers.operations.fencing import first_entry_of, latecomers
 from ledgers.operations.last_entries import highest_entry_id
+from ledgers.operations.latecomers import first_entry_of, latecomers
 from ledgers.operations.opening import find_end, ledger_digest
 from ledgers.operations.reader import LedgerReader
 from ledgers.placement import Adherence, RuledPlacement

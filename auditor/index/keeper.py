@@ -212,10 +212,12 @@ class IndexKeeper(Changing):
                 await self._wait_opened(error)
 
     async def _wait_opened(self, error: UnauthorizedError) -> None:
-        """All is read that may be, which is dear: what may not be is due again when something else is, or after a while."""
-        log.warning("index.shut_away", error=str(error), retry_s=UNREADABLE_AGAIN_S)
+        """All else of the tree was read, which is dear: it is due again when something else is, or after a while."""
+        retry_s = UNREADABLE_AGAIN_S if self._is_told else self._rescan_interval_s
+        log.warning("index.shut_away", error=str(error), retry_s=retry_s)
         self._has_due.clear()
-        await wait_woken(self._has_due, timeout_s=UNREADABLE_AGAIN_S)
+        if not await wait_woken(self._has_due, timeout_s=retry_s) and not self._is_told:
+            self.rescan()
         self._has_due.set()
 
     async def _wait_due(self) -> None:

@@ -94,7 +94,8 @@ class QuorumAppender:
         for index, bookie in enumerate(self._ensemble.bookies):
             if bookie in failed:
                 self._ensemble.note_failure(index, bookie, failed[bookie])
-        await self._replace_failed()
+        if self._ensemble.has_failures:
+            await self._replace_failed()
 
     def add(self, entry_id: int, entry: bytes) -> asyncio.Future[int]:
         """Send the entry, which has to be the next one; done when it is confirmed."""

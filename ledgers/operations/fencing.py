@@ -10,7 +10,7 @@ the noes of others are believed, though one that neither gives nor denies it hol
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -27,17 +27,19 @@ from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.appending import QuorumAppender
 from ledgers.operations.asking import OTHERS_S, Results, ask, given, said
-from ledgers.operations.ensembles import BookiePool
+from ledgers.operations.ensembles import BookiePool, can_go_on_without
+from ledgers.operations.latecomers import first_entry_of, latecomers
 from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
 from ledgers.operations.rescue import Rescue
 from ledgers.operations.tasks import task_scope
-from ledgers.striping import first_of
 
 log = structlog.get_logger()
 
 HEDGE_S = 0.5
 """A recovery read that is not answered for so long is sent to the next bookie as well."""
+FILL_ADDS, FILL_BYTES = 500, 8 * 1024 * 1024
+"""That are under way at a time where a latecomer is given the others before its first entry."""
 STRAGGLERS_S = 1.0
 """How long copies beyond the A needed are waited for before the ledger is closed."""
 
@@ -79,23 +81,6 @@ def recovery_verdict(
         for bookie, result in results.items()
     )
     return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
-
-
-def latecomers(metadata: LedgerMetadata, young: Collection[BookieId]) -> frozenset[BookieId]:
-    """Of bookies that are younger than the ledger those that came by a change of the ensemble: they may never have
-    been wiped, and were not as long as they have their ``first_entry_of`` it."""
-    return frozenset(young).difference(metadata.segments[0].ensemble)
-
-
-def first_entry_of(metadata: LedgerMetadata, bookie: BookieId) -> int:
-    """The first entry of the last segment that this member of it stores, once there are so many."""
-    last = metadata.last_segment
-    return first_of(
-        last.ensemble.index(bookie),
-        last.first_entry_id,
-        ensemble_size=metadata.ensemble_size,
-        write_quorum=metadata.write_quorum,
-    )
 
 
 def has_every_answer(results: Results[T]) -> bool:
@@ -223,7 +208,7 @@ class EndFinder:
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
         """Add every entry after the LAC again; the last one's id, and the length up to it if any."""
-        failed = await self._fill_latecomers(lac)
+        failed = await self._those_to_do_without(lac)
         length = None
         async with task_scope() as scope:
             appender = QuorumAppender(
@@ -237,13 +222,13 @@ class EndFinder:
                 is_recovery=True,
                 on_change=self._note_change,
             )
-            if failed:
-                await appender.do_without(failed)
             last_add = None
             async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
                 async for entry in entries:
                     header = EntryHeader.of(entry)
                     length = header.length
+                    if last_add is None:
+                        await appender.do_without(failed)
                     await appender.wait_for_room(len(entry))
                     last_add = appender.add(
                         header.entry_id,
@@ -260,35 +245,53 @@ class EndFinder:
                 await appender.settle(STRAGGLERS_S)
             return appender.confirmed, length
 
-    async def _fill_latecomers(self, lac: int) -> dict[BookieId, BookmenderError]:
-        """Give those that are not believed whatever comes after the LAC, up to the end, but their first entry; who did not
-        take it, and why.
+    async def _those_to_do_without(self, lac: int) -> Mapping[BookieId, BookmenderError]:
+        """Bookies that are not to be given their first entry, and why.
 
-        That one comes with all the others, once they have these: cut short between the two, it would make the next
-        recovery believe that they deny what they were never given.
+        It would make a latecomer believed: cut short before it has the others, too, this recovery would leave it denying
+        to the next one what it was never given. Where it is needed it is given those first.
         """
         firsts = {
             bookie: first_entry_id
             for bookie in self._latecomers & self._distrusted
             if (first_entry_id := first_entry_of(self._metadata, bookie)) > lac
         }
+        if not firsts:
+            return {}
+        writable = {candidate.bookie for candidate in await self._pool.writable()}
+        failing = set(self._metadata.last_segment.ensemble) - writable | firsts.keys()
+        if await can_go_on_without(self._metadata, failing, pool=self._pool, clock=self._clock):
+            return dict.fromkeys(firsts, UnavailableError("it may have been wiped since it joined"))
+        return await self._give_all_but(firsts, lac)
+
+    async def _give_all_but(
+        self, firsts: Mapping[BookieId, int], lac: int
+    ) -> Mapping[BookieId, BookmenderError]:
+        """Give whatever comes after the LAC to its write set, up to the end, but to these bookies their first entry; who
+        of them did not take it."""
         failed: dict[BookieId, BookmenderError] = {}
 
-        async def fill(bookie: BookieId, entry: bytes) -> None:
+        async def give(bookie: BookieId, entry: bytes) -> None:
             try:
                 await self._add_again(bookie, entry)
             except BookmenderError as error:
                 failed[bookie] = error
 
-        if firsts:
-            async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
+        part: list[tuple[BookieId, bytes]] = []
+        async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
+            try:
                 async for entry in entries:
                     entry_id = EntryHeader.of(entry).entry_id
-                    lacking = firsts.keys() & set(self._replicas(entry_id)) - failed.keys()
-                    await asyncio.gather(
-                        *(fill(each, entry) for each in lacking if entry_id != firsts[each])
-                    )
-        return failed
+                    takers = [b for b in self._replicas(entry_id) if b not in failed]
+                    part += [(each, entry) for each in takers if firsts.get(each) != entry_id]
+                    if len(part) >= FILL_ADDS or sum(len(e) for _, e in part) >= FILL_BYTES:
+                        await asyncio.gather(*(give(*each) for each in part))
+                        part.clear()
+            except UnavailableError:
+                await asyncio.gather(*(give(*each) for each in part))
+                raise
+        await asyncio.gather(*(give(*each) for each in part))
+        return {bookie: error for bookie, error in failed.items() if bookie in firsts}
 
     async def _read(self, entry_id: int) -> bytes | None:
         """The entry, from any bookie of its write set; None if it cannot have been acknowledged."""

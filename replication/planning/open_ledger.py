@@ -26,8 +26,8 @@ from ledgers.errors import UnavailableError, UnprovenEndError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.ensembles import BookiePool, can_go_on_without
-from ledgers.operations.fencing import latecomers
 from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
+from ledgers.operations.latecomers import latecomers
 from ledgers.operations.reader import replicas_in
 from ledgers.operations.recovery import nothing_to_confirm, recover_ledger
 from ledgers.placement import Candidate

@@ -101,7 +101,9 @@ async def test_when_they_are_back_the_hold_ends_and_nothing_was_ever_marked() ->
 
 
 @in_virtual_time
-async def test_cookies_of_machines_that_no_ledger_names_make_no_hold() -> None:
+async def test_cookies_of_machines_that_no_ledger_names_hold_nothing_once_all_ledgers_were_read() -> (
+    None
+):
     """They were replaced long ago, and never decommissioned."""
     cluster = await scene()
     for number in range(8):

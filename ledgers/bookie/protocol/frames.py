@@ -2,7 +2,7 @@
 
 The same in both protocols and both directions. A bookie drops the connection, without a reply, when the frame is
 longer than its ``nettyMaxFrameSizeBytes``, which counts the length field too (BookKeeper's default is 5,242,880, Pulsar's
-5,253,120, and operators raise it). Nobody tells us of it, nor need we know: what one bookie took the others do.
+5,253,120, and operators raise it). Nobody tells us of it, nor need we know where all are set alike: what one of them took the others take.
 """
 
 import struct
