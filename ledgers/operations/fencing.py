@@ -251,15 +251,16 @@ class EndFinder:
         It would make a latecomer believed: cut short before it has the others, too, this recovery would leave it denying
         to the next one what it was never given. Where it is needed it is given those first.
         """
+        members = set(self._metadata.last_segment.ensemble)
         firsts = {
             bookie: first_entry_id
-            for bookie in self._latecomers & self._distrusted
+            for bookie in members & self._latecomers & self._distrusted
             if (first_entry_id := first_entry_of(self._metadata, bookie)) > lac
         }
         if not firsts:
             return {}
         writable = {candidate.bookie for candidate in await self._pool.writable()}
-        failing = set(self._metadata.last_segment.ensemble) - writable | firsts.keys()
+        failing = (members - writable) | firsts.keys()
         if await can_go_on_without(self._metadata, failing, pool=self._pool, clock=self._clock):
             return dict.fromkeys(firsts, UnavailableError("it may have been wiped since it joined"))
         return await self._give_all_but(firsts, lac)

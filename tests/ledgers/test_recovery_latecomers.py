@@ -180,6 +180,17 @@ def test_but_none_does_where_nothing_is_to_be_added() -> None:
     run(scenario())
 
 
+def test_nothing_is_asked_of_young_bookies_that_are_no_members_any_more() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.make_ledger([A, E, F], [A, D, F], [A, B, C], firsts=(0, 1, 2))
+        await world.put(2, A, C, lac=1)
+
+        assert (await world.recover(young={D, B})).last_entry_id == 2
+
+    run(scenario())
+
+
 def test_one_that_is_needed_and_does_not_take_all_is_not_given_its_first_entry() -> None:
     async def scenario() -> None:
         world = await wiped_latecomer(is_needed=True)
