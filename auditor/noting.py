@@ -108,8 +108,8 @@ class Absences:
         self._was_seen.set()
 
     def named_since_s(self, keeper: IndexKeeper) -> Mapping[BookieId, float]:
-        """Of ``since_s`` those that ledgers name; until all ledgers were read, all of them. A cookie that a machine left behind, which
-        was replaced long ago, makes no hold."""
+        """Of ``since_s`` those that ledgers name; until all ledgers were read, all of them. A cookie that a machine left
+        behind, which was replaced long ago, makes no hold. Monotonic seconds."""
         if not keeper.completed_count:
             return self.since_s
         named = keeper.index.bookies

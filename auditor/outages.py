@@ -15,7 +15,7 @@ from ledgers.store import MetadataStore
 log = structlog.get_logger()
 
 JOINED_MAX_S = 300.0
-"""Where outages follow each other for longer, a bookie that is still away is away for a reason of its own."""
+"""So long after the first of them began outages count as one; who is still away then is so for a reason of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

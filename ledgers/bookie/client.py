@@ -1,9 +1,9 @@
 """Requests to real bookies: the control path of the ``Bookies`` interface.
 
-Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be
-told apart (fencing, last entries, LACs; rule S5) and by default for all single reads and adds; V2
-for these where the settings say so, and to add the largest entries; and V2 for batch reads alone, since a bookie before 4.17 answers
-the first of them by closing the connection. Bulk copying is ``bulk``'s; both share the read budgets.
+Each bookie is spoken to over up to three connections, made when needed: V3 for whatever has to be told apart (fencing,
+last entries, LACs; rule S5) and by default for all single reads and adds; V2 for these where the settings say so, and to
+add the largest entries; and V2 for batch reads alone, since a bookie before 4.17 answers the first of them by closing the
+connection. Bulk copying is ``bulk``'s; both share the read budgets.
 """
 
 import asyncio

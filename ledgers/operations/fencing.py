@@ -39,7 +39,7 @@ log = structlog.get_logger()
 HEDGE_S = 0.5
 """A recovery read that is not answered for so long is sent to the next bookie as well."""
 FILL_ADDS, FILL_BYTES = 500, 8 * 1024 * 1024
-"""That are under way at a time where a latecomer is given the others before its first entry."""
+"""Adds, and bytes of the entries added, under way at a time where a latecomer is given its first entry last."""
 STRAGGLERS_S = 1.0
 """How long copies beyond the A needed are waited for before the ledger is closed."""
 
@@ -279,15 +279,18 @@ class EndFinder:
                 failed[bookie] = error
 
         part: list[tuple[BookieId, bytes]] = []
+        part_bytes = 0
         async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
             try:
                 async for entry in entries:
                     entry_id = EntryHeader.of(entry).entry_id
                     takers = [b for b in self._replicas(entry_id) if b not in failed]
                     part += [(each, entry) for each in takers if firsts.get(each) != entry_id]
-                    if len(part) >= FILL_ADDS or sum(len(e) for _, e in part) >= FILL_BYTES:
+                    part_bytes += len(entry)
+                    if len(part) >= FILL_ADDS or part_bytes >= FILL_BYTES:
                         await asyncio.gather(*(give(*each) for each in part))
                         part.clear()
+                        part_bytes = 0
             except UnavailableError:
                 await asyncio.gather(*(give(*each) for each in part))
                 raise
