@@ -39,7 +39,7 @@ EVERY_ENTRY = AUDITOR_ONLY | {"CHECKS_ALL_LEDGERS_SHARE": "1", "CHECKS_READS_PER
 
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
-    return {"bookies": 4, "session_timeout_s": 20}  # a bookie that hangs stays registered
+    return {"bookies": 4, "session_timeout_s": 90}  # a bookie that hangs stays registered
 
 
 def break_indexes(files: Path) -> None:

@@ -27,7 +27,7 @@ HEALTHY_LEDGERS = 1_000 if os.environ.get("TEST_FSCK") == "full" else 200
 
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
-    return {"bookies": BOOKIES, "session_timeout_s": 20}  # one that hangs stays registered
+    return {"bookies": BOOKIES, "session_timeout_s": 90}  # one that hangs stays registered
 
 
 def test_healthy_ledgers_give_no_alarm_while_others_are_written_and_deleted(
