@@ -140,7 +140,11 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
         UnauthorizedError,
         "ZooKeeper admits only clients that authenticate themselves",
     ),
-    (kazoo.QuotaExceededError, RejectedError, "ZooKeeper's quota of this path is used up"),
+    (  # until somebody raises it, or something is deleted
+        kazoo.QuotaExceededError,
+        UnavailableError,
+        "ZooKeeper's quota of this path is used up: raise it (listquota and setquota of zkCli.sh)",
+    ),
     (kazoo.BadArgumentsError, RejectedError, "ZooKeeper refuses the arguments"),
     (kazoo.MarshallingError, RejectedError, "ZooKeeper cannot read the request"),
     (kazoo.UnimplementedError, UnsupportedError, "this ZooKeeper server does not know the request"),

@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -353,3 +354,30 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 
 def frame(body: bytes) -> bytes:
     return struct.pack("!i", len(body)) + body
+
+
+@on_loop
+async def test_a_quota_that_is_used_up_is_trouble_that_may_be_over_one_day(
+    tmp_path: Path,
+) -> None:
+    flags = ["-Dzookeeper.enforceQuota=true"]
+    with running_zookeeper(tmp_path, flags=flags) as server:
+        async with opened(server) as store:
+            await store.create("/marks")
+            for path, data in QUOTA_OF_MARKS.items():
+                await store.create(path, data)
+            await store.create("/marks/1")
+
+            with pytest.raises(UnavailableError, match=r"quota of this path.*raise it.*/marks/2"):
+                await store.create("/marks/2")
+
+            await store.delete("/marks/1")
+            await store.create("/marks/2")
+
+
+QUOTA_OF_MARKS = {
+    "/zookeeper/quota/marks": b"",
+    "/zookeeper/quota/marks/zookeeper_limits": b"count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2",
+    "/zookeeper/quota/marks/zookeeper_stats": b"count=1,bytes=0",
+}
+"""The znode and one below it (``QuotaPath``, ``StatsTrack``)."""
