@@ -32,7 +32,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.cluster.order_book import OrderBook
-from replication.journal import MetadataJournal
+from replication.journal import ClusterJournal, MetadataJournal
 from replication.queue.payloads import underreplication_path
 from replication.queue.tree import prepare_tree
 
@@ -101,7 +101,7 @@ async def _join(
     """Everything that needs the session before work can begin; it is in the list of nodes then."""
     uri, clock = settings.uri, SystemClock()
     cluster = await read_instance_id(store, uri.root)
-    manager = await LedgerManager.open(store, uri, journal=journal.of_cluster(cluster))
+    manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
     ur = underreplication_path(uri.root)
     await prepare_tree(store, ur)
     views = ViewSource(Registration(store, uri.root), clock, OrderBook(store, ur))

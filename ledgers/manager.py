@@ -4,7 +4,7 @@ BookKeeper's word for this is ledger manager. Every overwrite names the version 
 made from (rule S2), and hands the bytes before and after to the journal first.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
@@ -27,8 +27,8 @@ from ledgers.zookeeper.id_generator import new_ledger_id
 from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.walk import OnStray, ledger_trees, walk_ledger_ids
 
-Journal = Callable[[int, bytes, bytes], None]
-"""Receives ledger id, bytes before, bytes after; an error from it keeps the write from happening."""
+Journal = Callable[[int, bytes, bytes], Awaitable[None]]
+"""Receives ledger id, bytes before, bytes after, and keeps them; an error from it keeps the write from happening."""
 
 
 class VersionedMetadata(Struct, frozen=True, kw_only=True):
@@ -135,7 +135,7 @@ class LedgerManager:
         Raises ConflictError, NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
         LockLostError when a guard does not hold.
         """
-        operation = self.write_operation(ledger_id, metadata, read_as=read_as)
+        operation = await self.write_operation(ledger_id, metadata, read_as=read_as)
         try:
             results = await self._store.multi([*guards, operation])
         except MultiFailed as failure:
@@ -152,21 +152,21 @@ class LedgerManager:
             ledger_id=ledger_id, metadata=metadata, stat=stat, data=operation.data
         )
 
-    def write_operation(
+    async def write_operation(
         self, ledger_id: int, metadata: LedgerMetadata, *, read_as: VersionedMetadata
     ) -> SetData:
         """The write as part of a transaction of the caller's; it is in the journal from now on."""
         data = serialize_metadata(metadata)
-        return self.put_back_operation(
+        return await self.put_back_operation(
             ledger_id, data, present=read_as.data, version=read_as.version
         )
 
-    def put_back_operation(
+    async def put_back_operation(
         self, ledger_id: int, data: bytes, *, present: bytes, version: int
     ) -> SetData:
         """Likewise, of bytes that were the ledger's metadata once, in place of ``present``."""
         if self._journal is not None:
-            self._journal(ledger_id, present, data)
+            await self._journal(ledger_id, present, data)
         return SetData(path=self.path(ledger_id), data=data, version=version)
 
     async def delete(self, ledger_id: int, *, version: int) -> None:

@@ -7,15 +7,15 @@ A process whose file was deleted, or the whole folder, begins another one; one t
 Folder and files are for their owner alone.
 """
 
+import asyncio
 import io
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -81,26 +81,12 @@ class MetadataJournal:
         self._file = self._open()
         self._delete_oldest()
 
-    def of_cluster(self, cluster: str | None) -> Callable[[int, bytes, bytes], None]:
-        """``record``, for the writes of one cluster, named by its instance id."""
-        return partial(self.record, cluster=cluster)
-
-    def record(
-        self, ledger_id: int, before: bytes, after: bytes, *, cluster: str | None = None
-    ) -> None:
-        """Written to the file before the metadata is. Raises JournalError: then nothing may be written."""
-        line = _encode(
-            _Line(
-                time_ms=time.time_ns() // 1_000_000,
-                ledger_id=ledger_id,
-                before=before,
-                after=after,
-                cluster=cluster,
-            )
-        )
+    def record(self, records: Sequence[JournalRecord]) -> None:
+        """Written to the file, all or none, before the metadata is. Raises JournalError: then no metadata may be."""
+        lines = b"".join(map(_encoded, records))
         with self._lock:
             try:
-                self._append(line + b"\n")
+                self._append(lines)
                 self._tell(None)
             except OSError as error:
                 self._tell(error)
@@ -119,7 +105,7 @@ class MetadataJournal:
             except OSError as error:
                 self._tell(error)
 
-    def _append(self, line: bytes) -> None:
+    def _append(self, lines: bytes) -> None:
         """All of it, or none. Raises OSError."""
         file = os.fstat(self._file.fileno())  # a single look: each lets other threads run first
         if file.st_nlink == 0:
@@ -128,12 +114,12 @@ class MetadataJournal:
         elif file.st_size >= self._file_bytes_max:
             self._rotate()
         try:
-            rest = line
+            rest = lines
             while rest:  # a disk that fills up takes a part
                 rest = rest[self._file.write(rest) or 0 :]
         except OSError:
             with suppress(OSError):
-                self._file.truncate(os.fstat(self._file.fileno()).st_size - len(line) + len(rest))
+                self._file.truncate(os.fstat(self._file.fileno()).st_size - len(lines) + len(rest))
             raise
 
     def _tell(self, error: OSError | None) -> None:
@@ -192,6 +178,62 @@ class MetadataJournal:
             room -= size
             if room < 0:
                 file.unlink(missing_ok=True)
+
+
+class ClusterJournal:
+    """The journal of those of a process's writes that one event loop makes in one cluster.
+
+    What comes in the same turn of the loop is written at once: each write lets the process's other threads run first.
+    """
+
+    def __init__(self, journal: MetadataJournal, cluster: str | None) -> None:
+        """``cluster``: its instance id."""
+        self._journal, self._cluster = journal, cluster
+        self._waiting: list[tuple[JournalRecord, asyncio.Future[None]]] = []
+
+    async def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
+        """It is in the file when this returns. Raises as ``MetadataJournal.record``."""
+        record = JournalRecord(
+            time_ms=time.time_ns() // 1_000_000,
+            ledger_id=ledger_id,
+            before=before,
+            after=after,
+            cluster=self._cluster,
+        )
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._write)
+        written: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((record, written))
+        await written
+
+    def _write(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        try:
+            self._journal.record([record for record, _ in waiting])
+        except Exception as error:
+            for _, written in waiting:
+                if not written.done():
+                    written.set_exception(error)
+        else:
+            for _, written in waiting:
+                if not written.done():
+                    written.set_result(None)
+
+
+def _encoded(record: JournalRecord) -> bytes:
+    return (
+        _encode(
+            _Line(
+                time_ms=record.time_ms,
+                ledger_id=record.ledger_id,
+                before=record.before,
+                after=record.after,
+                cluster=record.cluster,
+            )
+        )
+        + b"\n"
+    )
 
 
 def _make_private(directory: Path) -> None:

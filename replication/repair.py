@@ -241,7 +241,7 @@ class Repairer:
         results = await self._carry_out(plan, survey, memory, slots)
         if results.metadata == survey.metadata:
             return False
-        write = self._rewrite(results)
+        write = await self._rewrite(results)
         self._tell_written(results, write, await self._queue.write(take, [write]))
         return True
 
@@ -334,14 +334,14 @@ class Repairer:
         The mark may go with it only where all was judged, and nothing is left (rule S6).
         """
         survey, after = results.survey, results.metadata
+        write = await self._rewrite(results) if after != survey.metadata else None
         may_unmark = (
             survey.metadata.state is not LedgerState.IN_RECOVERY  # that may have to be ended first
             and results.is_complete
             and results.entry_count <= SECOND_CHECK_ENTRIES
             and self._is_unchanged(after.bookies, survey.view)
         )
-        if after != survey.metadata:
-            write = self._rewrite(results)
+        if write is not None:
             on_applied = partial(self._tell_written, results, write)
             if may_unmark:
                 is_done = await self._queue.finish(take, [write], on_applied=on_applied)
@@ -351,9 +351,9 @@ class Repairer:
             return None
         return waiting(gravest(results.in_the_way))
 
-    def _rewrite(self, results: CopyResults) -> SetData:
+    async def _rewrite(self, results: CopyResults) -> SetData:
         survey = results.survey
-        return self._manager.write_operation(
+        return await self._manager.write_operation(
             survey.ledger_id, results.metadata, read_as=survey.versioned
         )
 

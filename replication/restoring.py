@@ -169,7 +169,7 @@ class Restorer:
                 return found
             if found.doubts and not is_forced:
                 raise RestoreRefusedError("; ".join(found.doubts), ledger_id=ledger_id)
-            write = self._manager.put_back_operation(
+            write = await self._manager.put_back_operation(
                 ledger_id, record.before, present=found.present, version=found.stat.version
             )
             await self._write_and_mark(ledger_id, [session, lock], write)

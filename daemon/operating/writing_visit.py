@@ -12,6 +12,7 @@ from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.store import Check
 from replication.cluster.membership import Membership
+from replication.journal import ClusterJournal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ async def writing_visit(settings: Settings) -> AsyncIterator[WritingVisit]:
         async with visit(settings) as cluster:
             cluster_id = await read_instance_id(cluster.store, settings.uri.root)
             manager = await LedgerManager.open(
-                cluster.store, settings.uri, journal=journal.of_cluster(cluster_id)
+                cluster.store, settings.uri, journal=ClusterJournal(journal, cluster_id).record
             )
             membership = await Membership.join(cluster.store, cluster.ur, by_hand())
             yield WritingVisit(

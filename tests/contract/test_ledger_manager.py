@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -183,9 +184,11 @@ async def test_a_write_whose_reply_is_lost_is_read_again(world: World) -> None:
 @on_loop
 async def test_the_journal_has_the_bytes_before_and_after_ahead_of_the_write(world: World) -> None:
     entries: list[tuple[int, bytes, bytes]] = []
-    manager = await new_manager(
-        world, await world.open(), journal=lambda *entry: entries.append(entry)
-    )
+
+    async def journal(*entry: Any) -> None:
+        entries.append(entry)
+
+    manager = await new_manager(world, await world.open(), journal=journal)
     created = await manager.create(1, OPEN)
 
     await manager.write(1, CLOSED, read_as=created)
@@ -195,7 +198,7 @@ async def test_the_journal_has_the_bytes_before_and_after_ahead_of_the_write(wor
 
 @on_loop
 async def test_what_the_journal_cannot_take_is_not_written(world: World) -> None:
-    def full(*_: object) -> None:
+    async def full(*_: object) -> None:
         raise OSError("no space left on device")
 
     manager = await new_manager(world, await world.open(), journal=full)

@@ -232,7 +232,7 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
 async def test_a_ledger_that_waits_for_room_on_a_nodes_disk_moves_when_there_is_some() -> None:
     cluster, is_full = await with_ledgers((B1, B2)), True
 
-    def journal(ledger_id: int, before: bytes, after: bytes) -> None:
+    async def journal(ledger_id: int, before: bytes, after: bytes) -> None:
         if is_full:
             raise JournalError("/var/lib/x cannot be written to: make room there")
 
@@ -251,7 +251,7 @@ async def test_a_ledger_that_waits_for_room_on_a_nodes_disk_moves_when_there_is_
 
 @in_virtual_time
 async def test_while_there_is_none_it_gives_up_once_that_was_tried_again() -> None:
-    def journal(ledger_id: int, before: bytes, after: bytes) -> None:
+    async def journal(ledger_id: int, before: bytes, after: bytes) -> None:
         raise JournalError("/var/lib/x cannot be written to: make room there")
 
     cluster, heard = await with_ledgers((B1, B2)), Heard()

@@ -17,6 +17,7 @@ from replication.journal import JournalRecord, MetadataJournal, read_journal
 from replication.restoring import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
 
+WRITTEN_MS = 1_700_000_000_000
 BEFORE, AFTER = (
     serialize_metadata(closed_ledger(ensemble)) for ensemble in ((B1, B2, B3), (B1, B4, B3))
 )
@@ -31,7 +32,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
     monkeypatch.setenv("BOOKMENDER_NODE_STATE_DIR", str(tmp_path))
     journal = MetadataJournal(tmp_path / "journal", process="host-1")
-    journal.record(7, BEFORE, AFTER)
+    journal.record([JournalRecord(time_ms=WRITTEN_MS, ledger_id=7, before=BEFORE, after=AFTER)])
     journal.close()
     return tmp_path
 
@@ -63,7 +64,8 @@ def test_programs_are_told_what_each_write_changed(state: Path) -> None:
 
 def test_it_is_told_in_which_cluster_each_write_was_made(state: Path) -> None:
     journal = MetadataJournal(state / "journal", process="host-2")
-    journal.of_cluster("3f2c")(7, AFTER, BEFORE)
+    there = JournalRecord(time_ms=WRITTEN_MS + 1, ledger_id=7, before=AFTER, after=BEFORE, cluster="3f2c")
+    journal.record([there])
     journal.close()
 
     assert "  3f2c  " in called("7").output.splitlines()[-2]

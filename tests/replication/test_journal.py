@@ -1,10 +1,11 @@
+import asyncio
 import base64
 import json
 import os
 import resource
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +13,18 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import JournalError
-from replication.journal import FOLDER_MODE, JournalRecord, MetadataJournal, read_journal
+from replication.journal import (
+    FOLDER_MODE,
+    ClusterJournal,
+    JournalRecord,
+    MetadataJournal,
+    read_journal,
+)
+from tests.replication.cluster import in_virtual_time
+
+
+def record(journal: MetadataJournal, ledger_id: int, before: bytes, after: bytes) -> None:
+    journal.record([JournalRecord(time_ms=1, ledger_id=ledger_id, before=before, after=after)])
 
 
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
@@ -30,7 +42,7 @@ def test_rule_s2_the_bytes_before_and_after_are_on_the_disk_when_it_returns(
 ) -> None:
     journal = MetadataJournal(tmp_path / "new" / "journal", process="host-1")
 
-    journal.record(7, b"\x00before", b"\xffafter")
+    record(journal, 7, b"\x00before", b"\xffafter")
 
     assert lines(tmp_path / "new" / "journal") == [(7, b"\x00before", b"\xffafter")]
     journal.close()
@@ -39,7 +51,7 @@ def test_rule_s2_the_bytes_before_and_after_are_on_the_disk_when_it_returns(
 def test_a_process_that_comes_back_goes_on_in_its_file(tmp_path: Path) -> None:
     for ledger_id in (1, 2):
         journal = MetadataJournal(tmp_path, process="host-1")
-        journal.record(ledger_id, b"", b"x")
+        record(journal, ledger_id, b"", b"x")
         journal.close()
 
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 2]
@@ -49,8 +61,8 @@ def test_a_process_that_comes_back_goes_on_in_its_file(tmp_path: Path) -> None:
 def test_two_processes_write_two_files(tmp_path: Path) -> None:
     one, two = (MetadataJournal(tmp_path, process=name) for name in ("a-1", "a.b-2"))
 
-    one.record(1, b"", b"")
-    two.record(2, b"", b"")
+    record(one, 1, b"", b"")
+    record(two, 2, b"", b"")
 
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "metadata-a-1.jsonl",
@@ -64,7 +76,7 @@ def test_a_full_file_is_set_aside_and_no_line_is_lost(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=500)
 
     for ledger_id in range(20):
-        journal.record(ledger_id, bytes(50), bytes(50))
+        record(journal, ledger_id, bytes(50), bytes(50))
 
     assert len(list(tmp_path.iterdir())) > 3
     assert sorted(ledger_id for ledger_id, _, _ in lines(tmp_path)) == list(range(20))
@@ -90,7 +102,7 @@ def test_the_oldest_files_of_all_processes_go_beyond_the_bound(tmp_path: Path) -
 
 def test_rule_s2_starts_in_vain_drive_no_record_out(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-0")
-    journal.record(7, b"before", b"after")
+    record(journal, 7, b"before", b"after")
     journal.close()
 
     for pid in range(1, 50):
@@ -102,10 +114,10 @@ def test_rule_s2_starts_in_vain_drive_no_record_out(tmp_path: Path) -> None:
 
 def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
-    journal.record(1, b"", b"")
+    record(journal, 1, b"", b"")
     (tmp_path / "metadata-host-1.jsonl").unlink()
 
-    journal.record(2, b"", b"")
+    record(journal, 2, b"", b"")
 
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [2]
     journal.close()
@@ -114,10 +126,10 @@ def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Pat
 def test_where_the_whole_folder_was_deleted_it_is_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "journal"
     journal = MetadataJournal(folder, process="host-1")
-    journal.record(1, b"", b"")
+    record(journal, 1, b"", b"")
     shutil.rmtree(tmp_path / "state")
 
-    journal.record(2, b"", b"")
+    record(journal, 2, b"", b"")
 
     assert [ledger_id for ledger_id, _, _ in lines(folder)] == [2]
     assert folder.stat().st_mode & 0o777 == FOLDER_MODE
@@ -129,7 +141,7 @@ def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
 
     def write(thread: int) -> None:
         for number in range(50):
-            journal.record(1000 * thread + number, bytes(100), bytes(100))
+            record(journal, 1000 * thread + number, bytes(100), bytes(100))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -152,9 +164,9 @@ def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path
 
 def test_the_writes_of_one_ledger_are_read_from_the_files_of_all_processes(tmp_path: Path) -> None:
     one, two = (MetadataJournal(tmp_path, process=name) for name in ("a-1", "b-2"))
-    one.record(7, b"first", b"second")
-    two.record(77, b"another's", b"")
-    two.record(7, b"second", b"third")
+    record(one, 7, b"first", b"second")
+    record(two, 77, b"another's", b"")
+    record(two, 7, b"second", b"third")
     with (tmp_path / "metadata-a-1.jsonl").open("a") as file:
         file.write('{"version": 1, "ledger_id": 7, "time_ms": 1, "befo')  # a crash cut it short
 
@@ -167,15 +179,6 @@ def test_the_writes_of_one_ledger_are_read_from_the_files_of_all_processes(tmp_p
     assert found[0].time_ms <= found[1].time_ms
     one.close()
     two.close()
-
-
-def test_each_record_says_which_cluster_it_is_of(tmp_path: Path) -> None:
-    journal = MetadataJournal(tmp_path, process="host-1")
-    for number, cluster in enumerate(["here", "there", None]):
-        journal.of_cluster(cluster)(7, b"", bytes(number))
-
-    assert [record.cluster for record in read_journal(tmp_path, 7)] == ["here", "there", None]
-    journal.close()
 
 
 def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
@@ -191,6 +194,75 @@ def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
 def test_that_there_is_no_journal_is_not_that_it_holds_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_journal(tmp_path / "none", 7)
+
+
+# --- Of one cluster, and one event loop ----------------------------------------------------------
+
+
+@in_virtual_time
+async def test_each_record_says_which_cluster_it_is_of(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+    for number, cluster in enumerate(["here", "there", None]):
+        await ClusterJournal(journal, cluster).record(7, b"", bytes(number))
+
+    assert [record.cluster for record in read_journal(tmp_path, 7)] == ["here", "there", None]
+    journal.close()
+
+
+class OneWrite(MetadataJournal):
+    """Keeps what it was given at once. Nothing, while it is full."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self.written: list[list[int]] = []
+
+    def record(self, records: Sequence[JournalRecord]) -> None:
+        if self.is_full:
+            raise JournalError("make room there")
+        self.written.append([record.ledger_id for record in records])
+
+
+@in_virtual_time
+async def test_what_comes_in_one_turn_of_the_loop_is_written_at_once() -> None:
+    files = OneWrite()
+    journal = ClusterJournal(files, "here")
+
+    await asyncio.gather(*(journal.record(ledger_id, b"", b"x") for ledger_id in range(3)))
+    await journal.record(3, b"", b"x")
+
+    assert files.written == [[0, 1, 2], [3]]
+
+
+@in_virtual_time
+async def test_rule_s2_all_that_could_not_be_written_are_told() -> None:
+    files = OneWrite()
+    journal = ClusterJournal(files, "here")
+    files.is_full = True
+
+    told = await asyncio.gather(
+        *(journal.record(ledger_id, b"", b"x") for ledger_id in range(3)), return_exceptions=True
+    )
+
+    assert [type(error) for error in told] == [JournalError] * 3
+    files.is_full = False
+    await journal.record(3, b"", b"x")
+    assert files.written == [[3]]
+
+
+@in_virtual_time
+async def test_whoever_gives_up_meanwhile_is_in_nobodys_way() -> None:
+    files = OneWrite()
+    journal = ClusterJournal(files, "here")
+    waiting = [asyncio.ensure_future(journal.record(i, b"", b"x")) for i in range(2)]
+    await asyncio.sleep(0)  # they have begun, and nothing is written yet
+
+    waiting[0].cancel()
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert isinstance(told[0], asyncio.CancelledError)
+    assert told[1] is None
+    assert files.written == [[0, 1]]
 
 
 # --- A disk that is full -------------------------------------------------------------------------
@@ -209,12 +281,12 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_a_write_that_fails_is_told_with_the_folder_and_leaves_no_half_line(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
-    journal.record(1, b"", b"one")
+    record(journal, 1, b"", b"one")
 
     refused = pytest.raises(JournalError, match=str(tmp_path))
     with capture_logs(), files_of_at_most(150), refused:
-        journal.record(2, bytes(100), b"two")
-    journal.record(3, b"", b"three")
+        record(journal, 2, bytes(100), b"two")
+    record(journal, 3, b"", b"three")
 
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 3]
     journal.close()
@@ -226,9 +298,9 @@ def test_it_is_logged_once_while_it_fails_and_once_when_it_is_over(tmp_path: Pat
     with capture_logs() as logs:
         for _ in range(3):
             with files_of_at_most(0), pytest.raises(JournalError):
-                journal.record(1, b"", b"")
-        journal.record(1, b"", b"")
-        journal.record(1, b"", b"")
+                record(journal, 1, b"", b"")
+        record(journal, 1, b"", b"")
+        record(journal, 1, b"", b"")
 
     assert [line["event"] for line in logs] == ["journal.unwritable", "journal.writable"]
     assert logs[0]["path"].startswith(str(tmp_path))
@@ -245,7 +317,7 @@ def test_that_nothing_can_be_written_is_logged_at_the_start_and_the_first_record
     with capture_logs() as logs:
         with files_of_at_most(room_bytes):
             journal.try_out()
-        journal.record(1, b"", b"x")
+        record(journal, 1, b"", b"x")
 
     assert [line["event"] for line in logs] == ["journal.unwritable", "journal.writable"]
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1]
@@ -260,9 +332,9 @@ def test_a_try_that_succeeds_leaves_nothing_behind(tmp_path: Path) -> None:
     assert (logs, list(tmp_path.iterdir())) == ([], [])
 
     kept = MetadataJournal(tmp_path, process="host-1")
-    kept.record(1, b"", b"x")
+    record(kept, 1, b"", b"x")
     kept.try_out()
-    kept.record(2, b"", b"x")
+    record(kept, 2, b"", b"x")
     kept.close()
 
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 2]
@@ -271,7 +343,7 @@ def test_a_try_that_succeeds_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_what_a_crash_cut_short_spoils_no_line_behind_it(tmp_path: Path) -> None:
     (tmp_path / "metadata-host-1.jsonl").write_bytes(b'{"version":1,"time_ms":1,"ledger_id":1,"bef')
     journal = MetadataJournal(tmp_path, process="host-1")
-    journal.record(1, b"before", b"after")
+    record(journal, 1, b"before", b"after")
     journal.close()
 
     assert [record.after for record in read_journal(tmp_path, 1)] == [b"after"]
@@ -292,7 +364,7 @@ def test_folder_and_files_are_for_their_owner_alone_old_ones_too(
     try:
         journal = MetadataJournal(directory, process="host-1", file_bytes_max=100)
         for _ in range(3):
-            journal.record(1, b"", bytes(100))
+            record(journal, 1, b"", bytes(100))
         journal.close()
     finally:
         os.umask(before)

@@ -1,6 +1,7 @@
 """Repairs of closed ledgers that lost bookies, on bookies and a ZooKeeper in memory."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -218,7 +219,10 @@ async def test_rule_s2_the_journal_has_the_bytes_before_and_after() -> None:
     await cluster.kill(B2)
     lines: list[tuple[int, bytes, bytes]] = []
 
-    await repair(cluster, journal=lambda *line: lines.append(line))
+    async def journal(*line: Any) -> None:
+        lines.append(line)
+
+    await repair(cluster, journal=journal)
 
     assert lines == [(LEDGER, written.data, (await cluster.manager.read(LEDGER)).data)]
 
@@ -229,7 +233,7 @@ async def test_rule_s2_without_a_journal_nothing_is_written() -> None:
     before = await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
 
-    def refuse(ledger_id: int, old: bytes, new: bytes) -> None:
+    async def refuse(ledger_id: int, old: bytes, new: bytes) -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):

@@ -14,7 +14,7 @@ from tests.replication.nodes import LEDGER, UR, working
 from tests.replication.repairs import lost_b2, open_ledger, repair
 
 
-def full(ledger_id: int, before: bytes, after: bytes) -> None:
+async def full(ledger_id: int, before: bytes, after: bytes) -> None:
     raise JournalError("/var/lib/x cannot be written to (No space left on device): make room there")
 
 

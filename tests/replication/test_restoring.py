@@ -130,7 +130,7 @@ async def test_the_end_of_a_closed_ledger_is_not_moved_without_a_word(
     cluster = await Cluster.start()
     undoing = Undoing(cluster)
     written = await cluster.write_ledger((B1, B2, B3))
-    undoing.manager.write_operation(LEDGER, before(written).metadata, read_as=written)
+    await undoing.manager.write_operation(LEDGER, before(written).metadata, read_as=written)
     recorded = undoing.records[0]
     recorded = replace(recorded, before=recorded.after, after=recorded.before)
 
@@ -171,8 +171,8 @@ async def test_rule_s2_a_write_that_comes_in_between_is_not_overwritten() -> Non
     cluster, path = undoing.cluster, undoing.manager.path(LEDGER)
     put_back = undoing.manager.put_back_operation
 
-    def with_another_write_first(*arguments: object, **options: object) -> SetData:
-        operation = put_back(*arguments, **options)  # type: ignore[arg-type]
+    async def with_another_write_first(*arguments: object, **options: object) -> SetData:
+        operation = await put_back(*arguments, **options)  # type: ignore[arg-type]
         before = cluster.tree.nodes[path]
         cluster.tree.apply(
             cluster.store.session_id,

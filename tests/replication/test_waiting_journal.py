@@ -20,7 +20,7 @@ class Journal:
     is_full = True
     asked_count = 0
 
-    def __call__(self, ledger_id: int, before: bytes, after: bytes) -> None:
+    async def __call__(self, ledger_id: int, before: bytes, after: bytes) -> None:
         self.asked_count += 1
         if self.is_full:
             raise JournalError("/var/lib/x cannot be written to: make room there")

@@ -35,7 +35,7 @@ class Undoing:
             self.store, root=ROOT, layout=Layout.HIERARCHICAL, journal=self.journal
         )
 
-    def journal(self, ledger_id: int, before: bytes, after: bytes) -> None:
+    async def journal(self, ledger_id: int, before: bytes, after: bytes) -> None:
         self.records.append(
             JournalRecord(
                 time_ms=len(self.records),
