@@ -68,6 +68,10 @@ class JournalError(UnavailableError):
     """What is about to be overwritten could not be recorded on this host's disk: nothing was written."""
 
 
+class QuotaError(UnavailableError):
+    """ZooKeeper's quota of the path is used up: until somebody raises it, or something there is deleted."""
+
+
 class NotEnoughBookiesError(UnavailableError):
     """No bookie is left that the placement rules allow."""
 

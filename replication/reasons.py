@@ -21,6 +21,7 @@ class Reason(enum.Enum):
     RECOVERY_UNENDED = "recovery-unended"
     CORRUPT_METADATA = "corrupt-metadata"
     SHUT_AWAY = "shut-away"
+    WRITE_REFUSED = "write-refused"
     DIGEST_SUSPECT = "digest-suspect"
     CONFLICTS = "conflicts"
     MAINTENANCE = "maintenance"
@@ -68,6 +69,7 @@ _NEEDS_HELP = frozenset(
         Reason.RECOVERY_UNENDED,
         Reason.CORRUPT_METADATA,
         Reason.SHUT_AWAY,
+        Reason.WRITE_REFUSED,
         Reason.DIGEST_SUSPECT,
         Reason.JOURNAL,
     }

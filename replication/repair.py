@@ -23,7 +23,9 @@ from ledgers.errors import (
     NoNodeError,
     NoSuchLedgerError,
     NotEnoughBookiesError,
+    QuotaError,
     SessionLostError,
+    UnauthorizedError,
     UnknownOutcomeError,
     UnprovenEndError,
 )
@@ -31,7 +33,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import OperationResult, SetData, Stat
 from replication.cluster.cluster_view import ClusterView, ViewSource
-from replication.copying.copier import Copier, Memory
+from replication.copying.copier import BadSources, Copier, Memory
 from replication.copying.results import CopyResults
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
 from replication.planning.open_ledger import (
@@ -61,9 +63,6 @@ PATIENT_BYTES_PER_S = 1_000_000
 SECOND_CHECK_ENTRIES = 1_000
 """Copying more than this takes so long that the survivors are judged again before the unmark."""
 
-REMEMBERED_MAX = 10_000
-"""Ledgers of which it is remembered from one try to the next whose copies are to be read whole."""
-
 OnWritten = Callable[[VersionedMetadata], None]
 
 
@@ -92,30 +91,35 @@ class Repairer:
         self._copier = copier
         self._moves_misplaced = moves_misplaced
         self._on_written = on_written
-        self._bad_sources: dict[int, frozenset[BookieId]] = {}
-        """Per ledger that is not done, what copies found (``Memory.bad_sources``)."""
+        self._bad_sources = BadSources()
 
     async def repair(
-        self, take: Take, sighting: WriterSighting | None = None, *, slots: Slots | None = None
+        self,
+        take: Take,
+        sighting: WriterSighting | None = None,
+        *,
+        slots: Slots | None = None,
+        bad_sources: Collection[BookieId] = (),
     ) -> Outcome:
         """Until the ledger is done or something stands in the way.
 
         ``sighting``: what an earlier outcome gave, once its grace is over. ``slots``: of which the
-        caller holds one, which is lent while a bookie keeps us waiting. Raises SessionLostError
+        caller holds one, which is lent while a bookie keeps us waiting. ``bad_sources``: as an earlier outcome had
+        it, of whichever node. Raises SessionLostError
         and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
         does not answer.
         """
         memory = Memory(
             distrusted=await self._distrusted(take),
-            bad_sources=set(self._bad_sources.pop(take.ledger_id, ())),
+            bad_sources={*bad_sources, *self._bad_sources.pop(take.ledger_id)},
         )
         outcome = None
         try:
             outcome = await self._go_through_rounds(take, sighting, memory, slots or Slots(1))
         finally:
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
-                self._remember(take.ledger_id, memory.bad_sources)
-        return outcome
+                self._bad_sources.remember(take.ledger_id, memory.bad_sources)
+        return replace(outcome, bad_sources=frozenset(memory.bad_sources))
 
     async def _go_through_rounds(
         self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
@@ -125,6 +129,8 @@ class Repairer:
                 outcome = await self._round(take, sighting, memory, slots)
             except JournalError as error:
                 return waiting(Blocked(reason=Reason.JOURNAL, detail=str(error)))
+            except (QuotaError, UnauthorizedError) as error:
+                return waiting(Blocked(reason=Reason.WRITE_REFUSED, detail=str(error)))
             except (ConflictError, NoNodeError):  # the metadata moved on, or is gone: read again
                 continue
             except UnknownOutcomeError:
@@ -138,11 +144,6 @@ class Repairer:
                 )
         detail = f"no success in {ROUNDS_MAX} rounds: its metadata or its bookies keep changing"
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
-
-    def _remember(self, ledger_id: int, bad_sources: Collection[BookieId]) -> None:
-        """For this node's next try: what was in the way of mending them may be over then."""
-        if bad_sources and len(self._bad_sources) < REMEMBERED_MAX:
-            self._bad_sources[ledger_id] = frozenset(bad_sources)
 
     async def _distrusted(self, take: Take) -> frozenset[BookieId]:
         """Asked for only where a bookie that the marks name is there: one that is away is missed anyway."""
@@ -179,7 +180,7 @@ class Repairer:
             case OpenEnd() as open_end:
                 if sighting is None and await self._mend_closed_part(take, open_end, memory, slots):
                     return None
-                return await self._settle(take, open_end, sighting, memory)
+                return await self._settle(take, open_end, sighting, memory, slots)
             case Survey() as survey:
                 return await self._mend(take, survey, memory, slots)
 
@@ -211,7 +212,7 @@ class Repairer:
     ) -> Outcome | None:
         """Plan, copy, write; None: to be looked at again."""
         if is_to_be_ended(survey, memory.distrusted):
-            return await self._recover(take, survey.versioned, survey.view, memory)
+            return await self._recover(take, survey.versioned, survey.view, memory, slots)
         plan = plan_repair(
             survey,
             self._copier.targets(take.ledger_id, survey.view, memory),
@@ -288,26 +289,38 @@ class Repairer:
         )
 
     async def _settle(
-        self, take: Take, found: OpenEnd, sighting: WriterSighting | None, memory: Memory
+        self,
+        take: Take,
+        found: OpenEnd,
+        sighting: WriterSighting | None,
+        memory: Memory,
+        slots: Slots,
     ) -> Outcome | None:
         """An open fragment is to be rid of a bookie: leave it to its writer, or recover the ledger."""
         if held := held_back(self._views.current.orders):
             return waiting(held)
-        grace = await self._open_ledgers.judge(found, sighting)
+        async with slots.lent_after(PATIENCE_S):
+            grace = await self._open_ledgers.judge(found, sighting)
         if grace is not None:
             return waiting(Blocked(reason=grace.reason, detail=grace.detail), grace)
-        return await self._recover(take, found.versioned, found.view, memory)
+        return await self._recover(take, found.versioned, found.view, memory, slots)
 
     async def _recover(
-        self, take: Take, versioned: VersionedMetadata, view: ClusterView, memory: Memory
+        self,
+        take: Take,
+        versioned: VersionedMetadata,
+        view: ClusterView,
+        memory: Memory,
+        slots: Slots,
     ) -> Outcome | None:
         """Recover and close the ledger, for the next round to repair it."""
         if held := held_back(self._views.current.orders):
             return waiting(held)
         try:
-            await self._open_ledgers.recover(
-                versioned, view, distrusted=memory.distrusted, guards=self._queue.guards(take)
-            )
+            async with slots.lent_after(PATIENCE_S):
+                await self._open_ledgers.recover(
+                    versioned, view, distrusted=memory.distrusted, guards=self._queue.guards(take)
+                )
         except (ConflictError, JournalError, SessionLostError, LockLostError):
             raise
         except NoSuchLedgerError:

@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import Counter
 
 from ledgers.clock import Clock
-from ledgers.errors import LockLostError, SessionLostError, UnavailableError
+from ledgers.errors import LockLostError, RejectedError, SessionLostError, UnavailableError
 from ledgers.operations.tasks import wait_woken, wake_on
 from replication.cluster.cluster_view import ViewSource
 from replication.outcome import Outcome, OutcomeKind
@@ -21,7 +21,7 @@ from replication.planning.open_ledger import WriterSighting, is_overtaken
 from replication.queue.choice import DueLedger
 from replication.queue.idle_waits import IdleWaits
 from replication.queue.lookout import Lookout
-from replication.queue.queue import Queue
+from replication.queue.queue import Queue, QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.slots import Slots, kept_for_losses
@@ -143,7 +143,7 @@ class ReplicationWorker:
             return await self.run_once(tasks)
         except SessionLostError:
             raise
-        except UnavailableError as error:
+        except (UnavailableError, RejectedError) as error:  # the latter: shut away by ACLs
             log.warning("queue.unreadable", error=str(error))
             return False
 
@@ -194,12 +194,8 @@ class ReplicationWorker:
         """One ledger from take to conclusion. Holds one of the slots, which the caller took."""
         try:
             world = self._waiting.world
-            take = await self._queue.take(ledger.queued)
-            if take is None:
-                _TAKEN_BY_ANOTHER.inc()
-                self._waiting.put_off_lost(ledger.ledger_id)
-            else:
-                _TAKEN.inc()
+            take = await self._take(ledger.queued)
+            if take is not None:
                 held = Holding(
                     take=take, world=world, note=ledger.note, has_old_note=ledger.has_old_note
                 )
@@ -211,9 +207,26 @@ class ReplicationWorker:
             if has_room_again or not self._busy:
                 self._wake.set()
 
+    async def _take(self, queued: QueuedLedger) -> Take | None:
+        """None: it is not ours, and left alone for a while."""
+        try:
+            take = await self._queue.take(queued)
+        except SessionLostError:
+            raise
+        except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
+            log.warning("lock.refused", ledger_id=queued.ledger_id, error=str(error))
+            self._waiting.put_off_failed(queued, self._waiting.world)
+            return None
+        if take is None:
+            _TAKEN_BY_ANOTHER.inc()
+            self._waiting.put_off_lost(queued.ledger_id)
+        else:
+            _TAKEN.inc()
+        return take
+
     async def _hold(self, held: Holding, slots: Slots) -> None:
         if not await self._see_to_its_end(held, slots):
-            self._waiting.put_off_failed(held)
+            self._waiting.put_off_failed(held.take.queued, held.world)
             await self._queue.give_back(held.take)
 
     async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
@@ -234,7 +247,7 @@ class ReplicationWorker:
         return True
 
     async def _repair(self, held: Holding, slots: Slots) -> Outcome:
-        outcome = await self._repairer.repair(held.take, slots=slots)
+        outcome = await self._repairer.repair(held.take, slots=slots, bad_sources=held.bad_sources)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
@@ -247,7 +260,9 @@ class ReplicationWorker:
                 break
             held.world = self._waiting.world
             sighting = outcome.sighting if is_over else None
-            outcome = await self._repairer.repair(held.take, sighting, slots=slots)
+            outcome = await self._repairer.repair(
+                held.take, sighting, slots=slots, bad_sources=held.bad_sources
+            )
         return outcome
 
     async def _sit_out_grace(self, sighting: WriterSighting, slots: Slots) -> bool:

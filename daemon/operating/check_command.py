@@ -62,7 +62,8 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
     """Ask for a check now; the leader runs it, after one that runs already.
 
     One that runs now is not begun anew. With --wait exits 0 when all was well, 1 when something was found,
-    3 when that could not be told of some ledgers. Where no source of racks is set, placement has nothing to
+    3 when that could not be told of some ledgers. What is on a bookie that is away is no check's business: its
+    ledgers are marked once it is lost, and bookmender status tells of them. Where no source of racks is set, placement has nothing to
     compare: it says so, and all is well.
     """
     clock = SystemClock()

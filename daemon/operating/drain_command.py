@@ -125,8 +125,8 @@ def _what_stays(bookies: Sequence[BookieId], *, is_ordered: bool) -> str:
     if not is_ordered:
         return "bookmender bookie drain says what is ordered"
     return (
-        f"{', '.join(bookies)} is drained all the same, if the order was given: bookmender bookie drain "
-        f"says how far that is, bookmender bookie drain {' '.join(bookies)} --cancel takes it back"
+        "if the order was given it stands, and the nodes go on: bookmender bookie drain says how far that is, "
+        f"bookmender bookie drain {' '.join(bookies)} --cancel takes it back"
     )
 
 

@@ -11,6 +11,8 @@ import click
 
 REMEMBERED_S = 120.0
 """The speed is that of the last two minutes: what went before says little of what comes."""
+REMEMBERED_COUNT = 20
+"""And of so many at least: where a few are done in two minutes, each would make it another."""
 LINE_INTERVAL_S = 10.0
 """Between two lines where no terminal shows one in place of the other."""
 
@@ -30,13 +32,18 @@ class Eta:
             self._seen.clear()
             return None
         self._seen.append((now_s, left))
-        while self._seen[0][0] < now_s - REMEMBERED_S and len(self._seen) > 2:
+        while len(self._seen) > 2 and self._is_long(*self._seen[1], now_s=now_s, left=left):
             self._seen.popleft()
         first_s, first_left = self._seen[0]
         done, elapsed_s = first_left - left, now_s - first_s
         if done <= 0 or elapsed_s <= 0:
             return None
         return left * elapsed_s / done
+
+    @staticmethod
+    def _is_long(seen_s: float, seen_left: int, *, now_s: float, left: int) -> bool:
+        """Whether what was seen then is enough to tell the speed by, without what was before."""
+        return seen_s <= now_s - REMEMBERED_S and seen_left - left >= REMEMBERED_COUNT
 
 
 class Show(Protocol):

@@ -17,6 +17,7 @@ from ledgers.errors import (
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
+    QuotaError,
     RejectedError,
     SessionLostError,
     UnauthorizedError,
@@ -140,9 +141,9 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
         UnauthorizedError,
         "ZooKeeper admits only clients that authenticate themselves",
     ),
-    (  # until somebody raises it, or something is deleted
+    (
         kazoo.QuotaExceededError,
-        UnavailableError,
+        QuotaError,
         "ZooKeeper's quota of this path is used up: raise it (listquota and setquota of zkCli.sh)",
     ),
     (kazoo.BadArgumentsError, RejectedError, "ZooKeeper refuses the arguments"),

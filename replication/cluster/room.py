@@ -74,6 +74,13 @@ class RoomSource:
         room = self._rooms.get(bookie)
         return None if room is None else room.free_bytes
 
+    def spare_bytes(self, bookie: BookieId) -> int | None:
+        """What is free beyond the floor, less than 0 where it is short; None where it is not known, or there is no floor."""
+        room = self._rooms.get(bookie)
+        if room is None or not self._floor_share:
+            return None
+        return int(room.free_bytes - self._floor_share * room.total_bytes)
+
     def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
         return is_short(
             self._rooms.get(bookie),

@@ -1,7 +1,7 @@
 """Carrying out the copies of a plan, and what a repair remembers of them from round to round."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,6 +19,9 @@ from replication.planning.survey import Survey
 from replication.planning.targets import CopyKey, Receivers, Targets
 
 log = structlog.get_logger()
+
+REMEMBERED_MAX = 10_000
+"""Ledgers whose bad sources a node remembers."""
 
 
 @dataclass(slots=True)
@@ -52,6 +55,23 @@ class Memory:
             for key, (target, czxid) in self.copied.items()
             if view.czxid(target) == czxid
         }
+
+
+class BadSources:
+    """What copies found of ledgers that are not done (``Memory.bad_sources``): for this node's next try, whether or not
+    a note was left of this one."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, frozenset[BookieId]] = {}
+
+    def pop(self, ledger_id: int) -> frozenset[BookieId]:
+        return self._of.pop(ledger_id, frozenset())
+
+    def remember(self, ledger_id: int, bookies: Collection[BookieId]) -> None:
+        if bookies:
+            self._of[ledger_id] = frozenset(bookies)
+            if len(self._of) > REMEMBERED_MAX:  # the first may have been done by others
+                del self._of[next(iter(self._of))]
 
 
 class Copier:

@@ -251,13 +251,13 @@ class OpenLedgers:
     async def judge(self, found: OpenEnd, before: WriterSighting | None) -> WriterSighting | None:
         """A grace to wait out, or None: recover now."""
         ledger_id, there = found.versioned.ledger_id, found.view.available
-        absent = [bookie for bookie in found.leaving if bookie not in there]
+        asked = [*(bookie for bookie in found.leaving if bookie not in there), *found.lacking]
+        told = await asyncio.gather(
+            *(last_entry_id(self._bookies, bookie, ledger_id) for bookie in asked)
+        )
         now = WriterSighting(
             segment=found.versioned.metadata.last_segment,
-            last_entries={
-                bookie: await last_entry_id(self._bookies, bookie, ledger_id)
-                for bookie in (*absent, *found.lacking)
-            },
+            last_entries=dict(zip(asked, told, strict=True)),
             lacking=found.lacking,
             first_lacking=found.first_lacking,
             draining=tuple(b for b in found.leaving if b in there),

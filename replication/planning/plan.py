@@ -133,12 +133,14 @@ class _Planning:
         Every copy is good, and the bookie that gives way is read from as well.
         """
         ensemble = list(fragment.ensemble)
+        largest = max(len(fragment.entries_of(index)) for index in range(len(ensemble)))
+        candidates = self._candidates(self._having_room(largest))
         for _ in fragment.ensemble:  # each move leaves less that is wrong
             if not self._fails_the_rule(ensemble):
                 break
             try:
                 moves = self._targets.placement.choose_moves(
-                    self._candidates(),
+                    candidates,
                     ensemble=ensemble,
                     write_quorum=fragment.write_quorum,
                     ack_quorum=self._metadata.ack_quorum,
@@ -238,7 +240,9 @@ class _Planning:
         return (
             finding.verdict is Verdict.MISSING
             and not is_last
-            and self._targets.may_refill(finding.bookie)
+            and self._having_room(len(finding.absent) + len(finding.damaged)).may_refill(
+                finding.bookie
+            )
         )
 
     def _move(self, finding: IndexFinding, *, may_refill: bool) -> Repair | Blocked:
@@ -257,7 +261,7 @@ class _Planning:
 
     def _choose(self, finding: IndexFinding, taken: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
-            self._candidates(),
+            self._candidates(self._having_room(len(finding.entries))),
             ensemble=self._ensemble(finding.fragment),
             index=finding.index,
             write_quorum=finding.fragment.write_quorum,
@@ -265,8 +269,12 @@ class _Planning:
             excluded=taken,
         )
 
-    def _candidates(self) -> Collection[Candidate]:
-        return with_load(self._targets.candidates, self._loads)
+    def _having_room(self, entry_count: int) -> Targets:
+        """Those that have room for so many entries more (rule S11)."""
+        return self._targets.having_room(entry_count * self._survey.entry_bytes, self._loads)
+
+    def _candidates(self, targets: Targets) -> Collection[Candidate]:
+        return with_load(targets.candidates, self._loads)
 
     def _ensemble(self, fragment: Fragment) -> list[BookieId]:
         """As it will be, so that two who come into it keep the placement rule together."""
@@ -316,7 +324,8 @@ class _Planning:
                 reason=Reason.LEFT_TO_OTHERS,
                 detail=f"this node's bookie {local} holds a part of it already, and replication.target is local",
             )
-        rules = why_nobody(self._targets, taken) or f"the placement policy allows none: {error}"
+        targets = self._having_room(len(finding.entries))
+        rules = why_nobody(targets, taken) or f"the placement policy allows none: {error}"
         return Blocked(
             reason=Reason.NO_TARGET,
             detail=f"no bookie can take over from {finding.bookie}: {rules}; {self._advice(finding, taken)}",

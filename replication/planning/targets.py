@@ -25,6 +25,9 @@ CopyKey = tuple[Fragment, int]
 SORTED_AGAIN_S = 5.0
 """How long it holds who may receive and who may not, as far as that depends on free room."""
 
+SMALL_COPY_BYTES = 1024 * 1024
+"""Not held against the room of a bookie that has any to spare."""
+
 
 class Bar(enum.Enum):
     """Why a writable bookie may not take over: in words that follow its number."""
@@ -53,6 +56,22 @@ class Targets(Struct, frozen=True, kw_only=True):
     """Copies made in earlier rounds, with the bookie that holds them whole."""
     quarantined: Mapping[BookieId, int] = field(default_factory=dict)
     """Bookies that are not asked anything now, with the end of that (wall clock, in milliseconds)."""
+    spare_bytes: Mapping[BookieId, int] = field(default_factory=dict)
+    """Of candidates: the room beyond the floor, less what is under way. Of those that are not here nobody knows it."""
+
+    def having_room(self, byte_count: int, loads: Mapping[BookieId, int]) -> "Targets":
+        """Without the candidates that so much more would leave short of room. ``loads``: what else will be sent to them."""
+        if byte_count < SMALL_COPY_BYTES:
+            return self
+        short = {
+            bookie: Bar.SHORT_OF_ROOM
+            for bookie in self.candidates.keys() & self.spare_bytes.keys()
+            if self.spare_bytes[bookie] < byte_count + loads.get(bookie, 0)
+        }
+        if not short:
+            return self
+        candidates = {b: each for b, each in self.candidates.items() if b not in short}
+        return replace(self, candidates=candidates, barred={**self.barred, **short})
 
     def may_refill(self, bookie: BookieId) -> bool:
         """Whether a member that is there may be given in place what it lacks (rule S15)."""
@@ -76,8 +95,8 @@ class Rooms(Protocol):
         """None where nobody knows."""
         ...
 
-    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
-        """Whether less than the floor will be free when so much more has arrived."""
+    def spare_bytes(self, bookie: BookieId) -> int | None:
+        """How much of it is beyond the floor, which is to be kept free; None where nobody knows."""
         ...
 
 
@@ -87,8 +106,8 @@ class BoundlessRooms:
     def free_bytes(self, bookie: BookieId) -> int | None:
         return None
 
-    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
-        return False
+    def spare_bytes(self, bookie: BookieId) -> int | None:
+        return None
 
 
 class Receivers:
@@ -122,6 +141,8 @@ class Receivers:
         self._sorted_at_s = 0.0
         self._candidates: dict[BookieId, Candidate] = {}
         self._barred: dict[BookieId, Bar] = {}
+        self._spare_bytes: dict[BookieId, int] = {}
+        """Of those whose room is known, less what is under way to them."""
 
     def targets(
         self,
@@ -148,6 +169,7 @@ class Receivers:
             only_local=self._local if self._is_local_only else None,
             copied=copied or {},
             quarantined=quarantined,
+            spare_bytes=self._spare_bytes,
         )
 
     def candidates(self, view: ClusterView) -> list[Candidate]:
@@ -189,12 +211,15 @@ class Receivers:
         if view is self._view and now_s - self._sorted_at_s < SORTED_AGAIN_S:
             return
         self._view, self._sorted_at_s = view, now_s
-        self._candidates, self._barred = {}, {}
+        self._candidates, self._barred, self._spare_bytes = {}, {}, {}
         for bookie in sorted(view.writable):
             self._sort_one(bookie, view)
 
     def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
         """Into candidates and those that may not receive."""
+        spare_bytes = self._rooms.spare_bytes(bookie)
+        if spare_bytes is not None:
+            self._spare_bytes[bookie] = spare_bytes - self._load_bytes.get(bookie, 0)
         bar = self._bar(bookie, view)
         if bar is None:
             self._candidates[bookie] = self._candidate(bookie)
@@ -213,7 +238,8 @@ class Receivers:
         return Bar.SHORT_OF_ROOM if self._is_short(bookie) else None
 
     def _is_short(self, bookie: BookieId) -> bool:
-        return self._rooms.is_short(bookie, under_way_bytes=self._load_bytes.get(bookie, 0))
+        spare_bytes = self._rooms.spare_bytes(bookie)
+        return spare_bytes is not None and spare_bytes < self._load_bytes.get(bookie, 0)
 
     def _candidate(self, bookie: BookieId) -> Candidate:
         return Candidate(

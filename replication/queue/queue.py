@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
+import structlog
 from msgspec import Struct
 
 from ledgers.answers import until_answered
@@ -26,6 +27,7 @@ from ledgers.errors import (
     NodeExistsError,
     NoNodeError,
     SessionLostError,
+    UnauthorizedError,
     UnavailableError,
 )
 from ledgers.metadata import BookieId
@@ -41,7 +43,7 @@ from ledgers.store import (
     SetData,
 )
 from replication.cluster.membership import Half, LiveNode, live_nodes
-from replication.cluster.own_state import own_path, read_found_bad
+from replication.cluster.own_state import OPEN_UP, own_path, read_found_bad
 from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
@@ -49,6 +51,7 @@ from replication.queue.listing import locked_ledger_ids
 from replication.queue.mark_tree import MarkTree, SeenMark
 from replication.queue.urgent import read_urgent
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 OWN_LOCK_VERSION = 1
@@ -200,8 +203,17 @@ class Queue:
 
     async def found_bad(self, take: Take) -> frozenset[BookieId]:
         """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
-        worker does, who would find the ledger whole by its ends."""
-        found = await read_found_bad(self._store, self._ur, take.ledger_id)
+        worker does, who would find the ledger whole by its ends. All of them, where nobody can say."""
+        try:
+            found = await read_found_bad(self._store, self._ur, take.ledger_id)
+        except UnauthorizedError as error:
+            log.warning(
+                "finding.shut_away",
+                ledger_id=take.ledger_id,
+                error=str(error),
+                next_step=OPEN_UP,
+            )
+            return take.queued.replicas
         if found and not await self._are_as_read(take.queued.marks):
             return found  # who marked it anew may have found more
         return take.queued.replicas & found

@@ -17,6 +17,7 @@ PACES: Mapping[Reason, tuple[float, float]] = {
     Reason.NO_COPY: LONG,
     Reason.CORRUPT_METADATA: LONG,
     Reason.SHUT_AWAY: LONG,
+    Reason.WRITE_REFUSED: LONG,
     Reason.DIGEST_SUSPECT: LONG,
     Reason.MISPLACED: LONG,
     Reason.NO_ANSWER: SHORT,

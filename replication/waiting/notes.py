@@ -11,15 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+import structlog
+
 from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
+from ledgers.metadata import BookieId
 from ledgers.operations.tasks import gather_in_parts
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData, children_if_any
+from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
+    OPEN_UP,
     ledger_id_of_name,
+    names_in,
     parse_record,
     part,
     text,
+    texts,
     time_ms,
     waiting_path,
     whole,
@@ -27,6 +33,8 @@ from replication.cluster.own_state import (
 from replication.queue.batching import Batcher
 from replication.reasons import Reason
 from replication.waiting.world import World
+
+log = structlog.get_logger()
 
 READS_AT_ONCE = 500
 BINDING_MAX_MS = 86_400_000
@@ -53,6 +61,8 @@ class WaitingNote:
     """When the grace is over that the ledger waits for under a worker's lock; 0: it does not. Binds nobody."""
     world: World | None = None
     """As it was when that try began."""
+    bad_sources: frozenset[BookieId] = frozenset()
+    """Bookies whose copies were found bad when they were to be copied from: whoever tries it next reads them whole."""
     mzxid: int | None = field(default=None, compare=False)
     """Of the znode that it was read from: its last write."""
     written_ms: int | None = field(default=None, compare=False)
@@ -102,14 +112,15 @@ class WaitingNote:
             "next_try_ms": self.next_try_ms,
             "grace_until_ms": self.grace_until_ms,
             "world": None if self.world is None else self.world.to_record(),
+            "bad_sources": sorted(self.bad_sources),
         }
         return json.dumps(record).encode()
 
     @classmethod
     def from_record(cls, ledger_id: int, record: dict[str, Any]) -> Self:
         """Raises CorruptionError on what no release of ours has written, or this one does not know."""
-        # Version 1 had neither these nor the world.
-        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0}
+        # Version 1 had neither these nor the world, and the first of version 2 no bad sources.
+        first = {"tries": 1, "next_try_ms": 0, "grace_until_ms": 0, "bad_sources": []}
         record = {**first, **record}
         has_world = record.get("world") is not None
         return cls(
@@ -122,6 +133,7 @@ class WaitingNote:
             next_try_ms=time_ms(record, "next_try_ms"),
             grace_until_ms=time_ms(record, "grace_until_ms"),
             world=World.from_record(part(record, "world")) if has_world else None,
+            bad_sources=frozenset(map(BookieId, texts(record, "bad_sources"))),
         )
 
 
@@ -141,12 +153,17 @@ class WaitingNotes:
 
     async def are_any(self) -> bool:
         """Cheap, where a list of their names may be long."""
-        stat = await self._store.exists(waiting_path(self._ur))
+        path = waiting_path(self._ur)
+        try:
+            stat = await self._store.exists(path)
+        except UnauthorizedError as error:
+            log.warning("record.shut_away", path=path, error=str(error), next_step=OPEN_UP)
+            return False
         return stat is not None and stat.child_count > 0
 
     async def ledger_ids(self) -> set[int]:
         """Ledgers that have a note."""
-        names = await children_if_any(self._store, waiting_path(self._ur))
+        names = await names_in(self._store, waiting_path(self._ur))
         return {i for i in map(ledger_id_of_name, names) if i is not None}
 
     async def read(self, ledger_id: int) -> WaitingNote | None:

@@ -18,9 +18,16 @@ from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.operations.tasks import gather_in_parts
-from ledgers.store import Delete, MetadataStore, children_if_any
+from ledgers.store import Delete, MetadataStore
 from replication.cluster.membership import ensure
-from replication.cluster.own_state import ledger_id_of_name, own_path, read_record, text, time_ms
+from replication.cluster.own_state import (
+    ledger_id_of_name,
+    names_in,
+    own_path,
+    read_record,
+    text,
+    time_ms,
+)
 from replication.queue.batching import Batcher
 
 READ_MAX = 1_000
@@ -122,7 +129,7 @@ class UnprovenEnds:
 
 
 async def _recorded(store: MetadataStore, ur: str) -> list[int]:
-    names = await children_if_any(store, unproven_path(ur))
+    names = await names_in(store, unproven_path(ur))
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
 
 

@@ -3,16 +3,23 @@
 import asyncio
 import math
 import random
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Awaitable, Collection, Sequence, Set
 from dataclasses import dataclass, replace
 
 import structlog
 
 from ledgers.clock import Clock
+from ledgers.errors import (
+    RejectedError,
+    SessionLostError,
+    UnavailableError,
+    UnknownOutcomeError,
+)
+from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import TriesOrder
 from replication.outcome import Outcome
-from replication.queue.queue import Queue, Take
+from replication.queue.queue import Queue, QueuedLedger, Take
 from replication.reasons import Reason
 from replication.waiting.deferrals import Deferrals, RetryPace
 from replication.waiting.notes import WaitingNote, WaitingNotesWriter
@@ -55,6 +62,11 @@ class Holding:
     def is_loss(self) -> bool:
         return self.take.queued.is_loss
 
+    @property
+    def bad_sources(self) -> frozenset[BookieId]:
+        """Whose copies the last try found bad, whichever node's it was."""
+        return frozenset() if self.note is None else self.note.bad_sources
+
 
 class WaitingList:
     """One worker's part in what waits, and its knowledge of the rest. ``node``: what our notes say."""
@@ -85,6 +97,8 @@ class WaitingList:
         """The view that ``world`` was last reckoned from."""
         self._heeded = TriesOrder()
         """As it stood at the last look."""
+        self._is_untold = False
+        """The last note could not be written."""
 
     @property
     def world(self) -> World:
@@ -139,7 +153,7 @@ class WaitingList:
     async def drop_old_note(self, held: Holding) -> None:
         """We hold the ledger, so nobody writes another."""
         if held.has_old_note:
-            await self._notes.delete(held.ledger_id)
+            await self._told(self._notes.delete(held.ledger_id))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Their notes, as far as there are any."""
@@ -177,7 +191,7 @@ class WaitingList:
         wait_s = self._wait_s(outcome, tries=tries)
         await self._write(held, outcome, tries=tries, wait_s=wait_s)
         if reason is Reason.END_UNPROVEN:  # to be known when its mark is gone, too
-            await self._ends.note(ledger_id, outcome.detail)
+            await self._told(self._ends.note(ledger_id, outcome.detail))
         self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries, is_loss=held.is_loss)
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
@@ -193,15 +207,16 @@ class WaitingList:
         if before is None or not _is_told_on(before, held.world):
             await self._write(held, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
             return
-        held.note = replace(before, next_try_ms=0, grace_until_ms=until_ms)
-        await self._notes.write(held.note, is_likely_there=True)
+        bad_sources = before.bad_sources | outcome.bad_sources
+        held.note = replace(before, next_try_ms=0, grace_until_ms=until_ms, bad_sources=bad_sources)
+        await self._told(self._notes.write(held.note, is_likely_there=True))
 
-    def put_off_failed(self, held: Holding) -> None:
-        """The try broke off for no reason that a note could give."""
-        tries = 1 + self._deferrals.tries(held.ledger_id, None, world=held.world)
+    def put_off_failed(self, queued: QueuedLedger, world: World) -> None:
+        """The try, begun in such a world, broke off for no reason that a note could give."""
+        tries = 1 + self._deferrals.tries(queued.ledger_id, None, world=world)
         wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
         self._defer(
-            held.ledger_id, wait_s, held.world, reason=None, tries=tries, is_loss=held.is_loss
+            queued.ledger_id, wait_s, world, reason=None, tries=tries, is_loss=queued.is_loss
         )
 
     def put_off_lost(self, ledger_id: int) -> None:
@@ -218,7 +233,7 @@ class WaitingList:
             self._deferrals.forget_all(Reason.JOURNAL)
         self._deferrals.forget(held.ledger_id)
         if held.note is not None:
-            await self._notes.delete(held.ledger_id)
+            await self._told(self._notes.delete(held.ledger_id))
 
     async def tidy(self, queue: Queue) -> None:
         """Delete notes of ledgers that are marked no more, some of them where there are many; and records of ends
@@ -270,7 +285,11 @@ class WaitingList:
         # That the journal failed again is told: whoever waits for the ledger learns that it was tried.
         is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
         if reason.is_of_this_node and before is not None and not is_told_anew:
-            return  # what stands there holds for all nodes
+            before = replace(before, bad_sources=before.bad_sources | outcome.bad_sources)
+            if before != held.note:  # all else that stands there holds for all nodes
+                held.note = before
+                await self._told(self._notes.write(before, is_likely_there=True))
+            return
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
         detail = self._detail(held, outcome)
         if before is None or (before.reason, before.detail) != (reason, detail):
@@ -287,8 +306,22 @@ class WaitingList:
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
             grace_until_ms=grace_until_ms,
             world=held.world,
+            bad_sources=outcome.bad_sources,
         )
-        await self._notes.write(held.note, is_likely_there=before is not None)
+        await self._told(self._notes.write(held.note, is_likely_there=before is not None))
+
+    async def _told(self, writing: Awaitable[None]) -> None:
+        """What others are told keeps no ledger from its repair where it cannot be written: that is said once."""
+        try:
+            await writing
+        except (SessionLostError, UnknownOutcomeError):
+            raise
+        except (UnavailableError, RejectedError) as error:
+            if not self._is_untold:
+                log.warning("notes.unwritable", error=str(error))
+            self._is_untold = True
+        else:
+            self._is_untold = False
 
     def _detail(self, held: Holding, outcome: Outcome) -> str:
         if outcome.reason is not Reason.NO_COPY:

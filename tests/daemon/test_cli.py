@@ -346,7 +346,7 @@ def test_who_is_interrupted_is_told_what_stays_in_force(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bookie", "drain", "b1:1", "--wait"], "b1:1 is drained all the same"),
+        (["bookie", "drain", "b1:1", "--wait"], "the nodes go on: bookmender bookie drain says"),
         (["bookie", "decommission", "b1:1"], "the cookie of b1:1 stays"),
         (["repair", "7"], "the nodes go on"),
     ],

@@ -21,9 +21,14 @@ class Terminal(io.StringIO):
         pytest.param([(0, 100), (10, 50)], 10.0, id="half in ten seconds: ten more"),
         pytest.param([(0, 100), (10, 0)], 0.0, id="done"),
         pytest.param(
-            [(0, 10_000), (10, 1_000), (200, 900), (300, 800)],
+            [(0, 10_000), (10, 1_000), (180, 920), (300, 800)],
             800.0,
             id="the speed is that of the last minutes, not of the beginning",
+        ),
+        pytest.param(
+            [(0, 40), (100, 30), (200, 29), (300, 25)],
+            500.0,
+            id="but of no fewer than twenty that are done",
         ),
     ],
 )

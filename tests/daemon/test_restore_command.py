@@ -64,7 +64,9 @@ def test_programs_are_told_what_each_write_changed(state: Path) -> None:
 
 def test_it_is_told_in_which_cluster_each_write_was_made(state: Path) -> None:
     journal = MetadataJournal(state / "journal", process="host-2")
-    there = JournalRecord(time_ms=WRITTEN_MS + 1, ledger_id=7, before=AFTER, after=BEFORE, cluster="3f2c")
+    there = JournalRecord(
+        time_ms=WRITTEN_MS + 1, ledger_id=7, before=AFTER, after=BEFORE, cluster="3f2c"
+    )
     journal.record([there])
     journal.close()
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgers.errors import CorruptionError
-from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
+from ledgers.formats.metadata_codec import LAST_ENTRY_MAX, parse_metadata, serialize_metadata
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from tests.ledgers.metadata_messages import GOLDEN, HEADER, name_of
 from tests.vectors import Case
@@ -37,7 +37,7 @@ def any_metadata(draw: st.DrawFn) -> LedgerMetadata:
         has_ack_quorum=has_ack_quorum,
         state=state,
         length=draw(INT64) if is_closed else 0,
-        last_entry_id=draw(st.integers(-1, 2**63 - 1)) if is_closed else -1,
+        last_entry_id=draw(st.integers(-1, LAST_ENTRY_MAX)) if is_closed else -1,
         digest_type=draw(st.none() | st.sampled_from(DigestType)) if has_fields else None,
         password=draw(st.none() | st.binary(max_size=20)) if has_fields else None,
         ctime_ms=draw(st.none() | INT64) if has_fields else None,

@@ -12,7 +12,7 @@ from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER
+from tests.replication.nodes import LEDGER, working
 from tests.replication.repairs import repair
 
 
@@ -67,4 +67,29 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
 
     assert [outcome.reason for outcome in outcomes[:2]] == [Reason.NO_TARGET, Reason.NO_TARGET]
     assert outcomes[2].kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_other_nodes_are_told_and_a_node_that_comes_back() -> None:
+    """Who merely looks at the ends would find the ledger whole, and unmark it (rule S6)."""
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=199)
+    for entry_id in range(1, 199):
+        cluster.bookie(B3).lose(LEDGER, entry_id)
+    await cluster.kill(B2)
+    await cluster.unregister(B3)
+    await cluster.register(B3, is_read_only=True)  # so that it may not be given what it lacks
+    await cluster.mark()
+
+    for name in ("one", "two", "two again"):
+        async with cluster.node(name) as node, working(node):
+            await asyncio.sleep(1_000)
+        assert await cluster.marked() == [LEDGER], name
+    await cluster.unregister(B3)
+    await cluster.register(B3)
+    async with cluster.node("three") as node, working(node):
+        await asyncio.sleep(60)
+
+    await cluster.assert_queue_empty()
     await cluster.assert_whole()

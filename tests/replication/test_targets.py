@@ -27,9 +27,9 @@ class TestRooms:
     def free_bytes(self, bookie: BookieId) -> int | None:
         return self.free.get(bookie.partition(":")[0])
 
-    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
+    def spare_bytes(self, bookie: BookieId) -> int | None:
         free_bytes = self.free_bytes(bookie)
-        return free_bytes is not None and free_bytes - under_way_bytes < GB
+        return None if free_bytes is None else free_bytes - GB
 
 
 def view(
@@ -80,6 +80,20 @@ async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
             assert shared.targets(seen).barred == {B1: Bar.SHORT_OF_ROOM}
 
     assert shared.targets(seen).candidates[B1].load_bytes == 0
+
+
+@in_virtual_time
+async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
+    shared = receivers(TestRooms(b1=2 * GB, b2=5 * GB))
+
+    with shared.under_way(B1, GB // 2):
+        found = shared.targets(view())
+        assert B1 in found.having_room(GB // 2, {}).candidates
+        assert found.having_room(GB // 2 + 1, {}).barred == {B1: Bar.SHORT_OF_ROOM}
+        assert found.having_room(GB // 4, {B1: GB // 2}).barred == {B1: Bar.SHORT_OF_ROOM}
+        assert found.having_room(5 * GB, {}).barred == dict.fromkeys((B1, B2), Bar.SHORT_OF_ROOM)
+
+    assert B1 in shared.targets(view()).having_room(GB, {}).candidates
 
 
 @in_virtual_time

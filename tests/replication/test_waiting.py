@@ -27,6 +27,7 @@ NOTE = WaitingNote(
     tries=3,
     next_try_ms=1_000,
     world=WORLD,
+    bad_sources=frozenset({B1, B2}),
 )
 
 # --- Notes ----------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_a_note_of_the_first_release_is_read_and_binds_nobody() -> None:
 
     note = WaitingNote.from_record(5, record)
 
-    assert (note.tries, note.next_try_ms, note.world) == (1, 0, None)
+    assert (note.tries, note.next_try_ms, note.world, note.bad_sources) == (1, 0, None, frozenset())
 
 
 def test_names_that_we_do_not_know_are_passed_over() -> None:

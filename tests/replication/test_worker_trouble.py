@@ -13,11 +13,12 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import Create, Operation, OperationResult
-from replication.cluster.own_state import nodes_path, urgent_path, waiting_path
+from replication.cluster.own_state import findings_path, nodes_path, urgent_path, waiting_path
 from replication.outcome import Outcome
 from replication.queue import payloads
 from replication.queue.queue import Look, Take
 from replication.settings import ReplicationSettings
+from replication.waiting.unproven_ends import unproven_path
 from tests.replication.cluster import (
     Cluster,
     fault_once,
@@ -74,19 +75,28 @@ async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: i
 
 @pytest.mark.parametrize(
     "path",
-    [waiting_path(UR, 1), f"{nodes_path(UR)}/another", urgent_path(UR)],
-    ids=["a note", "a node", "what is urgent"],
+    [
+        waiting_path(UR, 1),
+        waiting_path(UR),
+        f"{nodes_path(UR)}/another",
+        urgent_path(UR),
+        unproven_path(UR),
+        findings_path(UR, 1),
+    ],
+    ids=["a note", "all notes", "a node", "what is urgent", "all unproven ends", "a finding"],
 )
 @in_virtual_time
 async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> None:
     cluster = await with_lost_b2(3)
-    await cluster.store.create(path, b"{}", with_parents=True)
+    await cluster.mark(B3, ledger_id=1)  # which is there, so that it is asked what was found of it
+    if await cluster.store.exists(path) is None:
+        await cluster.store.create(path, b"{}", with_parents=True)
     async with cluster.node() as node:
         shut_out(node.store, path)
         async with working(node):
             await asyncio.sleep(60)
 
-    assert set(await cluster.marked()) <= {1}
+    assert set(await cluster.marked()) <= ({1} if path == waiting_path(UR, 1) else set())
 
 
 # --- The switch -----------------------------------------------------------------------------------

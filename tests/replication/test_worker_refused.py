@@ -1,0 +1,152 @@
+"""The ReplicationWorker where ZooKeeper refuses to write something: a quota is used up, or ACLs forbid it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
+from ledgers.memory.store import MemoryStore
+from ledgers.metadata import LedgerState
+from ledgers.store import Create, MultiFailed, Operation, OperationResult, SetData
+from replication.cluster.own_state import waiting_path
+from replication.queue import payloads
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNotes
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.ledger_values import B1, B2, B3, B5
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import lost_b2, open_ledger
+
+LEDGERS = 20
+LOCKS_MAX = 5
+
+
+def refuse(
+    store: MemoryStore, is_refused: Callable[[Operation], bool], error: type[BookmenderError]
+) -> None:
+    """What is written on this session."""
+    multi = store.multi
+
+    async def unless_refused(operations: Sequence[Operation]) -> list[OperationResult]:
+        for index, operation in enumerate(operations):
+            if is_refused(operation):
+                raise MultiFailed(index, error("refused"))
+        return await multi(operations)
+
+    store.multi = unless_refused  # type: ignore[method-assign]
+
+
+def writes_below(path: str) -> Callable[[Operation], bool]:
+    return lambda each: isinstance(each, Create | SetData) and each.path.startswith(path)
+
+
+@in_virtual_time
+async def test_while_a_quota_leaves_room_for_a_few_locks_the_ledgers_are_done_by_and_by() -> None:
+    """Each that is done makes room: its mark goes, and its lock."""
+    cluster = await with_lost_b2(LEDGERS)
+    async with cluster.node() as node:
+        refuse_further_locks(node.store, cluster)
+        async with working(node):
+            await asyncio.sleep(600)
+
+    assert await queue_empty(cluster)
+    await cluster.assert_whole(*range(LEDGERS))
+
+
+def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
+    locks = payloads.locks_path(UR)
+
+    def is_refused(operation: Operation) -> bool:
+        parent = cluster.tree.nodes.find(locks)
+        held_count = 0 if parent is None else len(parent.names)
+        return writes_below(locks)(operation) and held_count >= LOCKS_MAX
+
+    refuse(store, is_refused, QuotaError)
+
+
+@pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
+@in_virtual_time
+async def test_a_note_that_cannot_be_written_keeps_no_ledger_from_its_repair(
+    error: type[BookmenderError],
+) -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        refuse(node.store, writes_below(waiting_path(UR)), error)
+        with capture_logs() as logs:
+            async with working(node):
+                await asyncio.sleep(120)
+
+    assert (await cluster.metadata()).state is LedgerState.CLOSED
+    assert await cluster.marked() == []
+    assert [each["event"] for each in logs].count("notes.unwritable") == 1
+
+
+@in_virtual_time
+async def test_nor_is_it_tried_all_the_time_without_one() -> None:
+    cluster = await Cluster.start(B1, B2, B3)  # nobody can take over
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        refuse(node.store, writes_below(waiting_path(UR)), QuotaError)
+        tries: list[int] = []
+        repair = node.repairer.repair
+
+        async def counted(*args: object, **options: object) -> object:
+            tries.append(1)
+            return await repair(*args, **options)  # type: ignore[arg-type]
+
+        node.repairer.repair = counted  # type: ignore[method-assign, assignment]
+        async with working(node):
+            await asyncio.sleep(600)
+
+    assert 1 < len(tries) < 20
+
+
+@pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
+@in_virtual_time
+async def test_metadata_that_may_not_be_written_is_told_and_not_copied_in_vain_by_every_node(
+    error: type[BookmenderError],
+) -> None:
+    cluster = await lost_b2()
+    metadata = cluster.manager.path(LEDGER)
+    async with AsyncExitStack() as nodes:
+        for name in ("one", "two", "three"):
+            node = await nodes.enter_async_context(cluster.node(name))
+            refuse(node.store, writes_below(metadata), error)
+            await nodes.enter_async_context(working(node))
+        await asyncio.sleep(3_600)
+        (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+
+    copies = [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
+    assert note.reason is Reason.WRITE_REFUSED
+    assert note.reason.needs_help
+    assert "refused" in note.detail
+    assert 1 <= len(copies) < 10
+    assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_once_it_may_be_written_it_is() -> None:
+    cluster = await lost_b2()
+    is_full = True
+    metadata = cluster.manager.path(LEDGER)
+    async with cluster.node() as node:
+        refuse(
+            node.store,
+            lambda operation: is_full and writes_below(metadata)(operation),
+            QuotaError,
+        )
+        async with working(node):
+            await asyncio.sleep(60)
+            assert await cluster.marked() == [LEDGER]
+            is_full = False
+            await cluster.unregister(B5)
+            await cluster.register(B5)  # a better world: tried at once
+
+            await until(cluster, lambda: queue_empty(cluster))
+    await cluster.assert_whole()
