@@ -321,7 +321,7 @@ class Repairer:
                 await self._open_ledgers.recover(
                     versioned, view, distrusted=memory.distrusted, guards=self._queue.guards(take)
                 )
-        except (ConflictError, JournalError, SessionLostError, LockLostError):
+        except (ConflictError, JournalError, QuotaError, SessionLostError, LockLostError):
             raise
         except NoSuchLedgerError:
             return None

@@ -62,6 +62,8 @@ LOOK_PAUSE = 10
 longer the queue and the slower ZooKeeper, the seldomer."""
 TIDY_INTERVAL_S = 60.0
 """Between two looks for leftovers, which one of the idle workers takes."""
+TELL_AGAIN_S = 60.0
+"""Between two tries to write a note that has to be there before the ledger is given back."""
 GRACES_AT_ONCE_MAX = 10_000
 """Ledgers that wait for their grace under our locks; further ones are given back and come again."""
 
@@ -197,7 +199,11 @@ class ReplicationWorker:
             take = await self._take(ledger.queued)
             if take is not None:
                 held = Holding(
-                    take=take, world=world, note=ledger.note, has_old_note=ledger.has_old_note
+                    take=take,
+                    world=world,
+                    note=ledger.note,
+                    has_old_note=ledger.has_old_note,
+                    bad_sources=ledger.bad_sources,
                 )
                 await self._hold(held, slots)
         finally:
@@ -233,7 +239,7 @@ class ReplicationWorker:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""
         try:
             await self._waiting.drop_old_note(held)
-            await self._conclude(held, await self._repair(held, slots))
+            await self._conclude(held, await self._repair(held, slots), slots)
         except SessionLostError:
             raise
         except LockLostError:
@@ -275,7 +281,7 @@ class ReplicationWorker:
                 await self._views.wait_change(self._views.change_count, timeout_s=left_s)
         return True
 
-    async def _conclude(self, held: Holding, outcome: Outcome) -> None:
+    async def _conclude(self, held: Holding, outcome: Outcome, slots: Slots) -> None:
         _CONCLUDED[outcome.kind].inc()
         REPAIRED_ENTRIES.inc(outcome.entry_count)
         REPAIRED_BYTES.inc(outcome.entry_bytes)
@@ -292,8 +298,18 @@ class ReplicationWorker:
             case OutcomeKind.MARKED_AGAIN:
                 await self._queue.give_back(held.take)
             case OutcomeKind.WAITING:
-                await self._waiting.put_aside(held, outcome)
+                is_told = await self._waiting.put_aside(held, outcome)
+                if outcome.bad_sources - held.bad_sources:
+                    await self._make_known(held, slots, is_told=is_told)
                 await self._queue.give_back(held.take)
+
+    async def _make_known(self, held: Holding, slots: Slots, *, is_told: bool) -> None:
+        """Who took the ledger without knowing of its bad sources would find it whole by its ends, and unmark it (rule S6)."""
+        async with slots.lent():
+            while not is_told:
+                await self._clock.sleep(TELL_AGAIN_S)
+                is_told = await self._waiting.tell_again(held)
+            await self._queue.renew_marks(held.take)
 
     async def _tidy(self) -> None:
         """With nothing else to do: what a repair leaves behind, ours or another's, goes.

@@ -13,6 +13,7 @@ REMEMBERED_S = 120.0
 """The speed is that of the last two minutes: what went before says little of what comes."""
 REMEMBERED_COUNT = 20
 """And of so many at least: where a few are done in two minutes, each would make it another."""
+SEEN_MAX = 10_000
 LINE_INTERVAL_S = 10.0
 """Between two lines where no terminal shows one in place of the other."""
 
@@ -21,7 +22,7 @@ class Eta:
     """When nothing will be left, by how it became less. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
+        self._seen: deque[tuple[float, int]] = deque(maxlen=SEEN_MAX)
 
     def remaining_s(self, left: int, *, now_s: float, waiting: int = 0) -> float | None:
         """Take note of what is left now; None while nobody can tell. ``waiting``: what of it waits.
@@ -31,6 +32,8 @@ class Eta:
         if left and waiting >= left:
             self._seen.clear()
             return None
+        while self._seen and self._seen[0][1] < left:  # more has come since
+            self._seen.popleft()
         self._seen.append((now_s, left))
         while len(self._seen) > 2 and self._is_long(*self._seen[1], now_s=now_s, left=left):
             self._seen.popleft()

@@ -31,8 +31,8 @@ from ledgers.formats.bookkeeper_metadata_pb2 import LedgerMetadataFormat
 from ledgers.formats.protobuf import decoded, format_text, parse_binary, parse_text
 from ledgers.metadata import LAC_NONE, DigestType, LedgerMetadata, LedgerState, Segment
 
-LAST_ENTRY_MAX = 1 << 50
-"""At a million entries a second a writer gets there in 35 years. Whoever goes through a ledger's entries would never end."""
+LAST_ENTRY_MAX = 1 << 40
+"""At 100,000 entries a second a writer gets there in four months. Whoever goes through a ledger's entries would never end."""
 _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
 
 
@@ -315,7 +315,9 @@ def _check(
         raise CorruptionError("segments do not ascend from entry 0", first_entry_ids=starts[:20])
     if last_entry_id < LAC_NONE:
         raise CorruptionError("the last entry id is below -1", last_entry_id=last_entry_id)
-    if last_entry_id > LAST_ENTRY_MAX:
+    if max(last_entry_id, starts[-1]) > LAST_ENTRY_MAX:
         raise CorruptionError(
-            "the last entry id is beyond what anybody has written", last_entry_id=last_entry_id
+            "the last entry id is beyond what anybody has written",
+            last_entry_id=last_entry_id,
+            last_segment_from=starts[-1],
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import structlog
@@ -98,9 +99,12 @@ class Copier:
             self._copy(repair, survey, memory, NOTHING_ASKED if rank else asked)
             for rank, repair in enumerate(plan.repairs)
         ]
-        if len(copies) == 1:  # nearly always, and worth a task saved
-            return [await copies[0]]
-        return await asyncio.gather(*copies)
+        with ExitStack() as under_way:  # all at once: the next ledger is planned in this very turn
+            for repair in plan.repairs:
+                under_way.enter_context(self._receivers.under_way(repair.target, repair.byte_count))
+            if len(copies) == 1:  # nearly always, and worth a task saved
+                return [await copies[0]]
+            return await asyncio.gather(*copies)
 
     async def _copy(
         self, repair: Repair, survey: Survey, memory: Memory, asked: Questions
@@ -115,10 +119,7 @@ class Copier:
             former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
             entry_bytes_hint=survey.entry_bytes,
         )
-        with self._receivers.under_way(repair.target, repair.byte_count):
-            outcome = await copy_index(
-                job, bookies=self._bookies, digest=survey.digest, asked=asked
-            )
+        outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest, asked=asked)
         memory.entry_count += outcome.entry_count
         memory.entry_bytes += outcome.entry_bytes
         if outcome.target_error is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import HEADER_BYTES, EntryDigest
@@ -276,7 +277,8 @@ def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
     if not metadata.is_closed or metadata.last_entry_id < 0:
         return ENTRY_BYTES_GUESS
     overhead = HEADER_BYTES + digest.size
-    return overhead + max(0, metadata.length) // (metadata.last_entry_id + 1)
+    length = max(0, metadata.length) // (metadata.last_entry_id + 1)
+    return overhead + min(length, FRAME_BYTES_MAX)
 
 
 def _without_end(

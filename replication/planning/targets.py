@@ -60,14 +60,15 @@ class Targets(Struct, frozen=True, kw_only=True):
     """Of candidates: the room beyond the floor, less what is under way. Of those that are not here nobody knows it."""
 
     def having_room(self, byte_count: int, loads: Mapping[BookieId, int]) -> "Targets":
-        """Without the candidates that so much more would leave short of room. ``loads``: what else will be sent to them."""
-        if byte_count < SMALL_COPY_BYTES:
+        """Without those that so much more would leave short of room. ``loads``: what else will be sent to them."""
+        if byte_count < SMALL_COPY_BYTES and not loads and self.only_local is None:
             return self
-        short = {
-            bookie: Bar.SHORT_OF_ROOM
-            for bookie in self.candidates.keys() & self.spare_bytes.keys()
-            if self.spare_bytes[bookie] < byte_count + loads.get(bookie, 0)
-        }
+        short = {}
+        for bookie, spare_bytes in self.spare_bytes.items():
+            more_bytes = byte_count + loads.get(bookie, 0)
+            is_short = spare_bytes < (0 if more_bytes < SMALL_COPY_BYTES else more_bytes)
+            if is_short and self._may_be_given(bookie):
+                short[bookie] = Bar.SHORT_OF_ROOM
         if not short:
             return self
         candidates = {b: each for b, each in self.candidates.items() if b not in short}
@@ -75,8 +76,11 @@ class Targets(Struct, frozen=True, kw_only=True):
 
     def may_refill(self, bookie: BookieId) -> bool:
         """Whether a member that is there may be given in place what it lacks (rule S15)."""
-        is_open_to_copies = bookie in self.candidates or self.barred.get(bookie) is Bar.NOT_LOCAL
-        return is_open_to_copies and bookie not in self.refilled
+        return self._may_be_given(bookie) and bookie not in self.refilled
+
+    def _may_be_given(self, bookie: BookieId) -> bool:
+        """Anything, be it only what it lacks itself."""
+        return bookie in self.candidates or self.barred.get(bookie) is Bar.NOT_LOCAL
 
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
         """When the first of those that quarantine alone keeps from receiving may do so again; None: never."""
@@ -218,7 +222,9 @@ class Receivers:
     def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
         """Into candidates and those that may not receive."""
         spare_bytes = self._rooms.spare_bytes(bookie)
-        if spare_bytes is not None:
+        if spare_bytes is None:
+            self._spare_bytes.pop(bookie, None)
+        else:
             self._spare_bytes[bookie] = spare_bytes - self._load_bytes.get(bookie, 0)
         bar = self._bar(bookie, view)
         if bar is None:
@@ -267,7 +273,11 @@ def with_load(
 def why_nobody(targets: Targets, taken: Collection[BookieId]) -> str:
     """Which rules leave no bookie to take over; "" if some candidate is left."""
     barred = dict(targets.barred)
-    barred.update((bookie, Bar.MEMBER) for bookie in targets.candidates if bookie in taken)
+    barred.update(
+        (bookie, Bar.MEMBER)
+        for bookie in taken
+        if bookie in targets.candidates or barred.get(bookie) is Bar.SHORT_OF_ROOM
+    )
     if len(barred) < len(targets.barred) + len(targets.candidates):
         return ""
     counts = {bar: sum(each is bar for each in barred.values()) for bar in Bar}

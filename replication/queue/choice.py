@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
+from ledgers.metadata import BookieId
 from replication.queue.queue import QueuedLedger
 from replication.waiting.notes import WaitingNote
 
@@ -21,12 +22,14 @@ HELP_MAX = 25
 class DueLedger(Struct, frozen=True, kw_only=True):
     """A marked ledger that is to be taken now, and why it waited so far, if it did.
 
-    ``has_old_note``: there is one, of a mark that is gone.
+    ``has_old_note``: there is one, of a mark that is gone. ``bad_sources``: as either kind of note has it; whoever unmarked
+    the ledger need not have mended that.
     """
 
     queued: QueuedLedger
     note: WaitingNote | None
     has_old_note: bool = False
+    bad_sources: frozenset[BookieId] = frozenset()
 
     @property
     def ledger_id(self) -> int:

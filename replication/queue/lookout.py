@@ -5,7 +5,6 @@ take now: its own share, a window of it, and a few that others have left lying. 
 said in ``choice``; who waits until when, in ``deferrals`` and in the notes of all nodes (``waiting``).
 """
 
-import asyncio
 import math
 import random
 from collections.abc import Collection, Sequence
@@ -138,9 +137,9 @@ class Lookout:
         """Those that are marked, and that no note bids to wait."""
         if not ledger_ids:
             return []
-        found, notes = await asyncio.gather(
-            self._queue.read(ledger_ids), self._waiting.notes_of(ledger_ids)
-        )
+        found = await self._queue.read(ledger_ids)
+        # After the marks: who notes what the next must know renews them then (``Queue.renew_marks``).
+        notes = await self._waiting.notes_of(ledger_ids)
         read = [_with_note(queued, notes.get(queued.ledger_id)) for queued in found]
         return [
             each
@@ -153,4 +152,9 @@ class Lookout:
 def _with_note(queued: QueuedLedger, note: WaitingNote | None) -> DueLedger:
     """What was noted of a mark before the ledger's own counts for nothing."""
     is_old = note is not None and note.is_older_than(queued.czxid)
-    return DueLedger(queued=queued, note=None if is_old else note, has_old_note=is_old)
+    return DueLedger(
+        queued=queued,
+        note=None if is_old else note,
+        has_old_note=is_old,
+        bad_sources=frozenset() if note is None else note.bad_sources,
+    )

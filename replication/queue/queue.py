@@ -26,6 +26,7 @@ from ledgers.errors import (
     LockLostError,
     NodeExistsError,
     NoNodeError,
+    RejectedError,
     SessionLostError,
     UnauthorizedError,
     UnavailableError,
@@ -251,7 +252,9 @@ class Queue:
         except MultiFailed as failure:
             if failure.index < len(extra):
                 raise failure.cause from failure
-            if failure.index == len(extra) + len(unmark):
+            if failure.index == len(extra) + len(unmark) and isinstance(
+                failure.cause, NoNodeError | ConflictError
+            ):
                 raise LockLostError("our lock is gone", path=take.lock_path) from failure
             return await self._finish_in_steps(take, extra, on_applied)
         on_applied(results[: len(extra)])
@@ -281,6 +284,13 @@ class Queue:
         await tree.delete_if_empty(seen.directory)
         return True
 
+    async def renew_marks(self, take: Take) -> None:
+        """Write them anew as they are: whoever read them before, and the ledger's note with them, takes it no more."""
+        for seen in take.queued.marks:
+            with suppress(NoNodeError, ConflictError):  # they are others already
+                data, _ = await self._store.get(seen.path)
+                await self.write(take, [SetData(path=seen.path, data=data, version=seen.version)])
+
     async def write(self, take: Take, operations: Sequence[Operation]) -> list[OperationResult]:
         """Apply ``operations`` under the lock, all or none; the results are theirs.
 
@@ -303,9 +313,12 @@ class Queue:
 
         Another node of ours would have made it at the same version: only the session tells them
         apart, and the batcher's guards prove it. Raises SessionLostError alone: it is tried until it is known
-        to be gone, as nobody else could take the ledger.
+        to be gone, as nobody else could take the ledger; but for one that ACLs keep us from deleting.
         """
-        await self._answered(lambda: self._unlock(take.lock_path))
+        try:
+            await self._answered(lambda: self._unlock(take.lock_path))
+        except RejectedError as error:
+            log.error("lock.kept", ledger_id=take.ledger_id, error=str(error), next_step=OPEN_UP)
 
     async def _unlock(self, lock_path: str) -> None:
         """Any number of times."""

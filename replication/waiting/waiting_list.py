@@ -53,6 +53,8 @@ class Holding:
     world: World
     note: WaitingNote | None
     has_old_note: bool = False
+    bad_sources: frozenset[BookieId] = frozenset()
+    """Whose copies an earlier try found bad, whichever node's it was."""
 
     @property
     def ledger_id(self) -> int:
@@ -61,11 +63,6 @@ class Holding:
     @property
     def is_loss(self) -> bool:
         return self.take.queued.is_loss
-
-    @property
-    def bad_sources(self) -> frozenset[BookieId]:
-        """Whose copies the last try found bad, whichever node's it was."""
-        return frozenset() if self.note is None else self.note.bad_sources
 
 
 class WaitingList:
@@ -151,8 +148,8 @@ class WaitingList:
         self._deferrals.forget_others(marked)
 
     async def drop_old_note(self, held: Holding) -> None:
-        """We hold the ledger, so nobody writes another."""
-        if held.has_old_note:
+        """We hold the ledger, so nobody writes another. What it tells of bad sources is to be known as long as they are."""
+        if held.has_old_note and not held.bad_sources:
             await self._told(self._notes.delete(held.ledger_id))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
@@ -182,20 +179,26 @@ class WaitingList:
 
     # --- Who is to wait ---------------------------------------------------------------------------
 
-    async def put_aside(self, held: Holding, outcome: Outcome) -> None:
-        """Nobody is to try it again before its time, or a better one."""
+    async def put_aside(self, held: Holding, outcome: Outcome) -> bool:
+        """Nobody is to try it again before its time, or a better one. False where no other node could be told."""
         reason, ledger_id = outcome.reason, held.ledger_id
         assert reason is not None, outcome
         noted = 0 if held.note is None else held.note.tries_for(reason, world=held.world)
         tries = 1 + max(noted, self._deferrals.tries(ledger_id, reason, world=held.world))
         wait_s = self._wait_s(outcome, tries=tries)
-        await self._write(held, outcome, tries=tries, wait_s=wait_s)
+        is_told = await self._write(held, outcome, tries=tries, wait_s=wait_s)
         if reason is Reason.END_UNPROVEN:  # to be known when its mark is gone, too
             await self._told(self._ends.note(ledger_id, outcome.detail))
         self._defer(ledger_id, wait_s, held.world, reason=reason, tries=tries, is_loss=held.is_loss)
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         log.debug("ledger.deferred", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries)
+        return is_told
+
+    async def tell_again(self, held: Holding) -> bool:
+        """What could not be written when the ledger was put aside; whether it can now."""
+        assert held.note is not None, held
+        return await self._told(self._notes.write(held.note))
 
     async def tell_of_grace(self, held: Holding, outcome: Outcome, *, grace_s: float) -> None:
         """It waits under our lock: should we die, others need not wait for anything.
@@ -232,7 +235,7 @@ class WaitingList:
         if self._deferrals.waits_for(held.ledger_id, Reason.JOURNAL):
             self._deferrals.forget_all(Reason.JOURNAL)
         self._deferrals.forget(held.ledger_id)
-        if held.note is not None:
+        if held.note is not None or held.has_old_note:
             await self._told(self._notes.delete(held.ledger_id))
 
     async def tidy(self, queue: Queue) -> None:
@@ -278,7 +281,7 @@ class WaitingList:
         tries: int,
         wait_s: float | None,
         grace_until_ms: int = 0,
-    ) -> None:
+    ) -> bool:
         """Tell everybody why the ledger waits. ``wait_s``: for how long; None: for no time."""
         before, reason, now_ms = held.note, outcome.reason, self._clock.wall_ms()
         assert reason is not None, outcome
@@ -286,10 +289,10 @@ class WaitingList:
         is_told_anew = before is not None and before.reason is reason is Reason.JOURNAL
         if reason.is_of_this_node and before is not None and not is_told_anew:
             before = replace(before, bad_sources=before.bad_sources | outcome.bad_sources)
-            if before != held.note:  # all else that stands there holds for all nodes
-                held.note = before
-                await self._told(self._notes.write(before, is_likely_there=True))
-            return
+            if before == held.note:  # what stands there holds for all nodes
+                return True
+            held.note = before
+            return await self._told(self._notes.write(before, is_likely_there=True))
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
         detail = self._detail(held, outcome)
         if before is None or (before.reason, before.detail) != (reason, detail):
@@ -308,9 +311,9 @@ class WaitingList:
             world=held.world,
             bad_sources=outcome.bad_sources,
         )
-        await self._told(self._notes.write(held.note, is_likely_there=before is not None))
+        return await self._told(self._notes.write(held.note, is_likely_there=before is not None))
 
-    async def _told(self, writing: Awaitable[None]) -> None:
+    async def _told(self, writing: Awaitable[None]) -> bool:
         """What others are told keeps no ledger from its repair where it cannot be written: that is said once."""
         try:
             await writing
@@ -322,6 +325,7 @@ class WaitingList:
             self._is_untold = True
         else:
             self._is_untold = False
+        return not self._is_untold
 
     def _detail(self, held: Holding, outcome: Outcome) -> str:
         if outcome.reason is not Reason.NO_COPY:

@@ -26,6 +26,11 @@ class Terminal(io.StringIO):
             id="the speed is that of the last minutes, not of the beginning",
         ),
         pytest.param(
+            [*((s, s) for s in range(1_000)), (1_010, 990), (1_020, 980)],
+            980 * 21 / 19,
+            id="nor is it measured from before more came",
+        ),
+        pytest.param(
             [(0, 40), (100, 30), (200, 29), (300, 25)],
             500.0,
             id="but of no fewer than twenty that are done",

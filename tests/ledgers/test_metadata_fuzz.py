@@ -24,7 +24,7 @@ def any_metadata(draw: st.DrawFn) -> LedgerMetadata:
     write_quorum = draw(st.integers(1, ensemble_size))
     ack_quorum = draw(st.integers(1, write_quorum))
     has_ack_quorum = version != 1 and (ack_quorum < write_quorum or draw(st.booleans()))
-    starts = sorted(draw(st.sets(st.integers(1, 2**63 - 1), max_size=3)) | {0})
+    starts = sorted(draw(st.sets(st.integers(1, LAST_ENTRY_MAX), max_size=3)) | {0})
     ensembles = st.tuples(*[BOOKIE_IDS.map(BookieId)] * ensemble_size)
     state = draw(st.sampled_from(LedgerState))
     is_closed = state is LedgerState.CLOSED

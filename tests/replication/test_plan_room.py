@@ -1,17 +1,22 @@
 """Copies that their target has no room for (rule S11)."""
 
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from ledgers.metadata import BookieId
 from ledgers.placement import Candidate, RandomPlacement
 from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, plan_repair
-from replication.planning.targets import SMALL_COPY_BYTES, Targets
+from replication.planning.targets import SMALL_COPY_BYTES, Bar, Receivers, Targets
 from replication.reasons import Reason
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment, survey_of
+from tests.replication.nodes import working
 
 MEMBERS = (B1, B2, B3)
 ENTRY_BYTES = SMALL_COPY_BYTES
@@ -20,14 +25,24 @@ SHARE_BYTES = 10 * ENTRY_BYTES
 MORE_BYTES = SHARE_BYTES + ENTRY_BYTES
 
 
-def plan(spare_bytes: Mapping[BookieId, int], *findings: IndexFinding) -> Plan:
+def plan(
+    spare_bytes: Mapping[BookieId, int],
+    *findings: IndexFinding,
+    entry_bytes: int = ENTRY_BYTES,
+    **fields: Any,
+) -> Plan:
     """Of a ledger with W 3; all but its members may receive."""
     targets = Targets(
-        candidates={b: Candidate(bookie=b) for b in (*MEMBERS, *spare_bytes)},
+        candidates={
+            b: Candidate(bookie=b)
+            for b in (*MEMBERS, *spare_bytes)
+            if b not in fields.get("barred", ())
+        },
         placement=RandomPlacement(random.Random(1)),
         spare_bytes=spare_bytes,
+        **fields,
     )
-    metadata = replace(closed_ledger(MEMBERS, write_quorum=3), length=10 * ENTRY_BYTES)
+    metadata = replace(closed_ledger(MEMBERS, write_quorum=3), length=10 * entry_bytes)
     return plan_repair(survey_of(findings, metadata), targets)
 
 
@@ -65,3 +80,86 @@ def test_rule_s11_what_a_live_bookie_lacks_it_is_given_where_there_is_room_for_t
 
     assert [repair.target for repair in in_place.repairs] == [B1]
     assert [repair.target for repair in elsewhere.repairs] == [B4]
+
+
+def test_rule_s11_small_copies_of_one_ledger_count_together() -> None:
+    entry_bytes = SMALL_COPY_BYTES // 20
+    segments = [
+        IndexFinding(
+            fragment=fragment(MEMBERS, first=10 * n, last=10 * n + 9, write_quorum=3),
+            index=1,
+            verdict=Verdict.LOST,
+        )
+        for n in range(10)
+    ]
+
+    made = plan({B4: 2 * SMALL_COPY_BYTES}, *segments, entry_bytes=entry_bytes)
+
+    assert len(made.repairs) == 3
+    assert len(made.blocked) == 7
+
+
+def test_rule_s11_nor_is_a_live_bookie_short_of_room_given_anything_where_only_the_local_one_receives() -> (
+    None
+):
+    lacking = IndexFinding(
+        fragment=fragment(MEMBERS, write_quorum=3),
+        index=1,
+        verdict=Verdict.MISSING,
+        absent=EntryRuns((1,)),
+    )
+    barred = {B2: Bar.NOT_LOCAL}
+
+    short = plan({B2: -1}, lacking, barred=barred, only_local=B4, entry_bytes=10)
+    enough = plan({B2: 1}, lacking, barred=barred, only_local=B4, entry_bytes=10)
+
+    assert [repair.target for repair in short.repairs] != [B2]
+    assert [repair.target for repair in enough.repairs] == [B2]
+
+
+class Rooms:
+    """B4 alone has little to spare."""
+
+    def free_bytes(self, bookie: BookieId) -> int | None:
+        return None
+
+    def spare_bytes(self, bookie: BookieId) -> int | None:
+        return 5 * SMALL_COPY_BYTES if bookie == B4 else None
+
+
+@in_virtual_time
+async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() -> None:
+    """Each has two segments, which are copied side by side."""
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    for ledger_id in range(10):
+        await cluster.write_ledger(
+            MEMBERS,
+            MEMBERS,
+            ledger_id=ledger_id,
+            starts=(0, 10),
+            last=19,
+            write_quorum=3,
+            length=4 * SMALL_COPY_BYTES,
+        )
+        await cluster.mark(B2, ledger_id=ledger_id)
+    await cluster.kill(B2)
+    under_way, seen = Counter[BookieId](), []
+
+    class Watched(Receivers):
+        @contextmanager
+        def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
+            under_way[bookie] += byte_count
+            seen.append(under_way[bookie])
+            with super().under_way(bookie, byte_count):
+                yield
+            under_way[bookie] -= byte_count
+
+    async with cluster.node() as node:
+        node.repairer._copier._receivers = Watched(
+            RandomPlacement(random.Random(1)), clock=cluster.clock, rooms=Rooms()
+        )
+        async with working(node):
+            await until(cluster, lambda: queue_empty(cluster))
+
+    assert max(seen) <= 5 * SMALL_COPY_BYTES
+    await cluster.assert_whole(*range(10))

@@ -8,11 +8,15 @@ import asyncio
 import pytest
 
 from ledgers.bookies import Answer
+from ledgers.errors import QuotaError
+from replication.cluster.own_state import own_path, waiting_path
 from replication.outcome import OutcomeKind
+from replication.queue import payloads
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, working
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import repair
 
 
@@ -70,26 +74,99 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_other_nodes_are_told_and_a_node_that_comes_back() -> None:
-    """Who merely looks at the ends would find the ledger whole, and unmark it (rule S6)."""
+# --- What other nodes are told --------------------------------------------------------------------
+
+
+async def with_gaps(*, is_own: bool = False) -> Cluster:
+    """B2 is lost, and B3 lacks all but its ends. It may not be given them, and nobody else is left to take them.
+
+    ``is_own``: marked in our own queue alone.
+    """
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=199)
     for entry_id in range(1, 199):
         cluster.bookie(B3).lose(LEDGER, entry_id)
     await cluster.kill(B2)
     await cluster.unregister(B3)
-    await cluster.register(B3, is_read_only=True)  # so that it may not be given what it lacks
-    await cluster.mark()
+    await cluster.register(B3, is_read_only=True)
+    if is_own:
+        mark = payloads.mark_to_bytes(payloads.Mark(replicas=(B2,), ctime_ms=1))
+        path = payloads.mark_path(own_path(UR), LEDGER)
+        await cluster.store.create(path, mark, with_parents=True)
+    else:
+        await cluster.mark(B2)
+    return cluster
+
+
+async def assert_mended_once_it_may_be(cluster: Cluster) -> None:
+    await cluster.unregister(B3)
+    await cluster.register(B3)
+    async with cluster.node("last") as node, working(node):
+        await asyncio.sleep(60)
+    await cluster.assert_queue_empty()
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_other_nodes_are_told_and_a_node_that_comes_back() -> None:
+    """Who merely looks at the ends would find the ledger whole, and unmark it (rule S6)."""
+    cluster = await with_gaps()
 
     for name in ("one", "two", "two again"):
         async with cluster.node(name) as node, working(node):
             await asyncio.sleep(1_000)
         assert await cluster.marked() == [LEDGER], name
-    await cluster.unregister(B3)
-    await cluster.register(B3)
-    async with cluster.node("three") as node, working(node):
-        await asyncio.sleep(60)
 
-    await cluster.assert_queue_empty()
-    await cluster.assert_whole()
+    await assert_mended_once_it_may_be(cluster)
+
+
+@in_virtual_time
+async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> None:
+    cluster = await with_gaps(is_own=True)
+    async with cluster.node("one") as node, working(node):
+        await asyncio.sleep(100)
+    await cluster.kill(B1)
+    await cluster.mark(B1)
+    await cluster.revive(B1)
+
+    async with cluster.node("two") as node, working(node):
+        await asyncio.sleep(100)
+
+    assert await cluster.marked() == [LEDGER]
+    await assert_mended_once_it_may_be(cluster)
+
+
+@in_virtual_time
+async def test_who_has_read_the_mark_before_takes_it_no_more() -> None:
+    """Between a look at the queue and the take another node may have tried the ledger, which leaves the mark as it was."""
+    cluster = await with_gaps()
+    async with cluster.node("late") as late:
+        queued = await late.queued()
+        async with cluster.node("one") as node, working(node):
+            await asyncio.sleep(20)
+
+        assert await late.queue.take(queued) is None
+        assert await late.queue.take(await late.queued()) is not None
+
+
+@in_virtual_time
+async def test_until_others_can_be_told_the_ledger_is_kept_from_them() -> None:
+    cluster, is_full = await with_gaps(), True
+    async with cluster.node("one") as one, cluster.node("two") as two:
+        refuse(
+            one.store,
+            lambda each: is_full and writes_below(waiting_path(UR))(each),
+            QuotaError,
+        )
+        async with working(one):
+            await asyncio.sleep(20)
+            async with working(two):
+                await asyncio.sleep(1_000)
+                assert await cluster.marked() == [LEDGER]
+                assert len(await cluster.locked()) == 1
+
+                is_full = False
+                await asyncio.sleep(100)
+                assert await cluster.locked() == []
+    assert await cluster.marked() == [LEDGER]
+    await assert_mended_once_it_may_be(cluster)

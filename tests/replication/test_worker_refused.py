@@ -1,7 +1,6 @@
 """The ReplicationWorker where ZooKeeper refuses to write something: a quota is used up, or ACLs forbid it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import pytest
@@ -10,7 +9,7 @@ from structlog.testing import capture_logs
 from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
 from ledgers.memory.store import MemoryStore
 from ledgers.metadata import LedgerState
-from ledgers.store import Create, MultiFailed, Operation, OperationResult, SetData
+from ledgers.store import Delete, Operation
 from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
 from replication.reasons import Reason
@@ -18,29 +17,11 @@ from replication.waiting.notes import WaitingNotes
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import lost_b2, open_ledger
 
 LEDGERS = 20
 LOCKS_MAX = 5
-
-
-def refuse(
-    store: MemoryStore, is_refused: Callable[[Operation], bool], error: type[BookmenderError]
-) -> None:
-    """What is written on this session."""
-    multi = store.multi
-
-    async def unless_refused(operations: Sequence[Operation]) -> list[OperationResult]:
-        for index, operation in enumerate(operations):
-            if is_refused(operation):
-                raise MultiFailed(index, error("refused"))
-        return await multi(operations)
-
-    store.multi = unless_refused  # type: ignore[method-assign]
-
-
-def writes_below(path: str) -> Callable[[Operation], bool]:
-    return lambda each: isinstance(each, Create | SetData) and each.path.startswith(path)
 
 
 @in_virtual_time
@@ -150,3 +131,37 @@ async def test_once_it_may_be_written_it_is() -> None:
 
             await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_recovery_that_may_not_write_its_end_is_told_alike() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        refuse(node.store, writes_below(cluster.manager.path(LEDGER)), QuotaError)
+        async with working(node):
+            await asyncio.sleep(120)
+        (note,) = await WaitingNotes(cluster.store, UR).read_all([LEDGER])
+
+    assert note.reason is Reason.WRITE_REFUSED
+
+
+@in_virtual_time
+async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
+    cluster = await Cluster.start(B1, B2, B3)  # nobody can take over, so that it is given back
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+    locks = payloads.locks_path(UR)
+    async with cluster.node() as node:
+        refuse(
+            node.store,
+            lambda each: isinstance(each, Delete) and each.path.startswith(locks),
+            UnauthorizedError,
+        )
+        with capture_logs() as logs:
+            async with working(node):
+                await asyncio.sleep(60)
+
+        assert "lock.kept" in {each["event"] for each in logs}
+        assert len(await cluster.locked()) == 1

@@ -1,0 +1,26 @@
+"""A ZooKeeper that refuses some writes of a session: a quota is used up, or ACLs forbid them."""
+
+from collections.abc import Callable, Sequence
+
+from ledgers.errors import BookmenderError
+from ledgers.memory.store import MemoryStore
+from ledgers.store import Create, MultiFailed, Operation, OperationResult, SetData
+
+
+def refuse(
+    store: MemoryStore, is_refused: Callable[[Operation], bool], error: type[BookmenderError]
+) -> None:
+    """What is written on this session."""
+    multi = store.multi
+
+    async def unless_refused(operations: Sequence[Operation]) -> list[OperationResult]:
+        for index, operation in enumerate(operations):
+            if is_refused(operation):
+                raise MultiFailed(index, error("refused"))
+        return await multi(operations)
+
+    store.multi = unless_refused  # type: ignore[method-assign]
+
+
+def writes_below(path: str) -> Callable[[Operation], bool]:
+    return lambda each: isinstance(each, Create | SetData) and each.path.startswith(path)
