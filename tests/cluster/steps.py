@@ -16,7 +16,7 @@ from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.shapes import Ending, Shape
 from daemon.demo.workload import Workload, Written, open_workload
 from daemon.local.processes import Child, stop_all
-from daemon.settings import Settings
+from daemon.settings import Settings, ZooKeeperSettings
 from daemon.visit import Visit, visit
 from ledgers.errors import NodeExistsError
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
@@ -33,6 +33,7 @@ WAIT_S = 60.0
 POLL_S = 0.05
 STOP_TIMEOUT_S = 5.0
 SEED = 11
+SESSION_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,10 @@ class Bench:
 
 @asynccontextmanager
 async def bench(uri: str) -> AsyncIterator[Bench]:
-    settings, rng = Settings(metadata_service_uri=uri), random.Random(SEED)
+    """Its own session outlives what a test does to ZooKeeper."""
+    patient = ZooKeeperSettings(session_timeout_s=SESSION_TIMEOUT_S)
+    settings = Settings(metadata_service_uri=uri, zookeeper=patient)
+    rng = random.Random(SEED)
     async with visit(settings) as seen, open_workload(seen, rng) as workload:
         try:
             yield Bench(seen=seen, workload=workload)
