@@ -14,6 +14,7 @@ REMEMBERED_S = 120.0
 REMEMBERED_COUNT = 20
 """And of so many at least: where a few are done in two minutes, each would make it another."""
 SEEN_MAX = 10_000
+"""Looks that are remembered, however few were done in that time."""
 LINE_INTERVAL_S = 10.0
 """Between two lines where no terminal shows one in place of the other."""
 

@@ -57,7 +57,7 @@ class Targets(Struct, frozen=True, kw_only=True):
     quarantined: Mapping[BookieId, int] = field(default_factory=dict)
     """Bookies that are not asked anything now, with the end of that (wall clock, in milliseconds)."""
     spare_bytes: Mapping[BookieId, int] = field(default_factory=dict)
-    """Of candidates: the room beyond the floor, less what is under way. Of those that are not here nobody knows it."""
+    """Of writable ones: the room beyond the floor, less what is under way. Of those that are not here nobody knows it."""
 
     def having_room(self, byte_count: int, loads: Mapping[BookieId, int]) -> "Targets":
         """Without those that so much more would leave short of room. ``loads``: what else will be sent to them."""
