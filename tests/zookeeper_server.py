@@ -11,7 +11,9 @@ from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec
 from daemon.local.zookeeper import HEAP_MIB, is_ready
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+PATIENT_SESSION_S = 60.0
+"""The time-out of a test's own session: no slow phase of the machine is to end it."""
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.store import ZooKeeperStore
+from tests.zookeeper_server import PATIENT_SESSION_S
 
 TIMEOUT_S = 60.0
 
@@ -87,7 +88,7 @@ async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
     """Within a deadline, so that no test hangs."""
     uri, clock = MetadataUri.parse(metadata_service_uri), SystemClock()
     async with asyncio.timeout(TIMEOUT_S):
-        store = await ZooKeeperStore.open(uri.hosts, session_timeout_s=10, connect_timeout_s=10)
+        store = await ZooKeeperStore.open(uri.hosts, session_timeout_s=PATIENT_SESSION_S)
         registration = Registration(store, uri.root)
 
         async def writable() -> list[Candidate]:

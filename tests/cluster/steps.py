@@ -23,6 +23,7 @@ from ledgers.metadata import BookieId, DigestType, LedgerMetadata
 from replication.queue import payloads
 from replication.queue.listing import locked_ledger_ids, marked_ledger_ids
 from replication.queue.payloads import Mark
+from tests.zookeeper_server import PATIENT_SESSION_S
 
 GONE = BookieId("127.0.0.1:9")
 """A bookie that was never there: naming it makes a ledger under-replicated without killing anybody."""
@@ -33,7 +34,6 @@ WAIT_S = 60.0
 POLL_S = 0.05
 STOP_TIMEOUT_S = 5.0
 SEED = 11
-SESSION_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Bench:
 @asynccontextmanager
 async def bench(uri: str) -> AsyncIterator[Bench]:
     """Its own session outlives what a test does to ZooKeeper."""
-    patient = ZooKeeperSettings(session_timeout_s=SESSION_TIMEOUT_S)
+    patient = ZooKeeperSettings(session_timeout_s=PATIENT_SESSION_S)
     settings = Settings(metadata_service_uri=uri, zookeeper=patient)
     rng = random.Random(SEED)
     async with visit(settings) as seen, open_workload(seen, rng) as workload:

@@ -20,7 +20,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from tests.auditor.indexing import closed, contents, read_all
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
 
 pytestmark = pytest.mark.cluster
 
@@ -77,7 +77,7 @@ class Writers:
 
 @asynccontextmanager
 async def keeping(address: str) -> AsyncIterator[IndexKeeper]:
-    store = await ZooKeeperStore.open(address)
+    store = await ZooKeeperStore.open(address, session_timeout_s=PATIENT_SESSION_S)
     keeper = IndexKeeper(
         store=store,
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
@@ -112,7 +112,7 @@ async def assert_comes_to_be(keeper: IndexKeeper, expected: dict[int, IndexedLed
 async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_its_session_is_cut(
     server: ZooKeeperServer,
 ) -> None:
-    ours = await ZooKeeperStore.open(server.address)
+    ours = await ZooKeeperStore.open(server.address, session_timeout_s=PATIENT_SESSION_S)
     writers = Writers(ours, seed=random.randrange(2**32))
     await writers.create(range(LEDGERS))
     proxy = TcpProxy(server.port)
@@ -148,7 +148,7 @@ async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_it
 async def test_rule_s8_a_ledger_that_acls_shut_away_is_unreadable_and_the_rest_goes_on(
     server: ZooKeeperServer,
 ) -> None:
-    ours = await ZooKeeperStore.open(server.address)
+    ours = await ZooKeeperStore.open(server.address, session_timeout_s=PATIENT_SESSION_S)
     manager = LedgerManager(ours, ROOT, Layout.HIERARCHICAL)
     shut, open_one = 10**9, 10**9 + 1
     for ledger_id in (shut, open_one):

@@ -29,6 +29,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from tests.cluster.our_client import sha256_of
 from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool, JavaWriter
+from tests.zookeeper_server import PATIENT_SESSION_S
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = pytest.mark.cluster
@@ -78,7 +79,7 @@ class Client:
 @asynccontextmanager
 async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
     uri = MetadataUri.parse(cluster.metadata_service_uri)
-    store = await ZooKeeperStore.open(uri.hosts)
+    store = await ZooKeeperStore.open(uri.hosts, session_timeout_s=PATIENT_SESSION_S)
     registration = Registration(store, uri.root)
     view = await registration.read()
 

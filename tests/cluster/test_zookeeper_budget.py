@@ -20,7 +20,7 @@ from replication.journal import MetadataJournal
 from tests.cluster.steps import wait_for
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
 
@@ -38,7 +38,7 @@ async def test_fewer_requests_are_in_flight_while_zookeeper_is_slow(
     server: ZooKeeperServer,
 ) -> None:
     proxy = TcpProxy(server.port)
-    store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=10)
+    store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=PATIENT_SESSION_S)
 
     async def ask_on_and_on() -> None:
         while True:

@@ -24,7 +24,7 @@ from ledgers.zookeeper.kazoo_pipeline import OneSessionHandler
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.contract.metadata_stores import end_session, on_loop
 from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
 
 pytestmark = pytest.mark.cluster
 
@@ -43,8 +43,12 @@ def _no_thread_is_left() -> Iterator[None]:
 
 
 @asynccontextmanager
-async def opened(server: ZooKeeperServer, **options: Any) -> Any:
-    store = await ZooKeeperStore.open(server.address, **options)
+async def opened(
+    server: ZooKeeperServer, session_timeout_s: float = PATIENT_SESSION_S, **options: Any
+) -> Any:
+    store = await ZooKeeperStore.open(
+        server.address, session_timeout_s=session_timeout_s, **options
+    )
     try:
         yield store
     finally:

@@ -12,14 +12,13 @@ from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import MetadataStore, Operation
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import ZooKeeperServer
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 TEST_TIMEOUT_S = 60
 
-SESSION_TIMEOUT_S = 4.0
 _root_numbers = itertools.count()
 
 
@@ -95,7 +94,7 @@ class ZooKeeperWorld:
 
     async def open(self) -> MetadataStore:
         proxy = TcpProxy(self._server.port)
-        store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=SESSION_TIMEOUT_S)
+        store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=PATIENT_SESSION_S)
         if not self._proxies:
             await store.create(self.root)
         self._proxies[store] = proxy
