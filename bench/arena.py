@@ -26,7 +26,7 @@ from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION
 from tests.java.messages import Verdict
-from tests.java.tool import JavaTool
+from tests.java.tool import JavaTool, Report
 
 BOOKIE_COUNT = 5
 BOOKIE_SESSION_TIMEOUT_S = 2.0
@@ -91,6 +91,7 @@ class Arena:
                 verdict=report.verdict.value,
                 copies=summary.copies,
                 good=summary.good,
+                problems=_problems(report),
             )
         return report.summary.copies
 
@@ -156,6 +157,19 @@ async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
     ):
         async with visit(Settings(metadata_service_uri=cluster.metadata_service_uri)) as seen:
             yield Arena(cluster, seen, java)
+
+
+def _problems(report: Report) -> str:
+    """What is wrong with how many ledgers, and an example of each."""
+    found: dict[str, list[str]] = {}
+    for ledger in report.ledgers.values():
+        if ledger.verdict is Verdict.WHOLE:
+            continue
+        gone = [f"{bookie} is gone" for bookie in ledger.gone_bookies]
+        kinds = [*ledger.problems, *gone, *([ledger.error] if ledger.error else [])]
+        example = next((f"entry {e.entry} on {e.bookie}" for e in ledger.examples), "")
+        found.setdefault(", ".join(kinds), []).append(f"{ledger.ledger} {example}".rstrip())
+    return "; ".join(f"{kind}: {len(told)} ledgers, e.g. {told[0]}" for kind, told in found.items())
 
 
 def _fill(bookie: BookieId, ledgers: Sequence[BenchLedger]) -> None:

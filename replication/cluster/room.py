@@ -6,6 +6,7 @@ from receiving.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -35,14 +36,18 @@ START_TIMEOUT_S = 5.0
 BOOKIES_AT_ONCE = 16
 
 
-def is_short(room: Room | None, *, floor_share: float, under_way_bytes: int = 0) -> bool:
-    """Whether less than the floor will be free when all that is under way has arrived.
-
-    ``floor_share``: of the whole room; 0: never short. What is not known (None) is enough.
-    """
+def spare_bytes(room: Room | None, *, floor_share: float) -> int | None:
+    """What is free beyond the floor, less than 0 where it is short of that; None where it is not known, or there is
+    no floor. ``floor_share``: of the whole room; 0: none."""
     if room is None or not floor_share:
-        return False
-    return room.free_bytes - under_way_bytes < floor_share * room.total_bytes
+        return None
+    return math.floor(room.free_bytes - floor_share * room.total_bytes)
+
+
+def is_short(room: Room | None, *, floor_share: float) -> bool:
+    """Whether it is known that less than the floor is free."""
+    spare = spare_bytes(room, floor_share=floor_share)
+    return spare is not None and spare < 0
 
 
 class RoomSource:
@@ -75,18 +80,8 @@ class RoomSource:
         return None if room is None else room.free_bytes
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
-        """What is free beyond the floor, less than 0 where it is short; None where it is not known, or there is no floor."""
-        room = self._rooms.get(bookie)
-        if room is None or not self._floor_share:
-            return None
-        return int(room.free_bytes - self._floor_share * room.total_bytes)
-
-    def is_short(self, bookie: BookieId, *, under_way_bytes: int = 0) -> bool:
-        return is_short(
-            self._rooms.get(bookie),
-            floor_share=self._floor_share,
-            under_way_bytes=under_way_bytes,
-        )
+        """As the function has it."""
+        return spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
 
     async def start(self) -> None:
         """Have figures before the first choice is made; without those of whoever takes its time."""
@@ -135,7 +130,11 @@ class RoomSource:
                 del self._told_at_s[bookie], self._rooms[bookie]
 
     def _tell_of_changes(self) -> None:
-        short = frozenset(filter(self.is_short, self._rooms))
+        short = frozenset(
+            bookie
+            for bookie, room in self._rooms.items()
+            if is_short(room, floor_share=self._floor_share)
+        )
         for bookie in sorted(short - self._short):
             room = self._rooms[bookie]
             log.warning(

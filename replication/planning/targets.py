@@ -221,11 +221,11 @@ class Receivers:
 
     def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
         """Into candidates and those that may not receive."""
-        spare_bytes = self._rooms.spare_bytes(bookie)
+        spare_bytes = self._spare(bookie)
         if spare_bytes is None:
             self._spare_bytes.pop(bookie, None)
         else:
-            self._spare_bytes[bookie] = spare_bytes - self._load_bytes.get(bookie, 0)
+            self._spare_bytes[bookie] = spare_bytes
         bar = self._bar(bookie, view)
         if bar is None:
             self._candidates[bookie] = self._candidate(bookie)
@@ -244,8 +244,13 @@ class Receivers:
         return Bar.SHORT_OF_ROOM if self._is_short(bookie) else None
 
     def _is_short(self, bookie: BookieId) -> bool:
+        spare_bytes = self._spare(bookie)
+        return spare_bytes is not None and spare_bytes < 0
+
+    def _spare(self, bookie: BookieId) -> int | None:
+        """The room beyond the floor, less what is under way."""
         spare_bytes = self._rooms.spare_bytes(bookie)
-        return spare_bytes is not None and spare_bytes < self._load_bytes.get(bookie, 0)
+        return None if spare_bytes is None else spare_bytes - self._load_bytes.get(bookie, 0)
 
     def _candidate(self, bookie: BookieId) -> Candidate:
         return Candidate(

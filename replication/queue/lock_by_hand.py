@@ -11,10 +11,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.store import Check, Delete, MetadataStore, MultiFailed
+from ledgers.store import Check, MetadataStore, MultiFailed
 from replication.queue import payloads
 from replication.queue.listing import read_locks
-from replication.queue.queue import OWN_LOCK_VERSION, lock_operations
+from replication.queue.locks import check_lock, delete_lock, make_lock
 from replication.queue.tree import prepare_tree
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
@@ -58,7 +58,7 @@ async def locked(
         patience.show(*await _who_and_why(ledger_id, store, ur))
         await clock.sleep(PAUSE_S)
     try:
-        yield Check(path=path, version=OWN_LOCK_VERSION)
+        yield check_lock(path)
     finally:
         await _unlock(path, store, session)
 
@@ -103,7 +103,7 @@ class _Patience:
 async def _lock(path: str, data: bytes, store: MetadataStore, session: Check) -> bool:
     """False when somebody has it."""
     try:
-        await store.multi([session, *lock_operations(path, data)])
+        await store.multi([session, *make_lock(path, data)])
     except MultiFailed as failure:
         if isinstance(failure.cause, NodeExistsError):
             return False
@@ -129,7 +129,7 @@ async def _who_and_why(
 async def _unlock(path: str, store: MetadataStore, session: Check) -> None:
     """If it still is ours; otherwise it went with our session."""
     try:
-        await store.multi([session, Delete(path=path, version=OWN_LOCK_VERSION)])
+        await store.multi([session, delete_lock(path)])
     except MultiFailed as failure:
         if not isinstance(failure.cause, NoNodeError | ConflictError):
             raise failure.cause from failure

@@ -13,7 +13,7 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeVar
 
 import structlog
@@ -22,6 +22,7 @@ from msgspec import Struct
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
 from ledgers.errors import (
+    BookmenderError,
     ConflictError,
     LockLostError,
     NodeExistsError,
@@ -30,11 +31,11 @@ from ledgers.errors import (
     SessionLostError,
     UnauthorizedError,
     UnavailableError,
+    UnknownOutcomeError,
 )
 from ledgers.metadata import BookieId
 from ledgers.store import (
     Check,
-    Create,
     Delete,
     Event,
     MetadataStore,
@@ -49,21 +50,12 @@ from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
 from replication.queue.listing import locked_ledger_ids
+from replication.queue.locks import OWN_LOCK_VERSION, check_lock, delete_lock, make_lock
 from replication.queue.mark_tree import MarkTree, SeenMark
 from replication.queue.urgent import read_urgent
 
 log = structlog.get_logger()
 T = TypeVar("T")
-
-OWN_LOCK_VERSION = 1
-
-
-def lock_operations(path: str, data: bytes) -> list[Operation]:
-    """Make a lock that stands at ``OWN_LOCK_VERSION`` from the first moment on."""
-    return [
-        Create(path=path, data=data, is_ephemeral=True),
-        SetData(path=path, data=data, version=0),
-    ]
 
 
 class QueuedLedger(
@@ -111,7 +103,7 @@ class Take(Struct, frozen=True, kw_only=True):
     @property
     def guard(self) -> Check:
         """Holds as long as the lock is the one we made (rule S3)."""
-        return Check(path=self.lock_path, version=OWN_LOCK_VERSION)
+        return check_lock(self.lock_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +177,7 @@ class Queue:
         lock_path = payloads.lock_path(self._ur, queued.ledger_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
-            *lock_operations(lock_path, self._lock_data),
+            *make_lock(lock_path, self._lock_data),
         ]
         try:
             await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
@@ -246,7 +238,7 @@ class Queue:
             for seen in take.queued.marks
             for delete in (seen.delete, Delete(path=seen.directory))
         ]
-        unlock = Delete(path=take.lock_path, version=OWN_LOCK_VERSION)
+        unlock = delete_lock(take.lock_path)
         try:
             results = await self._batcher.commit([*extra, *unmark, unlock])
         except MultiFailed as failure:
@@ -287,9 +279,12 @@ class Queue:
     async def renew_marks(self, take: Take) -> None:
         """Write them anew as they are: whoever read them before, and the ledger's note with them, takes it no more."""
         for seen in take.queued.marks:
-            with suppress(NoNodeError, ConflictError):  # they are others already
-                data, _ = await self._store.get(seen.path)
-                await self.write(take, [SetData(path=seen.path, data=data, version=seen.version)])
+            await self._answered(partial(self._renew, take, seen), UnknownOutcomeError)
+
+    async def _renew(self, take: Take, seen: SeenMark) -> None:
+        with suppress(NoNodeError, ConflictError):  # it is another already
+            data, _ = await self._store.get(seen.path)
+            await self.write(take, [SetData(path=seen.path, data=data, version=seen.version)])
 
     async def write(self, take: Take, operations: Sequence[Operation]) -> list[OperationResult]:
         """Apply ``operations`` under the lock, all or none; the results are theirs.
@@ -325,7 +320,7 @@ class Queue:
         if not await self._is_ours(lock_path):
             return
         with suppress(NoNodeError, ConflictError):
-            await self._batcher.apply(Delete(path=lock_path, version=OWN_LOCK_VERSION))
+            await self._batcher.apply(delete_lock(lock_path))
 
     async def is_marked(self, ledger_id: int) -> bool:
         """In either tree."""
@@ -378,8 +373,12 @@ class Queue:
         is_loss = any(map(self._shared.owns, marks))
         return QueuedLedger(ledger_id=ledger_id, marks=marks, is_loss=is_loss)
 
-    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await until_answered(call, event="lock.unanswered", clock=self._clock)
+    async def _answered(
+        self, call: Callable[[], Awaitable[T]], errors: type[BookmenderError] = UnavailableError
+    ) -> T:
+        return await until_answered(
+            call, event="queue.unanswered", clock=self._clock, errors=errors
+        )
 
     async def _is_ours(self, lock_path: str) -> bool:
         """Whether the lock stands, made by this very session; after a lost reply, too.

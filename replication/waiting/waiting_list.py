@@ -13,7 +13,6 @@ from ledgers.errors import (
     RejectedError,
     SessionLostError,
     UnavailableError,
-    UnknownOutcomeError,
 )
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView, ViewSource
@@ -245,7 +244,7 @@ class WaitingList:
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
         are_marked = await asyncio.gather(*map(queue.is_marked, some))
         gone = [i for i, is_marked in zip(some, are_marked, strict=True) if not is_marked]
-        await asyncio.gather(*map(self._notes.delete, gone))
+        await asyncio.gather(*(self._told(self._notes.delete(i)) for i in gone))
         await self._ends.tidy(self._rng)
 
     def _defer(
@@ -317,7 +316,7 @@ class WaitingList:
         """What others are told keeps no ledger from its repair where it cannot be written: that is said once."""
         try:
             await writing
-        except (SessionLostError, UnknownOutcomeError):
+        except SessionLostError:
             raise
         except (UnavailableError, RejectedError) as error:
             if not self._is_untold:

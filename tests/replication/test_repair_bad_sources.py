@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from ledgers.bookies import Answer
-from ledgers.errors import QuotaError
+from ledgers.errors import BookmenderError, QuotaError, UnknownOutcomeError
 from replication.cluster.own_state import own_path, waiting_path
 from replication.outcome import OutcomeKind
 from replication.queue import payloads
@@ -149,14 +149,17 @@ async def test_who_has_read_the_mark_before_takes_it_no_more() -> None:
         assert await late.queue.take(await late.queued()) is not None
 
 
+@pytest.mark.parametrize("error", [QuotaError, UnknownOutcomeError])
 @in_virtual_time
-async def test_until_others_can_be_told_the_ledger_is_kept_from_them() -> None:
+async def test_until_others_can_be_told_the_ledger_is_kept_from_them(
+    error: type[BookmenderError],
+) -> None:
     cluster, is_full = await with_gaps(), True
     async with cluster.node("one") as one, cluster.node("two") as two:
         refuse(
             one.store,
             lambda each: is_full and writes_below(waiting_path(UR))(each),
-            QuotaError,
+            error,
         )
         async with working(one):
             await asyncio.sleep(20)

@@ -21,6 +21,7 @@ from replication.cluster.room import (
     START_TIMEOUT_S,
     RoomSource,
     is_short,
+    spare_bytes,
 )
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -34,20 +35,21 @@ def room(free_bytes: int, total_bytes: int = 1000) -> Room:
 
 
 @pytest.mark.parametrize(
-    ("told", "under_way_bytes", "floor_share", "expected"),
+    ("told", "floor_share", "spare", "expected"),
     [
-        pytest.param(room(99), 0, 0.1, True, id="less than the floor"),
-        pytest.param(room(100), 0, 0.1, False, id="the floor itself is enough"),
-        pytest.param(room(150), 50, 0.1, False, id="what is under way fits in"),
-        pytest.param(room(150), 51, 0.1, True, id="what is under way counts"),
-        pytest.param(room(0), 9, 0.0, False, id="no floor"),
-        pytest.param(None, 10_000, 0.5, False, id="who does not tell is not kept out"),
+        pytest.param(room(99), 0.1, -1, True, id="less than the floor"),
+        pytest.param(room(100), 0.1, 0, False, id="the floor itself is enough"),
+        pytest.param(room(150), 0.1, 50, False, id="what is beyond it can be given away"),
+        pytest.param(room(100, 1005), 0.1, -1, True, id="not even half a byte may be short"),
+        pytest.param(room(0), 0.0, None, False, id="no floor"),
+        pytest.param(None, 0.5, None, False, id="who does not tell is not kept out"),
     ],
 )
-def test_a_bookie_is_short_when_what_is_under_way_would_leave_less_than_the_floor(
-    told: Room | None, under_way_bytes: int, floor_share: float, expected: bool
+def test_a_bookie_is_short_when_less_than_the_floor_is_free(
+    told: Room | None, floor_share: float, spare: int | None, expected: bool
 ) -> None:
-    assert is_short(told, floor_share=floor_share, under_way_bytes=under_way_bytes) is expected
+    assert spare_bytes(told, floor_share=floor_share) == spare
+    assert is_short(told, floor_share=floor_share) is expected
 
 
 # --- Asking ----------------------------------------------------------------------------------------
@@ -111,13 +113,11 @@ async def test_a_bookie_near_the_floor_is_asked_more_often() -> None:
 
     async with running(cluster, bookies) as source:
         await cluster.clock.sleep(2 * NEAR_INTERVAL_S)
-        assert not source.is_short(B1)
-        assert source.is_short(B1, under_way_bytes=51)
+        assert source.spare_bytes(B1) == 50
         bookies.bookie(B1).room = room(99)
         await cluster.clock.sleep(1.2 * NEAR_INTERVAL_S + 1)
 
-        assert source.is_short(B1)
-        assert not source.is_short(B2)
+        assert source.spare_bytes(B1) == -1
         assert bookies.asked.count(B2) == 1
 
 
@@ -128,11 +128,11 @@ async def test_a_bookie_that_makes_room_receives_again() -> None:
     bookies.bookie(B1).room = room(10)
 
     async with running(cluster, bookies) as source:
-        assert source.is_short(B1)
+        assert source.spare_bytes(B1) == -90
         bookies.bookie(B1).room = room(900)
         await cluster.clock.sleep(LONGEST_S)
 
-        assert not source.is_short(B1)
+        assert source.spare_bytes(B1) == 800
         assert source.free_bytes(B1) == 900
 
 
@@ -146,11 +146,10 @@ async def test_a_bookie_that_does_not_answer_delays_nobody_and_its_figure_is_kep
         bookies.fail(B1, Op.ROOM, Fault(delay_s=5.0, error=UnavailableError))
         bookies.bookie(B2).room = room(20)
         await cluster.clock.sleep(LONGEST_S)
-        assert source.is_short(B1)
-        assert source.is_short(B2)
+        assert source.free_bytes(B1) == 10
+        assert source.free_bytes(B2) == 20
         await cluster.clock.sleep(STALE_S)
 
-        assert not source.is_short(B1)
         assert source.free_bytes(B1) is None
 
 
@@ -195,6 +194,6 @@ async def test_a_start_waits_for_the_figures_but_not_for_who_takes_its_time() ->
 
     await source.start()
 
-    assert source.is_short(B1)
-    assert not source.is_short(B2)
+    assert source.free_bytes(B1) == 10
+    assert source.free_bytes(B2) is None
     assert cluster.clock.now_s() - began_s <= START_TIMEOUT_S
