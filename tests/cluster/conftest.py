@@ -12,12 +12,14 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.java import Java
 from daemon.local.spec import BOOKIES_DEFAULT
 from ledgers.errors import BookmenderError
+from tests.zookeeper_server import PATIENT_SESSION_S
 
 MakeCluster = Callable[..., LocalCluster]
 """Takes what LocalCluster.start takes, but for the folder."""
 
 SHARED_BOOKIES = 4
 SESSION_TIMEOUT_S = 4.0
+"""Of bookies that tests kill: so long they stay registered."""
 _running: list[LocalCluster] = []
 
 
@@ -38,7 +40,7 @@ def cluster(
     _prerequisites: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LocalCluster]:
     """Shared by the whole run, so leave its bookies alone: make your own ledgers, kill nothing."""
-    options = {"bookies": SHARED_BOOKIES, "session_timeout_s": SESSION_TIMEOUT_S}
+    options = {"bookies": SHARED_BOOKIES, "session_timeout_s": PATIENT_SESSION_S}
     with _start(tmp_path_factory.mktemp("shared-cluster"), options) as shared:
         yield shared
     _running.remove(shared)
