@@ -30,7 +30,7 @@ from tests.cluster.steps import (
 )
 from tests.fsck.damage import cut_entry_logs, stopped, storage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 JAVA = "AuditorPeriodicCheckTest"
 LEDGERS = 8

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.local import znodes
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
 from ledgers.entry import HEADER_BYTES, EntryDigest, EntryHeader
@@ -39,9 +40,11 @@ def stopped(cluster: LocalCluster, bookies: Sequence[BookieId]) -> Iterator[None
 
 
 def _terminate(cluster: LocalCluster, bookies: Sequence[BookieId]) -> None:
-    """One that has to be killed has not stored all: it is started and ended anew."""
+    """One that has to be killed has not stored all: it is started and ended anew, whatever is left of its session."""
     for bookie in bookies:
         while not cluster.terminate(bookie):
+            with znodes.session(cluster.spec.zookeeper_port) as tree:
+                tree.delete_registration(bookie)
             cluster.start_bookie(bookie)
 
 
