@@ -80,7 +80,7 @@ class RoomSource:
         return None if room is None else room.free_bytes
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
-        """As the function has it."""
+        """As it was last told; likewise."""
         return spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
 
     async def start(self) -> None:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.local import znodes
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import port_of
 from ledgers.entry import HEADER_BYTES, EntryDigest, EntryHeader
 from ledgers.metadata import BookieId
+from tests.cluster.bookies_in_trouble import expire
 
 FILE_HEADER_BYTES = 1024
 """Of an entry log, and of an index."""
@@ -43,8 +43,7 @@ def _terminate(cluster: LocalCluster, bookies: Sequence[BookieId]) -> None:
     """One that has to be killed has not stored all: it is started and ended anew, whatever is left of its session."""
     for bookie in bookies:
         while not cluster.terminate(bookie):
-            with znodes.session(cluster.spec.zookeeper_port) as tree:
-                tree.delete_registration(bookie)
+            expire(cluster, bookie)
             cluster.start_bookie(bookie)
 
 

@@ -136,14 +136,27 @@ async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> 
     await assert_mended_once_it_may_be(cluster)
 
 
+@pytest.mark.parametrize("lost_count", [0, 1, 3])
 @in_virtual_time
-async def test_who_has_read_the_mark_before_takes_it_no_more() -> None:
-    """Between a look at the queue and the take another node may have tried the ledger, which leaves the mark as it was."""
+async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) -> None:
+    """Between a look at the queue and the take another node may have tried the ledger, which leaves the mark as it was.
+
+    ``lost_count``: of its writes of the mark, on the way to ZooKeeper.
+    """
     cluster = await with_gaps()
+    lost = iter(range(lost_count))
+    of_mark = writes_below(payloads.mark_path(UR, LEDGER))
     async with cluster.node("late") as late:
         queued = await late.queued()
-        async with cluster.node("one") as node, working(node):
-            await asyncio.sleep(20)
+        async with cluster.node("one") as node:
+            refuse(
+                node.store,
+                lambda each: of_mark(each) and next(lost, None) is not None,
+                UnknownOutcomeError,
+            )
+            async with working(node):
+                await asyncio.sleep(20)
+        assert next(lost, None) is None
 
         assert await late.queue.take(queued) is None
         assert await late.queue.take(await late.queued()) is not None

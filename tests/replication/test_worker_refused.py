@@ -13,7 +13,9 @@ from ledgers.store import Delete, Operation
 from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNotes
+from replication.waiting.notes import WaitingNote, WaitingNotes
+from replication.waiting.unproven_ends import unproven_path
+from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import LEDGER, UR, working
@@ -165,3 +167,24 @@ async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
 
         assert "lock.kept" in {each["event"] for each in logs}
         assert len(await cluster.locked()) == 1
+
+
+@in_virtual_time
+async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover() -> None:
+    cluster, gone = await Cluster.start(), 50
+    async with cluster.node() as node:
+        await node.notes.write(
+            WaitingNote(ledger_id=gone, reason=Reason.NO_COPY, detail="", node="node-0", since_ms=0)
+        )
+        await node.ends.note(gone, "why")
+        notes = waiting_path(UR)
+        refuse(
+            node.store,
+            lambda each: isinstance(each, Delete) and each.path.startswith(notes),
+            UnauthorizedError,
+        )
+        async with working(node):
+            await asyncio.sleep(TIDY_INTERVAL_S + 5)
+
+    assert await cluster.store.children(notes) == [str(gone)]
+    assert await cluster.store.children(unproven_path(UR)) == []
