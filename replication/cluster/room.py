@@ -8,6 +8,7 @@ from receiving.
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 
@@ -67,6 +68,8 @@ class RoomSource:
         self._clock, self._rng = clock, rng
         self._rooms: dict[BookieId, Room] = {}
         self._told_at_s: dict[BookieId, float] = {}
+        self._landed_bytes: Counter[BookieId] = Counter()
+        """Of our copies, since the question was asked whose answer is the last."""
         self._due_at_s: dict[BookieId, float] = {}
         self._short: frozenset[BookieId] = frozenset()
 
@@ -75,13 +78,18 @@ class RoomSource:
         return self._rooms
 
     def free_bytes(self, bookie: BookieId) -> int | None:
-        """None where it is not known."""
+        """As it was last told, less what landed since; None where it is not known."""
         room = self._rooms.get(bookie)
-        return None if room is None else room.free_bytes
+        return None if room is None else room.free_bytes - self._landed_bytes[bookie]
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
-        """As it was last told; likewise."""
-        return spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
+        """Likewise."""
+        spare = spare_bytes(self._rooms.get(bookie), floor_share=self._floor_share)
+        return None if spare is None else spare - self._landed_bytes[bookie]
+
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        """A copy of ours was written there: until its bookie is asked again nobody else would know."""
+        self._landed_bytes[bookie] += byte_count
 
     async def start(self) -> None:
         """Have figures before the first choice is made; without those of whoever takes its time."""
@@ -109,8 +117,10 @@ class RoomSource:
 
     async def _ask(self, bookie: BookieId, limit: asyncio.Semaphore) -> None:
         async with limit:
+            landed_bytes = self._landed_bytes[bookie]
             try:
                 self._rooms[bookie] = await self._bookies.room(bookie)
+                self._landed_bytes[bookie] -= landed_bytes
                 self._told_at_s[bookie] = self._clock.now_s()
             except BookmenderError as error:  # busy, away, or too old to know: its turn comes again
                 log.debug("bookie.room_unknown", bookie=bookie, error=str(error))
@@ -124,7 +134,7 @@ class RoomSource:
     def _forget(self, receiving: Collection[BookieId], now_s: float) -> None:
         for bookie in list(self._due_at_s):
             if bookie not in receiving:
-                del self._due_at_s[bookie]
+                del self._due_at_s[bookie], self._landed_bytes[bookie]
         for bookie, told_at_s in list(self._told_at_s.items()):
             if bookie not in receiving or now_s - told_at_s > STALE_S:
                 del self._told_at_s[bookie], self._rooms[bookie]

@@ -103,8 +103,12 @@ class Copier:
             for repair in plan.repairs:
                 under_way.enter_context(self._receivers.under_way(repair.target, repair.byte_count))
             if len(copies) == 1:  # nearly always, and worth a task saved
-                return [await copies[0]]
-            return await asyncio.gather(*copies)
+                outcomes = [await copies[0]]
+            else:
+                outcomes = await asyncio.gather(*copies)
+            for repair, outcome in zip(plan.repairs, outcomes, strict=True):
+                self._receivers.landed(repair.target, outcome.entry_bytes)
+            return outcomes
 
     async def _copy(
         self, repair: Repair, survey: Survey, memory: Memory, asked: Questions

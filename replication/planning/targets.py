@@ -103,6 +103,10 @@ class Rooms(Protocol):
         """How much of it is beyond the floor, which is to be kept free; None where nobody knows."""
         ...
 
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        """So much of it was used up by a copy."""
+        ...
+
 
 class BoundlessRooms:
     """Nothing is known of anybody's disks, and nobody is kept from receiving."""
@@ -112,6 +116,9 @@ class BoundlessRooms:
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
         return None
+
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        pass
 
 
 class Receivers:
@@ -196,12 +203,16 @@ class Receivers:
 
     @contextmanager
     def under_way(self, bookie: BookieId, byte_count: int) -> Iterator[None]:
-        """So many bytes are being copied to the bookie."""
+        """So many bytes are being copied to the bookie; those that ``landed`` count on, until it tells of its room."""
         self._add_load(bookie, byte_count)
         try:
             yield
         finally:
             self._add_load(bookie, -byte_count)
+
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        """So many of the bytes that are ``under_way`` have arrived. To be told before that ends."""
+        self._rooms.landed(bookie, byte_count)
 
     def _add_load(self, bookie: BookieId, byte_count: int) -> None:
         self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count

@@ -126,6 +126,9 @@ class Rooms:
     def spare_bytes(self, bookie: BookieId) -> int | None:
         return 5 * SMALL_COPY_BYTES if bookie == B4 else None
 
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        pass
+
 
 @in_virtual_time
 async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() -> None:
@@ -143,7 +146,7 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
         )
         await cluster.mark(B2, ledger_id=ledger_id)
     await cluster.kill(B2)
-    under_way, seen = Counter[BookieId](), []
+    under_way, landed, seen = Counter[BookieId](), Counter[BookieId](), []
 
     class Watched(Receivers):
         @contextmanager
@@ -154,6 +157,9 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
                 yield
             under_way[bookie] -= byte_count
 
+        def landed(self, bookie: BookieId, byte_count: int) -> None:
+            landed[bookie] += byte_count
+
     async with cluster.node() as node:
         node.repairer._copier._receivers = Watched(
             RandomPlacement(random.Random(1)), clock=cluster.clock, rooms=Rooms()
@@ -162,4 +168,11 @@ async def test_rule_s11_ledgers_that_are_planned_in_one_moment_count_together() 
             await until(cluster, lambda: queue_empty(cluster))
 
     assert max(seen) <= 5 * SMALL_COPY_BYTES
+    assert landed.keys() == {B4}
+    stored = (
+        await cluster.bookies.read(B4, ledger_id, entry_id)
+        for ledger_id in range(10)
+        for entry_id in range(20)
+    )
+    assert landed[B4] == sum([len(each) async for each in stored])
     await cluster.assert_whole(*range(10))

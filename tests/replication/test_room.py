@@ -137,6 +137,39 @@ async def test_a_bookie_that_makes_room_receives_again() -> None:
 
 
 @in_virtual_time
+async def test_what_landed_is_gone_from_the_room_until_the_bookie_tells_of_it_itself() -> None:
+    cluster = await Cluster.start(B1)
+    bookies = CountingBookies(cluster, B1)
+    bookies.bookie(B1).room = room(900)
+
+    async with running(cluster, bookies) as source:
+        source.landed(B1, 500)
+        assert (source.free_bytes(B1), source.spare_bytes(B1)) == (400, 300)
+        bookies.bookie(B1).room = room(450)
+        await cluster.clock.sleep(LONGEST_S)
+
+        assert (source.free_bytes(B1), source.spare_bytes(B1)) == (450, 350)
+
+
+@in_virtual_time
+async def test_what_lands_while_a_bookie_is_asked_need_not_be_in_its_answer() -> None:
+    cluster = await Cluster.start(B1)
+    bookies = CountingBookies(cluster, B1)
+    bookies.bookie(B1).room = room(900)
+
+    async with running(cluster, bookies) as source:
+        bookies.fail(B1, Op.ROOM, Fault(delay_s=5.0))
+        asked_count = len(bookies.asked)
+        while len(bookies.asked) == asked_count:
+            await cluster.clock.sleep(1)
+        source.landed(B1, 500)
+        while bookies.in_flight:
+            await cluster.clock.sleep(1)
+
+        assert source.free_bytes(B1) == 400
+
+
+@in_virtual_time
 async def test_a_bookie_that_does_not_answer_delays_nobody_and_its_figure_is_kept_a_while() -> None:
     cluster = await Cluster.start(B1, B2)
     bookies = CountingBookies(cluster, B1, B2)

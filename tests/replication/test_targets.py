@@ -31,6 +31,9 @@ class TestRooms:
         free_bytes = self.free_bytes(bookie)
         return None if free_bytes is None else free_bytes - GB
 
+    def landed(self, bookie: BookieId, byte_count: int) -> None:
+        self.free[bookie.partition(":")[0]] -= byte_count
+
 
 def view(
     writable: Iterable[BookieId] = BOOKIES,
@@ -80,6 +83,19 @@ async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
             assert shared.targets(seen).barred == {B1: Bar.SHORT_OF_ROOM}
 
     assert shared.targets(seen).candidates[B1].load_bytes == 0
+
+
+@in_virtual_time
+async def test_rule_s11_what_landed_counts_against_the_room_from_then_on() -> None:
+    shared, seen = receivers(TestRooms(b1=2 * GB)), view()
+
+    with shared.under_way(B1, GB):
+        shared.landed(B1, GB // 2)
+
+    found = shared.targets(seen)
+    assert found.candidates[B1].load_bytes == 0
+    assert B1 in found.having_room(GB // 2, {}).candidates
+    assert found.having_room(GB // 2 + 1, {}).barred == {B1: Bar.SHORT_OF_ROOM}
 
 
 @in_virtual_time
