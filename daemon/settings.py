@@ -289,6 +289,10 @@ def _types() -> dict[str, Any]:
 
 def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
     types = _types()
+    if key in _tables():
+        raise SettingsError(
+            f"{source}: there is no setting {key}: it is a section, [{key}] with its settings below"
+        )
     if key not in types:
         raise SettingsError(f"{source}: there is no setting {key}{_hint(key, types)}")
     if isinstance(value, str) and "\0" in value:

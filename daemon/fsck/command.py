@@ -16,6 +16,7 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option
 from daemon.fsck.options import (
+    Folder,
     Share,
     SparkSetting,
     format_option,
@@ -74,7 +75,7 @@ def fsck() -> None:
     "output",
     metavar="DIR",
     required=True,
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    type=Folder(),
     help="Where results are kept, of many runs. One run at a time.",
 )
 @click.option(

@@ -18,6 +18,18 @@ from ledgers.formats.layout import MetadataUri
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
+class Folder(click.Path):
+    """As an absolute path; "" is a variable that was never set, and not the folder that one happens to be in."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, resolve_path=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("it is empty: name a folder, . for this one", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
     """``5%``, ``0.5%``: a share above 0, up to 1."""
 

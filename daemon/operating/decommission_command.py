@@ -73,9 +73,8 @@ def decommission(
     with saying_when_interrupted(stays):
         done = run_visit(config, act)
     if not (done.was_known or ignore_unknown):
-        raise click.UsageError(
-            f"nothing names {bookie}: it is decommissioned already, or no bookie of this cluster"
-        )
+        tell(["nothing names it: it is decommissioned already, or no bookie of this cluster"])
+        raise click.exceptions.Exit(2)
     if output == "json":
         record = {
             "bookie_id": bookie,

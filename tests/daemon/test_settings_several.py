@@ -20,7 +20,8 @@ from tests.daemon.settings_given import URI_LINE, refused
         ),
         ("xyzzy = 1", "deploy/bookmender.toml has them all"),
         ("[auditor.more]\nenabled = true", "there is no setting auditor.more"),
-        ("[[auditor]]\nenabled = true", "there is no setting auditor"),
+        ("[[auditor]]\nenabled = true", "there is no setting auditor: it is a section, [auditor]"),
+        ("auditor = 3", "there is no setting auditor: it is a section, [auditor]"),
     ],
 )
 def test_an_unknown_name_in_the_file_is_said_with_what_may_be_meant(

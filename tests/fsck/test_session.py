@@ -2,12 +2,20 @@
 
 import logging
 import signal
+import socket
 import subprocess
 
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark.session import _launch_undone, on_this_machine
+from auditor.fsck.spark.session import (
+    _launch_undone,
+    _require_master,
+    on_this_machine,
+    open_spark,
+)
+from daemon.local.ports import free_ports
+from ledgers.errors import UnavailableError
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[4,2]"])
@@ -21,6 +29,31 @@ def test_on_one_machine_spark_listens_to_nobody_else(master: str) -> None:
 @pytest.mark.parametrize("master", ["spark://localhost:7077", "local-cluster[2,1,1024]", "yarn"])
 def test_executors_elsewhere_reach_the_driver(master: str) -> None:
     assert on_this_machine(master) == {}
+
+
+def test_masters_that_nobody_reaches_are_told_at_once_each_with_the_reason() -> None:
+    ports = free_ports(2)
+    master = "spark://" + ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    with pytest.raises(UnavailableError, match="no Spark master answers") as told:
+        open_spark(master)
+
+    for port in ports:
+        assert f"127.0.0.1:{port}: [Errno 111] Connection refused" in str(told.value)
+
+
+def test_one_master_of_several_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as standing_in:
+        port = standing_in.getsockname()[1]
+
+        (closed,) = free_ports(1)
+
+        _require_master(f"spark://127.0.0.1:{closed},127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("master", ["local[2]", "yarn", "spark://", "spark://host", "spark://h:p"])
+def test_what_is_no_address_is_left_to_spark(master: str) -> None:
+    _require_master(master)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

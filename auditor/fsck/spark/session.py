@@ -1,7 +1,9 @@
 """A Spark session for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its own."""
 
 import logging
+import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +20,8 @@ from ledgers.errors import UnavailableError
 LOCAL_ATTEMPTS = 4
 """Of a task, as on a cluster: left to itself, Spark tries a task only once where it runs locally."""
 LOOPBACK = "127.0.0.1"
+MASTER_TIMEOUT_S = 10.0
+"""How long a standalone master may take to accept a connection."""
 
 _DEFAULTS = {
     "spark.ui.showConsoleProgress": "false",
@@ -31,8 +35,14 @@ def open_spark(
     """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be stopped.
 
     ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it needs this
-    project and what it needs. Raises UnavailableError.
+    project and what it needs. Raises UnavailableError, at once where no standalone master takes connections: Spark
+    would try for a minute, and not say why.
     """
+    _require_master(master)
+    if on_this_machine(master):
+        os.environ.setdefault(
+            "SPARK_LOCAL_IP", LOOPBACK
+        )  # else it tells of an address that it does not use
     builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
     for key, value in {**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items():
         builder = builder.config(key, value)
@@ -48,6 +58,26 @@ def open_spark(
     spark.sparkContext.setLogLevel("ERROR")
     spark.sparkContext.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
     return spark
+
+
+def _require_master(master: str) -> None:
+    """Of several, which stand in for each other, one is enough."""
+    found = re.fullmatch(r"spark://([^/]+)", master)
+    refusals = []
+    for address in found[1].split(",") if found else ():
+        host, _, port = address.rpartition(":")
+        if not (host and port.isdecimal()):
+            return  # Spark says what is wrong with it
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), MASTER_TIMEOUT_S):
+                return
+        except (OSError, OverflowError) as error:
+            refusals.append(f"{address}: {error}")
+    if refusals:
+        raise UnavailableError(
+            f"no Spark master answers: does it run, and is --master right? {'; '.join(refusals)}",
+            master=master,
+        )
 
 
 @contextmanager
