@@ -80,7 +80,7 @@ class RoomSource:
     def free_bytes(self, bookie: BookieId) -> int | None:
         """As it was last told, less what landed since; None where it is not known."""
         room = self._rooms.get(bookie)
-        return None if room is None else room.free_bytes - self._landed_bytes[bookie]
+        return None if room is None else max(0, room.free_bytes - self._landed_bytes[bookie])
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
         """Likewise."""

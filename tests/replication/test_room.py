@@ -145,6 +145,8 @@ async def test_what_landed_is_gone_from_the_room_until_the_bookie_tells_of_it_it
     async with running(cluster, bookies) as source:
         source.landed(B1, 500)
         assert (source.free_bytes(B1), source.spare_bytes(B1)) == (400, 300)
+        source.landed(B1, 500)
+        assert (source.free_bytes(B1), source.spare_bytes(B1)) == (0, -200)
         bookies.bookie(B1).room = room(450)
         await cluster.clock.sleep(LONGEST_S)
 

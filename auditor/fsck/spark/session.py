@@ -39,10 +39,8 @@ def open_spark(
     would try for a minute, and not say why.
     """
     _require_master(master)
-    if on_this_machine(master):
-        os.environ.setdefault(
-            "SPARK_LOCAL_IP", LOOPBACK
-        )  # else it tells of an address that it does not use
+    if on_this_machine(master):  # else Spark tells of an address that it does not use then
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
     for key, value in {**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items():
         builder = builder.config(key, value)
