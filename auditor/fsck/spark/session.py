@@ -1,7 +1,6 @@
 """A Spark session for fsck, on this machine or on a standalone cluster; ``spark-submit`` brings its own."""
 
 import logging
-import os
 import re
 import socket
 import subprocess
@@ -39,8 +38,6 @@ def open_spark(
     would try for a minute, and not say why.
     """
     _require_master(master)
-    if on_this_machine(master):  # else Spark tells of an address that it does not use then
-        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
     builder = SparkSession.builder.appName("bookmender fsck").master(with_attempts(master))
     for key, value in {**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items():
         builder = builder.config(key, value)
