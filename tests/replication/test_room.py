@@ -92,6 +92,18 @@ async def running(
             follower.cancel()
 
 
+@asynccontextmanager
+async def one_bookie(
+    *, free_bytes: int
+) -> AsyncIterator[tuple[Cluster, CountingBookies, RoomSource]]:
+    """B1 alone, and a source that has asked it once."""
+    cluster = await Cluster.start(B1)
+    bookies = CountingBookies(cluster, B1)
+    bookies.bookie(B1).room = room(free_bytes)
+    async with running(cluster, bookies) as source:
+        yield cluster, bookies, source
+
+
 @in_virtual_time
 async def test_every_bookie_is_asked_about_once_a_minute() -> None:
     cluster = await Cluster.start(B1, B2)
@@ -123,11 +135,7 @@ async def test_a_bookie_near_the_floor_is_asked_more_often() -> None:
 
 @in_virtual_time
 async def test_a_bookie_that_makes_room_receives_again() -> None:
-    cluster = await Cluster.start(B1)
-    bookies = CountingBookies(cluster, B1)
-    bookies.bookie(B1).room = room(10)
-
-    async with running(cluster, bookies) as source:
+    async with one_bookie(free_bytes=10) as (cluster, bookies, source):
         assert source.spare_bytes(B1) == -90
         bookies.bookie(B1).room = room(900)
         await cluster.clock.sleep(LONGEST_S)
@@ -138,11 +146,7 @@ async def test_a_bookie_that_makes_room_receives_again() -> None:
 
 @in_virtual_time
 async def test_what_landed_is_gone_from_the_room_until_the_bookie_tells_of_it_itself() -> None:
-    cluster = await Cluster.start(B1)
-    bookies = CountingBookies(cluster, B1)
-    bookies.bookie(B1).room = room(900)
-
-    async with running(cluster, bookies) as source:
+    async with one_bookie(free_bytes=900) as (cluster, bookies, source):
         source.landed(B1, 500)
         assert (source.free_bytes(B1), source.spare_bytes(B1)) == (400, 300)
         source.landed(B1, 500)
@@ -155,11 +159,7 @@ async def test_what_landed_is_gone_from_the_room_until_the_bookie_tells_of_it_it
 
 @in_virtual_time
 async def test_what_lands_while_a_bookie_is_asked_need_not_be_in_its_answer() -> None:
-    cluster = await Cluster.start(B1)
-    bookies = CountingBookies(cluster, B1)
-    bookies.bookie(B1).room = room(900)
-
-    async with running(cluster, bookies) as source:
+    async with one_bookie(free_bytes=900) as (cluster, bookies, source):
         bookies.fail(B1, Op.ROOM, Fault(delay_s=5.0))
         asked_count = len(bookies.asked)
         while len(bookies.asked) == asked_count:
