@@ -19,6 +19,8 @@ class TcpProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_up = True
+        self._is_silent = False
+        self._has_ignored = asyncio.Event()
         self._replies_pass = asyncio.Event()
         self._replies_pass.set()
         self._has_reply = asyncio.Event()
@@ -49,6 +51,13 @@ class TcpProxy:
         """Let connect again; replies go on being held, if they are."""
         self._is_up = True
 
+    async def ignore_one(self) -> None:
+        """Take the next connection, for nothing to come of it; return when it is there."""
+        self._is_up = self._is_silent = True
+        self._has_ignored.clear()
+        await self._has_ignored.wait()
+        self._is_silent = False
+
     def hold_replies(self) -> None:
         """Requests arrive, replies wait for ``restore``; those of a connection cut before are lost."""
         self._replies_pass.clear()
@@ -74,6 +83,10 @@ class TcpProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self._is_up:
             writer.transport.abort()
+            return
+        if self._is_silent:
+            self._writers.add(writer)
+            self._has_ignored.set()
             return
         from_server, to_server = await asyncio.open_connection(LOOPBACK, self._target_port)
         self._writers |= {writer, to_server}

@@ -1,8 +1,9 @@
 """A ZooKeeper server without bookies, for tests of what needs no more."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 
 from daemon.local.java import Java
 from daemon.local.ports import free_ports
@@ -10,6 +11,7 @@ from daemon.local.processes import Child, wait_until
 from daemon.local.servers import Servers
 from daemon.local.spec import ClusterSpec
 from daemon.local.zookeeper import HEAP_MIB, is_ready
+from ledgers.zookeeper.store import ZooKeeperStore
 
 START_TIMEOUT_S = 60.0
 PATIENT_SESSION_S = 60.0
@@ -67,3 +69,17 @@ class ZooKeeperServer:
     @property
     def _spec(self) -> ClusterSpec:
         return ClusterSpec(zookeeper_port=self.port, bookie_ports=())
+
+
+@asynccontextmanager
+async def opened(
+    server: ZooKeeperServer, session_timeout_s: float = PATIENT_SESSION_S, **options: Any
+) -> AsyncIterator[ZooKeeperStore]:
+    """A session of ours on it, and its end."""
+    store = await ZooKeeperStore.open(
+        server.address, session_timeout_s=session_timeout_s, **options
+    )
+    try:
+        yield store
+    finally:
+        await store.close()

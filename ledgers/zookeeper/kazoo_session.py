@@ -70,7 +70,7 @@ class KazooSession(Session):
         self._why_lost: Callable[[], BookmenderError] = session_lost
         self._is_closed = False
         self._handler = OneSessionHandler(
-            connect_timeout_s=session_timeout_s / (hosts.count(",") + 1), on_crash=self._crashed
+            connect_timeout_s=connect_timeout_s(hosts, session_timeout_s), on_crash=self._crashed
         )
         try:
             self._client = KazooClient(
@@ -261,6 +261,11 @@ class _Reply:
 
     def set_exception(self, error: BaseException) -> None:
         self._session._inbox.post(self._session._settle, self, None, error, self.latency_s())
+
+
+def connect_timeout_s(hosts: str, session_timeout_s: float) -> float:
+    """Of one attempt: all servers, and one of them again, are to be tried in the session's life."""
+    return session_timeout_s / (hosts.count(",") + 2)
 
 
 def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:

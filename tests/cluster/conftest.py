@@ -1,6 +1,7 @@
 """Real clusters for the tests: one that all share, and others to be broken."""
 
 import os
+import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.java import Java
 from daemon.local.spec import BOOKIES_DEFAULT
 from ledgers.errors import BookmenderError
-from tests.zookeeper_server import PATIENT_SESSION_S
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
 
 MakeCluster = Callable[..., LocalCluster]
 """Takes what LocalCluster.start takes, but for the folder."""
@@ -62,6 +63,19 @@ def make_cluster(
     for cluster in made:
         cluster.stop()
         _running.remove(cluster)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
+    """A ZooKeeper server alone. Tests may kill it, and then start it again."""
+    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server
+
+
+@pytest.fixture
+def no_session_thread_is_left() -> Iterator[None]:
+    yield
+    assert [thread.name for thread in threading.enumerate() if thread.name == "zookeeper"] == []
 
 
 @pytest.fixture(scope="module")

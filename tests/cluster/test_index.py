@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,7 +20,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from tests.auditor.indexing import closed, contents, read_all
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 
 pytestmark = pytest.mark.cluster
 
@@ -28,12 +28,6 @@ ROOT = "/ledgers"
 LEDGERS = 3_000
 BOOKIES = [BookieId(f"bookie-{number}:3181") for number in range(20)]
 WRITES_AT_ONCE = 100
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
 
 
 class Writers:

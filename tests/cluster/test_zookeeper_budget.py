@@ -20,17 +20,11 @@ from replication.journal import MetadataJournal
 from tests.cluster.steps import wait_for
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
+from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
 
 CALLERS = 4 * REQUESTS_FIRST
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
 
 
 @on_loop

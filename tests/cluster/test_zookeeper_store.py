@@ -1,10 +1,7 @@
 """The store on a real ZooKeeper: what the contract that it shares with the one in memory leaves out."""
 
 import asyncio
-import struct
-import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,47 +9,16 @@ import pytest
 
 from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.errors import (
-    CorruptionError,
-    SessionLostError,
     SettingsError,
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.store import ANY_VERSION, Create, Event, EventKind, MultiFailed, SessionState
-from ledgers.zookeeper import kazoo_session
-from ledgers.zookeeper.kazoo_pipeline import OneSessionHandler
+from ledgers.store import ANY_VERSION, Create, MultiFailed, SessionState
 from ledgers.zookeeper.store import ZooKeeperStore
-from tests.contract.metadata_stores import end_session, on_loop
-from tests.tcp_proxy import TcpProxy
-from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer, running_zookeeper
+from tests.contract.metadata_stores import on_loop
+from tests.zookeeper_server import ZooKeeperServer, opened, running_zookeeper
 
-pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """Tests may kill it, and then start it again."""
-    with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def _no_thread_is_left() -> Iterator[None]:
-    yield
-    assert [thread.name for thread in threading.enumerate() if thread.name == "zookeeper"] == []
-
-
-@asynccontextmanager
-async def opened(
-    server: ZooKeeperServer, session_timeout_s: float = PATIENT_SESSION_S, **options: Any
-) -> Any:
-    store = await ZooKeeperStore.open(
-        server.address, session_timeout_s=session_timeout_s, **options
-    )
-    try:
-        yield store
-    finally:
-        await store.close()
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_session_thread_is_left")]
 
 
 # --- Opening -------------------------------------------------------------------------------------
@@ -183,181 +149,7 @@ async def test_credentials_that_the_server_refuses_are_an_error_at_once(
         await ZooKeeperStore.open(server.address, credentials=[("no-such-scheme", "x")])
 
 
-# --- The server breaks ---------------------------------------------------------------------------
-
-
-async def told(events: AsyncIterator[Event]) -> tuple[EventKind, str]:
-    event = await anext(events)
-    return event.kind, event.path
-
-
-@on_loop
-async def test_a_session_and_its_watches_outlive_a_restart_of_the_server(
-    server: ZooKeeperServer,
-) -> None:
-    async with opened(server) as store, aclosing(store.watch("/", is_recursive=True)) as events:
-        await anext(events)
-        await store.create("/held", is_ephemeral=True)
-        session_id = store.session_id
-        assert await told(events) == (EventKind.CREATED, "/held")
-
-        server.process.kill()
-        await store.wait_disconnected()
-        reading = asyncio.ensure_future(store.get("/held"))
-        await asyncio.to_thread(server.start)
-
-        _, stat = await reading
-        assert stat.ephemeral_owner == session_id == store.session_id
-        assert await told(events) == (EventKind.RESET, "/")
-        await store.create("/after", is_ephemeral=True)
-        assert await told(events) == (EventKind.CREATED, "/after")
-
-
-@on_loop
-async def test_a_frozen_server_suspends_the_session(server: ZooKeeperServer) -> None:
-    async with opened(server, session_timeout_s=1) as store:
-        server.process.pause()
-        try:
-            await store.wait_disconnected()
-        finally:
-            server.process.resume()
-
-
-@on_loop
-async def test_closing_does_not_wait_for_a_frozen_server(
-    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kazoo_session, "GOODBYE_MAX_S", 0.1)
-    store = await ZooKeeperStore.open(server.address)
-    server.process.pause()
-    try:
-        async with asyncio.timeout(5):
-            await store.close()
-    finally:
-        server.process.resume()
-
-
-@on_loop
-async def test_a_session_without_a_server_for_too_long_counts_as_lost(
-    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kazoo_session, "SUSPENDED_TIMEOUTS_MAX", 0.1)
-    async with opened(server, session_timeout_s=4) as store:
-        server.process.kill()
-        try:
-            with pytest.raises(SessionLostError):
-                await store.get("/")
-            await store.wait_lost()
-        finally:
-            await asyncio.to_thread(server.start)
-
-
-@on_loop
-async def test_a_session_that_is_given_up_does_not_live_on(
-    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else its locks would stand, and nobody would hold them."""
-    monkeypatch.setattr(kazoo_session, "SUSPENDED_TIMEOUTS_MAX", 0.1)
-    proxy = TcpProxy(server.port)
-    store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=4)
-    proxy.cut()
-    await store.wait_disconnected()
-    proxy.hold_replies()
-    proxy.admit()
-    await proxy.wait_reply()  # it is about to be connected again
-
-    await store.wait_lost()
-    proxy.restore()
-
-    await proxy.wait_unused()
-    await store.close()
-    await proxy.close()
-
-
-@on_loop
-async def test_a_lost_store_never_connects_again(
-    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rule S3: left to itself, kazoo follows a lost session with a new one."""
-    attempts = watched_attempts(monkeypatch)
-    async with opened(server) as store:
-        assert await attempts.get() == "connected"
-        password = store._session._client._session_passwd
-        await asyncio.to_thread(end_session, server.address, (store.session_id, password))
-        assert await attempts.get() == "connected"  # to hear that the session has expired
-        await store.wait_lost()
-
-        assert await attempts.get() == "the session is over"
-        assert await attempts.get() == "the session is over"
-
-
-def watched_attempts(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[str]":
-    """What became of each attempt of a store to connect."""
-    attempts: asyncio.Queue[str] = asyncio.Queue()
-    loop = asyncio.get_running_loop()
-    create_connection = OneSessionHandler.create_connection
-
-    def watched(self: OneSessionHandler, *args: Any, **options: Any) -> Any:
-        outcome = "connected"
-        try:
-            return create_connection(self, *args, **options)
-        except Exception as error:
-            outcome = str(error)
-            raise
-        finally:
-            loop.call_soon_threadsafe(attempts.put_nowait, outcome)
-
-    monkeypatch.setattr(OneSessionHandler, "create_connection", watched)
-    return attempts
-
-
-@on_loop
-async def test_a_connection_that_crashes_ends_the_session_and_is_heard_of() -> None:
-    crashes: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: crashes.append(context))
-    async with babbling_server() as hosts:
-        store = await ZooKeeperStore.open(hosts)
-
-        with pytest.raises(CorruptionError, match="do not understand"):
-            await store.get("/")
-        await store.wait_lost()
-        await store.close()
-
-    assert [str(crash["message"]) for crash in crashes] == ["the connection to ZooKeeper crashed"]
-
-
-@asynccontextmanager
-async def babbling_server() -> Any:
-    """Answers a request that nobody made, after the first. Yields its address."""
-
-    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await read_frame(reader)
-        writer.write(frame(struct.pack("!iiqi16s?", 0, 10_000, 7, 16, bytes(16), False)))
-        await read_frame(reader)
-        writer.write(frame(struct.pack("!iqi", 1, 1, 0) + NO_PARTS))
-        await read_frame(reader)
-        writer.write(frame(struct.pack("!iqi", 4_711, 1, 0)))
-        await reader.read()
-        writer.close()
-
-    listener = await asyncio.start_server(babble, LOOPBACK, 0)
-    try:
-        yield f"{LOOPBACK}:{listener.sockets[0].getsockname()[1]}"
-    finally:
-        listener.close()
-
-
-NO_PARTS = struct.pack("!i?i", -1, True, -1)
-"""Of a reply to joined reads."""
-
-
-async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    (length,) = struct.unpack("!i", await reader.readexactly(4))
-    return await reader.readexactly(length)
-
-
-def frame(body: bytes) -> bytes:
-    return struct.pack("!i", len(body)) + body
+# --- Quotas --------------------------------------------------------------------------------------
 
 
 @on_loop
