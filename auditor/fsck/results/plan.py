@@ -21,7 +21,7 @@ from auditor.fsck.running import FsckJob
 from auditor.fsck.unchanged import Written
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
-PART_MIN: Mapping[Level, int] = {Level.METADATA: 7_500, Level.ENDS: 100}
+PART_MIN: Mapping[Level, int] = {Level.METADATA: 5_000, Level.ENDS: 100}
 """Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth opening."""
 PART_MAX: Mapping[Level, int] = {
     Level.METADATA: 25_000,
