@@ -4,7 +4,7 @@ import asyncio
 import copy
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import structlog
@@ -28,6 +28,8 @@ SUSPENDED_TIMEOUTS_MAX = 3
 """Session time-outs without a connection after which the session counts as lost, whatever the
 servers may say later. More than one, because a new leader restarts every session's clock: sessions
 outlive an outage of ZooKeeper as a whole, and what they hold with them."""
+RESOLVE_MAX_S = 1.0
+"""How long resolvers may take to tell that a name is unknown, before nothing is said of it."""
 GOODBYE_MAX_S = 2.0
 """How long a server may take to end the session before the connection is cut."""
 
@@ -108,9 +110,10 @@ class KazooSession(Session):
                 await self._opened
                 await self._learn_age()  # which ends once the credentials are accepted
         except (TimeoutError, KazooException) as error:
-            raise UnavailableError(
-                "no ZooKeeper server answers", hosts=self._hosts, waited_s=timeout_s
-            ) from error
+            context = {"hosts": self._hosts, "waited_s": timeout_s}
+            if unresolved := await unresolved_names(self._client.hosts):
+                context["no_address_of"] = ",".join(unresolved)
+            raise UnavailableError("no ZooKeeper server answers", **context) from error
 
     async def _learn_age(self) -> None:
         """An old server hangs up after a request that it does not know, so it is asked once, now."""
@@ -266,6 +269,16 @@ class _Reply:
 def connect_timeout_s(hosts: str, session_timeout_s: float) -> float:
     """Of one attempt: all servers, and one of them again, are to be tried in the session's life."""
     return session_timeout_s / (hosts.count(",") + 2)
+
+
+async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
+    """Those that have no address, as far as that is told soon."""
+    loop = asyncio.get_running_loop()
+    asked = {loop.create_task(loop.getaddrinfo(host, port)): host for host, port in hosts}
+    done, late = await asyncio.wait(asked, timeout=RESOLVE_MAX_S)
+    for task in late:
+        task.cancel()
+    return sorted({asked[task] for task in done if task.exception() is not None})
 
 
 def resolve(future: "asyncio.Future[Any]", value: Any, error: BaseException | None) -> None:
