@@ -72,7 +72,9 @@ def repair(
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    with saying_when_interrupted("what was marked stays marked: the nodes go on with it"):
+    with saying_when_interrupted(
+        "what was marked stays marked: the nodes go on with it, as soon as any run and auto-recovery is enabled"
+    ):
         done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
     if output == "json":
         click.echo(json.dumps(_record(done), indent=2))
