@@ -2,8 +2,8 @@
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -74,11 +74,8 @@ async def test_a_session_outlives_a_server_that_takes_a_connection_and_never_ans
 @on_loop
 async def test_a_frozen_server_suspends_the_session(server: ZooKeeperServer) -> None:
     async with opened(server, session_timeout_s=1) as store:
-        server.process.pause()
-        try:
+        with frozen(server):
             await store.wait_disconnected()
-        finally:
-            server.process.resume()
 
 
 @on_loop
@@ -87,10 +84,16 @@ async def test_closing_does_not_wait_for_a_frozen_server(
 ) -> None:
     monkeypatch.setattr(kazoo_session, "GOODBYE_MAX_S", 0.1)
     store = await ZooKeeperStore.open(server.address)
-    server.process.pause()
-    try:
+    with frozen(server):
         async with asyncio.timeout(5):
             await store.close()
+
+
+@contextmanager
+def frozen(server: ZooKeeperServer) -> Iterator[None]:
+    server.process.pause()
+    try:
+        yield
     finally:
         server.process.resume()
 
