@@ -22,7 +22,8 @@ from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
 from replication.queue.batching import Batcher
-from replication.queue.queue import Queue, Take
+from replication.queue.queue import Queue
+from replication.queue.take import Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotesWriter

@@ -1,17 +1,21 @@
 """The command ``bookmender``: parses, calls one function, prints.
 
 Exit codes: 0 all is well, 1 something was found or failed, 2 called wrongly, 3 could not tell; and
-as shells have it 130 after Ctrl-C, 141 when whoever read the output went away.
+as shells have it 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 when whoever read the
+output went away.
 """
 
 import importlib
+import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
 import click
@@ -109,11 +113,15 @@ def cli() -> None:
 
 def main() -> None:
     """The entry point: turns our errors into one clear line and an exit code."""
+    ended_by: list[int] = []
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot show is told by its number
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        code = cli(standalone_mode=False)
+        with _ended_as_by_ctrl_c(ended_by):
+            code = cli(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)  # a command's own, as after --help
     except click.exceptions.Abort:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(128 + ended_by[0] if ended_by else EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -127,6 +135,31 @@ def main() -> None:
         click.echo(f"bookmender: {where}{error.strerror or error}", err=True)
         _drop_output()
         sys.exit(EXIT_UNKNOWN)
+
+
+@contextmanager
+def _ended_as_by_ctrl_c(ended_by: list[int]) -> Iterator[None]:
+    """By who stops a service, or closes a terminal, too: locks are given back, and what stays is told.
+
+    ``ended_by``: gets the number of the signal. One that is ignored, as by nohup, stays so.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ended_by.append(number)
+        interrupt = signal.getsignal(signal.SIGINT)  # Spark's, a node's, asyncio's
+        if not callable(interrupt):  # ignored: a shell has it so of what it starts with &
+            interrupt = signal.default_int_handler
+        interrupt(signal.SIGINT, frame)
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    taken = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _drop_output() -> None:

@@ -15,7 +15,8 @@ class OutcomeKind(enum.Enum):
     WAITING = "waiting"
     """Something is in the way; the lock is still ours."""
     MARKED_AGAIN = "marked-again"
-    """Somebody found more missing meanwhile: give it back and take it anew. The lock is still ours."""
+    """Its marks are others by now, as somebody found more missing, or a loss is over: give it back, to be taken anew. The
+    lock is still ours."""
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
-import structlog
 from msgspec.structs import replace
 
 from ledgers.errors import (
@@ -46,12 +45,11 @@ from replication.planning.open_ledger import (
 from replication.planning.plan import Plan, plan_repair
 from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.survey import OpenEnd, Survey, Surveyor
-from replication.queue.queue import Queue, Take
+from replication.queue.queue import Queue
+from replication.queue.take import Take
 from replication.reasons import Blocked, Reason, gravest
 from replication.slots import Slots
-from replication.waiting.whereabouts import whereabouts
-
-log = structlog.get_logger()
+from replication.waiting.whereabouts import not_believed, whereabouts
 
 ROUNDS_MAX = 10
 """Rounds of one repair before the ledger is put aside: each is a conflict, or a failed target."""
@@ -327,13 +325,13 @@ class Repairer:
             return None
         except UnprovenEndError as error:
             hint = await self._open_ledgers.way_out(versioned, error)
-            detail = f"{error}{_distrust(versioned, view)}; {hint}"
+            detail = f"{error}{not_believed(versioned, view)}; {hint}"
             return waiting(Blocked(reason=Reason.END_UNPROVEN, detail=detail))
         except NotEnoughBookiesError as error:
             detail = f"{error}; {self._open_ledgers.why_no_target(versioned)}"
             return waiting(Blocked(reason=Reason.NO_TARGET, detail=detail))
         except BookmenderError as error:
-            detail = f"{error}{_distrust(versioned, view)}"
+            detail = f"{error}{not_believed(versioned, view)}"
             now = self._views.current
             if wanted := wanted_for_coverage(versioned.metadata, now.available):
                 detail = f"{detail}; {whereabouts(wanted, now)}"
@@ -348,20 +346,24 @@ class Repairer:
         """
         survey, after = results.survey, results.metadata
         write = await self._rewrite(results) if after != survey.metadata else None
-        may_unmark = (
+        is_proven = (
             survey.metadata.state is not LedgerState.IN_RECOVERY  # that may have to be ended first
-            and results.is_complete
             and results.entry_count <= SECOND_CHECK_ENTRIES
             and self._is_unchanged(after.bookies, survey.view)
         )
         if write is not None:
             on_applied = partial(self._tell_written, results, write)
-            if may_unmark:
+            if is_proven and results.is_complete:
                 is_done = await self._queue.finish(take, [write], on_applied=on_applied)
                 return DONE if is_done else MARKED_AGAIN
             on_applied(await self._queue.write(take, [write]))
         if results.is_split or not results.in_the_way:
             return None
+        if results.leaves_only_drains and take.queued.is_no_loss_to(after.bookies):
+            if not is_proven:
+                return None
+            if await self._queue.unmark_loss(take):
+                return MARKED_AGAIN
         return waiting(gravest(results.in_the_way))
 
     async def _rewrite(self, results: CopyResults) -> SetData:
@@ -383,11 +385,3 @@ class Repairer:
                 data=write.data,
             )
         )
-
-
-def _distrust(versioned: VersionedMetadata, view: ClusterView) -> str:
-    young = view.initialised_after(versioned.stat.czxid)
-    named = sorted(young.intersection(versioned.metadata.last_segment.ensemble))
-    if not named:
-        return ""
-    return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"

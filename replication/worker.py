@@ -21,7 +21,8 @@ from replication.planning.open_ledger import WriterSighting, is_overtaken
 from replication.queue.choice import DueLedger
 from replication.queue.idle_waits import IdleWaits
 from replication.queue.lookout import Lookout
-from replication.queue.queue import Queue, QueuedLedger, Take
+from replication.queue.queue import Queue
+from replication.queue.take import QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.slots import Slots, kept_for_losses

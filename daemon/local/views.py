@@ -26,6 +26,8 @@ COLOURS = {
     BookieState.UNKNOWN.value: "yellow",
     BookieState.DOWN.value: "red",
 }
+WIDEST = 1_000
+"""Columns, for what is not to be cut short on a narrow terminal."""
 BOOKIES_TO_WRITE_MIN = 3
 """Two for each entry's copies, and one that takes over from a lost one."""
 LEFT_OUT = """  left out, as its cookie is gone (it was decommissioned):
@@ -112,6 +114,8 @@ def print_status(status: ClusterStatus, *, data_option: str) -> None:
     for place, bookie in enumerate(status.bookies, start=1):
         table.add_row(*_row(str(place), bookie.address, bookie))
     console = _Console(highlight=False)
+    uncut = console.options.update(width=WIDEST)  # an address that is cut short is none
+    console.width = max(console.width, console.measure(table, options=uncut).maximum)
     console.print(table)
     console.print(
         f"\n{status.metadata_service_uri}  (BookKeeper {status.bookkeeper}, {status.storage} storage)",

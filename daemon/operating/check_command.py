@@ -18,7 +18,7 @@ from daemon.operating.checks import (
     resume_checks,
     wait_checked,
 )
-from daemon.operating.progress import ProgressLine, counted, tell
+from daemon.operating.progress import ProgressLine, counted, saying_when_interrupted, tell
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 
@@ -83,7 +83,10 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         finally:
             line.close()
 
-    checks, run = run_visit(config, act)
+    with saying_when_interrupted(
+        f"what was asked for stands: bookmender check list tells of {name}"
+    ):
+        checks, run = run_visit(config, act)
     if output == "json":
         record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}
         click.echo(json.dumps(record, indent=2))

@@ -8,7 +8,13 @@ import click
 from daemon.cli import config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument, known_bookies
 from daemon.operating.decommission import Decommissioned, decommission_bookie
-from daemon.operating.progress import ProgressLine, counted, saying_when_interrupted, tell
+from daemon.operating.progress import (
+    NODES_GO_ON,
+    ProgressLine,
+    counted,
+    saying_when_interrupted,
+    tell,
+)
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
 from ledgers.metadata import BookieId
@@ -67,7 +73,7 @@ def decommission(
             line.close()
 
     stays = (
-        f"what was marked is moved on by the nodes, and the cookie of {bookie} stays until the same "
+        f"what was marked stays marked: {NODES_GO_ON}; and the cookie of {bookie} stays until the same "
         "command is run to its end"
     )
     with saying_when_interrupted(stays):

@@ -19,7 +19,7 @@ from daemon.operating.drains import (
     read_drains,
     wait_drained,
 )
-from daemon.operating.progress import ProgressLine, saying_when_interrupted, tell
+from daemon.operating.progress import NODES_GO_ON, ProgressLine, saying_when_interrupted, tell
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.visit import Visit, run_visit
 from ledgers.clock import SystemClock
@@ -125,7 +125,7 @@ def _what_stays(bookies: Sequence[BookieId], *, is_ordered: bool) -> str:
     if not is_ordered:
         return "bookmender bookie drain says what is ordered"
     return (
-        "if the order was given it stands, and the nodes go on: bookmender bookie drain says how far that is, "
+        f"if the order was given it stands, and {NODES_GO_ON}: bookmender bookie drain says how far that is, "
         f"bookmender bookie drain {' '.join(bookies)} --cancel takes it back"
     )
 

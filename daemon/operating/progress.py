@@ -138,6 +138,10 @@ class CountLine:
         self._line.close()
 
 
+NODES_GO_ON = "the nodes go on with it, as soon as any run and auto-recovery is enabled"
+"""Of what is marked, or ordered."""
+
+
 @contextmanager
 def saying_when_interrupted(what_stays: str) -> Iterator[None]:
     """Whoever presses Ctrl-C is told what it did not end."""

@@ -15,6 +15,7 @@ from auditor.endangered import Endangered
 from daemon.cli import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.operating.bookie_ids import BookieArgument, known_bookies, require_known
 from daemon.operating.progress import (
+    NODES_GO_ON,
     ProgressLine,
     counted,
     duration_text,
@@ -72,9 +73,7 @@ def repair(
         raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    with saying_when_interrupted(
-        "what was marked stays marked: the nodes go on with it, as soon as any run and auto-recovery is enabled"
-    ):
+    with saying_when_interrupted(f"what was marked stays marked: {NODES_GO_ON}"):
         done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
     if output == "json":
         click.echo(json.dumps(_record(done), indent=2))

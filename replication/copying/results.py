@@ -57,6 +57,20 @@ class CopyResults(
         return is_done and not self.has_bad_sources
 
     @property
+    def leaves_only_drains(self) -> bool:
+        """Whether each copy is there, or was made, and what is left is to empty bookies that drain."""
+        moved = {(change.fragment, change.index) for change in self._moves}
+        return (
+            self.survey.metadata.is_closed
+            and not self.has_bad_sources
+            and all(
+                finding.verdict in (Verdict.GOOD, Verdict.DRAINING)
+                or (finding.fragment, finding.index) in moved
+                for finding in self.survey.findings
+            )
+        )
+
+    @property
     def entry_count(self) -> int:
         return sum(outcome.entry_count for outcome in self.outcomes)
 

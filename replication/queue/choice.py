@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from msgspec import Struct
 
 from ledgers.metadata import BookieId
-from replication.queue.queue import QueuedLedger
+from replication.queue.take import QueuedLedger
 from replication.waiting.notes import WaitingNote
 
 HELP_MAX = 25

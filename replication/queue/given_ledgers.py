@@ -12,7 +12,8 @@ from ledgers.store import MetadataStore
 from replication.queue.batching import Batcher
 from replication.queue.disable_switch import UnheededSwitch
 from replication.queue.listing import locked_ledger_ids
-from replication.queue.queue import Look, Queue, QueuedLedger
+from replication.queue.queue import Look, Queue
+from replication.queue.take import QueuedLedger
 
 
 class GivenLedgers(Queue):

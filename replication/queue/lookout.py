@@ -12,8 +12,9 @@ from collections.abc import Collection, Sequence
 from ledgers.clock import Clock
 from replication.queue.choice import DueLedger, most_endangered_first, others_to_read, own_to_read
 from replication.queue.idle_waits import longest_wait_s
-from replication.queue.queue import Look, Queue, QueuedLedger
+from replication.queue.queue import Look, Queue
 from replication.queue.shares import Shares
+from replication.queue.take import QueuedLedger
 from replication.waiting.notes import WaitingNote
 from replication.waiting.waiting_list import WaitingList
 

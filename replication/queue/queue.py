@@ -13,11 +13,10 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import TypeVar
 
 import structlog
-from msgspec import Struct
 
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
@@ -50,60 +49,16 @@ from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
 from replication.queue.listing import locked_ledger_ids
-from replication.queue.locks import OWN_LOCK_VERSION, check_lock, delete_lock, make_lock
+from replication.queue.locks import OWN_LOCK_VERSION, delete_lock, make_lock
 from replication.queue.mark_tree import MarkTree, SeenMark
+from replication.queue.take import QueuedLedger, Take
 from replication.queue.urgent import read_urgent
 
 log = structlog.get_logger()
 T = TypeVar("T")
 
 
-class QueuedLedger(
-    Struct, frozen=True, kw_only=True, dict=True
-):  # dict: the properties are computed once
-    """A marked ledger, and its marks as they were read: at least one, the shared one first."""
-
-    ledger_id: int
-    marks: tuple[SeenMark, ...]
-    is_loss: bool = True
-    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved, or single entries lack a copy."""
-
-    def __post_init__(self) -> None:
-        assert self.marks, self
-
-    @cached_property
-    def replicas(self) -> frozenset[BookieId]:
-        """Bookies that somebody found missing. Without any: repair the placement."""
-        return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
-
-    @cached_property
-    def since_ms(self) -> int:
-        """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
-        return min(seen.mark.ctime_ms or 0 for seen in self.marks)
-
-    @property
-    def czxid(self) -> int:
-        """Of its shared mark, if there is one: what was in the way before copies were lost is another matter."""
-        return self.marks[0].czxid
-
-
 OnApplied = Callable[[Sequence[OperationResult]], None]
-
-
-class Take(Struct, frozen=True, kw_only=True):
-    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
-
-    queued: QueuedLedger
-    lock_path: str
-
-    @property
-    def ledger_id(self) -> int:
-        return self.queued.ledger_id
-
-    @property
-    def guard(self) -> Check:
-        """Holds as long as the lock is the one we made (rule S3)."""
-        return check_lock(self.lock_path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,6 +230,10 @@ class Queue:
         tree = self._own if self._own.owns(seen) else self._shared
         await tree.delete_if_empty(seen.directory)
         return True
+
+    async def unmark_loss(self, take: Take) -> bool:
+        """No copy is lost any more: only the mark in our own queue stays. False when another loss was marked meanwhile."""
+        return await self._unmark(take, take.queued.marks[0])
 
     async def renew_marks(self, take: Take) -> None:
         """Write them anew as they are: whoever read them before, and the ledger's note with them, takes it no more."""

@@ -18,7 +18,8 @@ from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import TriesOrder
 from replication.outcome import Outcome
-from replication.queue.queue import Queue, QueuedLedger, Take
+from replication.queue.queue import Queue
+from replication.queue.take import QueuedLedger, Take
 from replication.reasons import Reason
 from replication.waiting.deferrals import Deferrals, RetryPace
 from replication.waiting.notes import WaitingNote, WaitingNotesWriter

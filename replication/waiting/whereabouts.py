@@ -1,7 +1,9 @@
-"""Where the bookies are that hold what is missing: for the sentence that tells an operator what to do."""
+"""Where the bookies are that hold what is missing, and whose word does not count: for the sentence that tells an
+operator what to do."""
 
 from collections.abc import Collection
 
+from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
 
@@ -20,3 +22,12 @@ def whereabouts(bookies: Collection[BookieId], view: ClusterView) -> str:
     if gone:
         told.append(f"gone for good (without a cookie): {', '.join(gone)}")
     return "; ".join(told)
+
+
+def not_believed(ledger: VersionedMetadata, view: ClusterView) -> str:
+    """Members of the last ensemble that may have lost what they had with their disks; empty if none may."""
+    young = view.initialised_after(ledger.stat.czxid)
+    named = sorted(young.intersection(ledger.metadata.last_segment.ensemble))
+    if not named:
+        return ""
+    return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"

@@ -18,7 +18,8 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.metadata import BookieId
 from ledgers.store import Operation, OperationResult
-from replication.queue.queue import OnApplied, Queue, QueuedLedger, Take
+from replication.queue.queue import OnApplied, Queue
+from replication.queue.take import QueuedLedger, Take
 
 
 class Point(Enum):

@@ -18,7 +18,8 @@ from ledgers.metadata import BookieId
 from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.queue.batching import Batcher
 from replication.queue.payloads import underreplication_path
-from replication.queue.queue import Queue, Take
+from replication.queue.queue import Queue
+from replication.queue.take import Take
 from replication.queue.tree import prepare_tree
 from tests.cluster.our_client import OurClient, our_client
 from tests.java.messages import Mark, Shape, Verdict

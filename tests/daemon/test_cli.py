@@ -12,8 +12,6 @@ from click.testing import CliRunner
 
 from daemon.cli import LazyGroup, LedgerId, cli, json_option, main, output_option
 from daemon.local.spec import ClusterSpec
-from daemon.operating import decommission_command, drain_command, repair_command
-from daemon.operating.progress import saying_when_interrupted
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -23,14 +21,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-
-
-def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["bookmender", *arguments])
-    with pytest.raises(SystemExit) as exited:
-        main()
-    assert isinstance(exited.value.code, int)
-    return exited.value.code
+from tests.daemon.cli_calls import exit_code, fails_with
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +29,6 @@ def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in os.environ:
         if name.startswith("BOOKMENDER_"):
             monkeypatch.delenv(name)
-
-
-def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """A command ``fail`` that raises it."""
-
-    @click.command()
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: fail)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +102,7 @@ def test_an_interruption_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch) 
 def test_output_that_nobody_reads_ends_it_quietly_as_shells_expect(
     arguments: list[str], tmp_path: Path
 ) -> None:
-    data = tmp_path / "bookmender" / "local"
-    data.mkdir(parents=True)
-    ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002,)).save(data)
+    with_local_cluster(tmp_path)
     reads, writes = os.pipe()
     os.close(reads)
 
@@ -137,6 +116,47 @@ def test_output_that_nobody_reads_ends_it_quietly_as_shells_expect(
     os.close(writes)
 
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_narrow_terminal_that_knows_ascii_alone_is_told_addresses_whole(tmp_path: Path) -> None:
+    with_local_cluster(tmp_path)
+    narrow = {"COLUMNS": "20", "PYTHONIOENCODING": "ascii"}
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "daemon", "local", "status"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"XDG_DATA_HOME": str(tmp_path)} | narrow,
+        check=False,
+    )
+
+    assert ended.stderr == ""
+    assert "127.0.0.1:20002            down" in ended.stdout
+
+
+def test_what_standard_output_cannot_encode_is_told_by_its_number() -> None:
+    code = (
+        "import click\n"
+        "from daemon import cli\n"
+        "cli.LazyGroup.get_command = lambda *_: click.Command('x', callback=lambda: print('\\u2026'))\n"
+        "cli.main()"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "x"],
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"\\u2026\n", b"")
+
+
+def with_local_cluster(home: Path) -> None:
+    """One that does not run, where ``bookmender local`` looks for it."""
+    data = home / "bookmender" / "local"
+    data.mkdir(parents=True)
+    ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002,)).save(data)
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
@@ -311,64 +331,3 @@ def test_of_an_id_that_is_too_large_the_range_is_told() -> None:
 @pytest.mark.parametrize("number", [0, 4711, 2**63 - 1])
 def test_an_id_that_a_ledger_may_have_is_taken(number: int) -> None:
     assert LedgerId().convert(str(number), None, None) == number
-
-
-# --- Ctrl-C -----------------------------------------------------------------------------------------
-
-
-def test_an_interruption_while_the_rest_is_imported_is_quiet() -> None:
-    code = (
-        "import sys\n"
-        "class Finder:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'daemon.cli': raise KeyboardInterrupt\n"
-        "sys.meta_path.insert(0, Finder())\n"
-        "from daemon.start import main\n"
-        "main()"
-    )
-
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
-    )
-
-    assert (ended.returncode, ended.stderr) == (130, b"")
-
-
-def test_who_is_interrupted_is_told_what_stays_in_force(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(KeyboardInterrupt), saying_when_interrupted("the order stands"):
-        raise KeyboardInterrupt
-
-    assert capsys.readouterr().err == "interrupted; the order stands\n"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["bookie", "drain", "b1:1", "--wait"], "the nodes go on: bookmender bookie drain says"),
-        (["bookie", "decommission", "b1:1"], "the cookie of b1:1 stays"),
-        (["repair", "7"], "the nodes go on"),
-    ],
-    ids=["drain", "decommission", "repair"],
-)
-def test_the_long_commands_say_it(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    said: str,
-) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    async def never(*_: object) -> None:
-        interrupted()
-
-    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
-    for module in (drain_command, decommission_command):
-        monkeypatch.setattr(module, "run_visit", interrupted)
-    monkeypatch.setattr(repair_command, "_run", never)
-
-    assert exit_code(monkeypatch, *arguments) == 130
-
-    assert said in capsys.readouterr().err

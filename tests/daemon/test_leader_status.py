@@ -215,12 +215,15 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
     assert (await gathered(cluster, session_id, B1)).naming == {}, "an earlier leader's"
 
 
+NONE, ONE = "none of them marked for it", "1 of them marked for it"
+
+
 @pytest.mark.parametrize(
     ("naming", "are_all_named", "marked_count", "text"),
     [
         pytest.param({}, True, 0, "b", id="nobody told"),
-        pytest.param({"b": 258}, True, 0, "b, named by 258 ledgers, none of them marked", id="due"),
-        pytest.param({"b": 2}, True, 1, "b, named by 2 ledgers, 1 of them marked", id="at work"),
+        pytest.param({"b": 258}, True, 0, f"b, named by 258 ledgers, {NONE}", id="due"),
+        pytest.param({"b": 2}, True, 1, f"b, named by 2 ledgers, {ONE}", id="at work"),
         pytest.param(
             {"b": 46},
             True,
@@ -228,9 +231,7 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
             "b, named by 46 ledgers, 1,136 marked for it (counted some seconds apart)",
             id="counted at two moments",
         ),
-        pytest.param(
-            {"b": 1}, False, 0, "b, named by at least 1 ledger, none of them marked", id="so far"
-        ),
+        pytest.param({"b": 1}, False, 0, f"b, named by at least 1 ledger, {NONE}", id="so far"),
         pytest.param(
             {"b": 0},
             True,
@@ -274,20 +275,14 @@ def led(state: LeaderState) -> Status:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        pytest.param(
-            {"hold": HoldOrder(since_ms=0)}, "none of them marked: a safety hold stands", id="hold"
-        ),
-        pytest.param(
-            {"is_disabled": True}, "none of them marked: auto-recovery is disabled", id="disabled"
-        ),
+        pytest.param({"hold": HoldOrder(since_ms=0)}, f"{NONE}: a safety hold stands", id="hold"),
+        pytest.param({"is_disabled": True}, f"{NONE}: auto-recovery is disabled", id="disabled"),
         pytest.param(
             {"auditing": LeaderState(index=BUILDING, naming={BookieId("b"): 2})},
-            "none of them marked: the leader has not read every ledger's metadata yet",
+            f"{NONE}: the leader has not read every ledger's metadata yet",
             id="indexing",
         ),
-        pytest.param(
-            {"is_disabled": True, "by_bookie": (("b", 1),)}, "1 of them marked", id="marked before"
-        ),
+        pytest.param({"is_disabled": True, "by_bookie": (("b", 1),)}, ONE, id="marked before"),
         pytest.param(
             {"leader": None, "leader_node": None, "auditing": LeaderState()},
             "no ledger is marked for it: no auditor is running",

@@ -27,7 +27,8 @@ from replication.planning.targets import Receivers
 from replication.queue import payloads
 from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
-from replication.queue.queue import Queue, QueuedLedger, Take
+from replication.queue.queue import Queue
+from replication.queue.take import QueuedLedger, Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotesWriter

@@ -15,8 +15,8 @@ from replication.queue.choice import (
 )
 from replication.queue.mark_tree import SeenMark
 from replication.queue.payloads import Mark
-from replication.queue.queue import QueuedLedger
 from replication.queue.shares import Shares
+from replication.queue.take import QueuedLedger
 from tests.replication.ledger_values import B1, B2, B3
 
 SEED = 3

@@ -12,7 +12,7 @@ from ledgers.memory.store import Fault, MemoryStore
 from ledgers.metadata import LedgerState
 from ledgers.store import Create, Operation, SetData
 from replication.queue import payloads
-from replication.queue.queue import Take
+from replication.queue.take import Take
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNote

@@ -13,7 +13,8 @@ from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
 from replication.queue import payloads
 from replication.queue.mark_tree import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, SeenMark
 from replication.queue.payloads import Mark
-from replication.queue.queue import Queue, QueuedLedger
+from replication.queue.queue import Queue
+from replication.queue.take import QueuedLedger
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR

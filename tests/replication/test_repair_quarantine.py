@@ -7,7 +7,7 @@ from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import BookieId
 from replication.outcome import OutcomeKind
-from replication.queue.queue import Take
+from replication.queue.take import Take
 from replication.reasons import Reason
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5

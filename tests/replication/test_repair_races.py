@@ -11,7 +11,7 @@ from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
 from replication.outcome import OutcomeKind
 from replication.queue import payloads
-from replication.queue.queue import Take
+from replication.queue.take import Take
 from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time

@@ -9,7 +9,7 @@ import pytest
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
 from replication.queue import payloads
 from replication.queue.idle_waits import IDLE_LOOKS_PER_S
-from replication.queue.queue import Take
+from replication.queue.take import Take
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until

@@ -16,7 +16,8 @@ from ledgers.store import Create, Operation, OperationResult
 from replication.cluster.own_state import findings_path, nodes_path, urgent_path, waiting_path
 from replication.outcome import Outcome
 from replication.queue import payloads
-from replication.queue.queue import Look, Take
+from replication.queue.queue import Look
+from replication.queue.take import Take
 from replication.settings import ReplicationSettings
 from replication.waiting.unproven_ends import unproven_path
 from tests.replication.cluster import (

@@ -15,7 +15,7 @@ from replication.outcome import DONE, Outcome, waiting
 from replication.planning.open_ledger import WriterSighting
 from replication.queue import payloads
 from replication.queue.payloads import Mark
-from replication.queue.queue import Take
+from replication.queue.take import Take
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNote

@@ -1,0 +1,60 @@
+"""A marked ledger as a worker finds it in the queue, and takes it."""
+
+from functools import cached_property
+
+from msgspec import Struct
+
+from ledgers.metadata import BookieId
+from ledgers.store import Check
+from replication.queue.locks import check_lock
+from replication.queue.mark_tree import SeenMark
+
+
+class QueuedLedger(
+    Struct, frozen=True, kw_only=True, dict=True
+):  # dict: the properties are computed once
+    """A marked ledger, and its marks as they were read: at least one, the shared one first."""
+
+    ledger_id: int
+    marks: tuple[SeenMark, ...]
+    is_loss: bool = True
+    """Marked in the shared tree: copies are lost. In our own alone, it is to be looked at or moved, or single entries lack a copy."""
+
+    def __post_init__(self) -> None:
+        assert self.marks, self
+
+    @cached_property
+    def replicas(self) -> frozenset[BookieId]:
+        """Bookies that somebody found missing. Without any: repair the placement."""
+        return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
+
+    def is_no_loss_to(self, members: frozenset[BookieId]) -> bool:
+        """Whether the bookies that its shared mark names are none of its ``members``, and our own queue has it as well."""
+        lost = self.marks[0].mark.replicas
+        return self.is_loss and len(self.marks) > 1 and bool(lost) and members.isdisjoint(lost)
+
+    @cached_property
+    def since_ms(self) -> int:
+        """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
+        return min(seen.mark.ctime_ms or 0 for seen in self.marks)
+
+    @property
+    def czxid(self) -> int:
+        """Of its shared mark, if there is one: what was in the way before copies were lost is another matter."""
+        return self.marks[0].czxid
+
+
+class Take(Struct, frozen=True, kw_only=True):
+    """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
+
+    queued: QueuedLedger
+    lock_path: str
+
+    @property
+    def ledger_id(self) -> int:
+        return self.queued.ledger_id
+
+    @property
+    def guard(self) -> Check:
+        """Holds as long as the lock is the one we made (rule S3)."""
+        return check_lock(self.lock_path)

@@ -1,0 +1,26 @@
+"""Calls of the command ``bookmender`` in this process."""
+
+import sys
+
+import click
+import pytest
+
+from daemon.cli import LazyGroup, main
+
+
+def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["bookmender", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert isinstance(exited.value.code, int)
+    return exited.value.code
+
+
+def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """A command ``fail`` that raises it."""
+
+    @click.command()
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: fail)
