@@ -163,7 +163,7 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     """To its end, on Spark. The output is held by the caller; raises as ``run_fsck`` does."""
     from auditor.fsck.results.run_folder import RunFolder
     from auditor.fsck.spark.job import run_fsck
-    from auditor.fsck.spark.session import open_spark, submitted_spark
+    from auditor.fsck.spark.session import open_spark, stop_spark, submitted_spark
 
     keep_cluster(wanted.output, places.cluster)
     write_racks(wanted.output, places.racks)
@@ -187,7 +187,7 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
         with quiet_when_interrupted(spark.sparkContext.setLogLevel):
             return run_fsck(spark, options, job, on_progress)
     finally:
-        spark.stop()
+        stop_spark(spark)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, WAITING, Dispatch
@@ -31,14 +32,13 @@ Driver stacktrace:
 class FakeSpark:
     """A session, its context and its frames in one. All jobs but the ``free`` first wait to be let go."""
 
-    def __init__(
-        self, *, slots: int, free: int = 1_000, error: PySparkException | None = None
-    ) -> None:
-        """``error``: what becomes of each job."""
+    def __init__(self, *, slots: int, free: int = 1_000, error: Exception | None = None) -> None:
+        """``error``: what becomes of each job. A session that is ``over`` takes no call."""
         self.defaultParallelism = slots
         self.cancelled: list[str] = []
         self.task_counts: list[int] = []
         self.is_let_go = threading.Event()
+        self.is_over = False
         self._free, self._error = free, error
         self._begun = threading.Condition()
 
@@ -52,6 +52,8 @@ class FakeSpark:
     def cancelJobGroup(self, name: str) -> None:  # noqa: N802
         self.cancelled.append(name)
         self.is_let_go.set()
+        if self.is_over:
+            raise Py4JError("Cannot call methods on a stopped SparkContext.")
 
     def parallelize(self, positions: range, partitions: int) -> "_FakeRdd":
         assert positions in (range(partitions), range(0))
@@ -170,6 +172,34 @@ def test_who_stops_reading_stops_what_is_under_way() -> None:
 
     assert spark.cancelled == ["a run"]
     assert len(spark.task_counts) <= 2 + WAITING
+
+
+GONE = [
+    pytest.param(ConnectionRefusedError(111, "Connection refused"), id="nobody listens"),
+    pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="nothing is answered"),
+]
+
+
+@pytest.mark.parametrize("error", GONE)
+def test_that_sparks_own_process_is_gone_is_told(error: Exception) -> None:
+    spark = FakeSpark(slots=2, error=error)
+
+    with pytest.raises(UnavailableError, match="Spark's own process, Java's, is gone"):
+        list(dispatch(spark).results([1], numbers_of, NUMBERS))
+
+
+def test_what_ends_a_run_is_told_though_spark_has_ended_first() -> None:
+    """As by a signal that goes to all processes of a service."""
+    spark = FakeSpark(slots=1, free=0)
+
+    def begin() -> None:
+        with dispatch(spark).warming_up(numbers_of([])):
+            spark.wait_for_jobs(1)
+            spark.is_over = True
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin()
 
 
 def test_what_work_needs_is_there_before_the_first_task() -> None:

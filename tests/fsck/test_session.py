@@ -6,6 +6,7 @@ import socket
 import subprocess
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark import SparkContext, java_gateway
 
 from auditor.fsck.spark.session import (
@@ -13,6 +14,7 @@ from auditor.fsck.spark.session import (
     _require_master,
     on_this_machine,
     open_spark,
+    stop_spark,
 )
 from daemon.local.ports import free_ports
 from ledgers.errors import UnavailableError
@@ -54,6 +56,15 @@ def test_one_master_of_several_is_enough() -> None:
 @pytest.mark.parametrize("master", ["local[2]", "yarn", "spark://", "spark://host", "spark://h:p"])
 def test_what_is_no_address_is_left_to_spark(master: str) -> None:
     _require_master(master)
+
+
+@pytest.mark.parametrize("error", [Py4JError("is over"), ConnectionRefusedError(111, "refused")])
+def test_a_session_of_which_nothing_is_left_is_stopped_quietly(error: Exception) -> None:
+    class Ended:
+        def stop(self) -> None:
+            raise error
+
+    stop_spark(Ended())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

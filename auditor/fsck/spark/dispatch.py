@@ -6,12 +6,12 @@ there are more slots than threads are good for.
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice, takewhile
 from typing import TypeVar
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -25,6 +25,7 @@ and the driver writes what the last one gave."""
 LOOK_S = 1.0
 """Between two looks at how many executors there are: they come, and go, while a run is under way."""
 
+_FAILURES = (PySparkException, Py4JError, OSError)
 _JAVAS_OWN = (" SQLSTATE", "\tat ", "Driver stacktrace")
 
 T = TypeVar("T")
@@ -41,7 +42,10 @@ class Dispatch:
     @property
     def slot_count(self) -> int:
         """Tasks that may run at once, on the executors that there are now."""
-        count: int = self._spark.sparkContext.defaultParallelism
+        try:
+            count: int = self._spark.sparkContext.defaultParallelism
+        except _FAILURES as error:
+            raise _unavailable(error) from error
         return max(1, count)
 
     @contextmanager
@@ -55,7 +59,7 @@ class Dispatch:
             try:
                 yield
             except BaseException:
-                self._spark.sparkContext.cancelJobGroup(self._name)
+                self._cancel()
                 raise
 
     def results(
@@ -87,7 +91,12 @@ class Dispatch:
                         yield running.pop(job), _rows(job)
             finally:
                 if running:
-                    self._spark.sparkContext.cancelJobGroup(self._name)
+                    self._cancel()
+
+    def _cancel(self) -> None:
+        """What is under way. Where Spark itself has ended, or its JVM, there is nothing: what ended it is to be told."""
+        with suppress(Py4JError, OSError):
+            self._spark.sparkContext.cancelJobGroup(self._name)
 
     def _run(self, task_count: int, work: Work, schema: pa.Schema) -> pa.Table:
         return out_of_streams(self._collect(range(task_count), task_count, work), schema)
@@ -101,10 +110,17 @@ class Dispatch:
 def _rows(job: Future[pa.Table]) -> pa.Table:
     try:
         return job.result()
-    except (PySparkException, Py4JError) as error:
-        raise UnavailableError(
-            f"a task failed on Spark again and again: {_reason(str(error))}"
-        ) from error
+    except _FAILURES as error:
+        raise _unavailable(error) from error
+
+
+def _unavailable(error: Exception) -> UnavailableError:
+    """What a call to Spark failed with, for people."""
+    if isinstance(error, Py4JNetworkError | OSError):
+        return UnavailableError(
+            f"Spark's own process, Java's, is gone: was it killed, or out of memory? {error}"
+        )
+    return UnavailableError(f"a task failed on Spark again and again: {_reason(str(error))}")
 
 
 def _reason(text: str) -> str:

@@ -5,8 +5,9 @@ import re
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -104,6 +105,13 @@ def _launch_undone() -> Iterator[None]:
         raise
     finally:
         module["Popen"] = popen
+
+
+def stop_spark(spark: SparkSession) -> None:
+    """However much of it there still is: what ended it, or its JVM, is told by who met it first."""
+    with suppress(Py4JError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, of a JVM that is gone
+        spark.stop()
 
 
 def submitted_spark() -> SparkSession:
