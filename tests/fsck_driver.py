@@ -19,7 +19,7 @@ def main(master: str, uri: str, output: str, run: str, reads_per_s: str) -> None
     )
     job = FsckJob(run=run, output=Path(output), partition_count=PARTS)
     with spark_session(master) as spark:
-        summary = run_fsck(spark, options, job, _show)
+        summary = run_fsck(spark.sparkContext, options, job, _show)
     print(json.dumps(summary.to_record()), flush=True)
 
 

@@ -37,7 +37,7 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """There can be one at a time in a process."""
     os.environ["SPARK_LOCAL_IP"] = HOST
-    spark = open_spark(master, {**SMALL, **(settings or {})})
+    spark = SparkSession(open_spark(master, {**SMALL, **(settings or {})}))
     try:
         yield spark
     finally:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from auditor.fsck.levels import FsckOptions
 from auditor.fsck.results.summary import Counts
@@ -83,18 +83,17 @@ def _run_in_session(
     with ExitStack() as stack:
         if is_on_one_core:
             stack.enter_context(on_cores(1, servers))
-        spark = open_spark(f"local[{slot_count}]", SETTINGS)
-        stack.callback(spark.stop)
-        spark.range(1).count()
-        return [_run(spark, options, servers) for _ in range(run_count)]
+        context = open_spark(f"local[{slot_count}]", SETTINGS)
+        stack.callback(context.stop)
+        return [_run(context, options, servers) for _ in range(run_count)]
 
 
-def _run(spark: SparkSession, options: FsckOptions, servers: Collection[int]) -> Spent:
+def _run(context: SparkContext, options: FsckOptions, servers: Collection[int]) -> Spent:
     """In a folder that no run has written to: nothing is known of any ledger, so that none is skipped."""
     with TemporaryDirectory(prefix="bench-fsck-run-") as output:
         job = FsckJob(run="20260101T000000Z", output=Path(output))
         began_servers, began_cpu, began_s = cpu_of(servers), SparkCpu.now(), time.monotonic()
-        summary = run_fsck(spark, options, job, lambda progress: None)
+        summary = run_fsck(context, options, job, lambda progress: None)
         elapsed_s, spent = time.monotonic() - began_s, SparkCpu.now() - began_cpu
         servers_spent = cpu_of(servers) - began_servers
     return Spent(

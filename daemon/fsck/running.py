@@ -179,15 +179,15 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
         folder.check_order(options)  # before Spark starts, which takes its time
     with quiet_when_interrupted():
         if wanted.master is None and _SUBMITTED in os.environ:
-            spark = submitted_spark()
+            context = submitted_spark()
         else:
             python = wanted.spark_settings.get("spark.pyspark.python", sys.executable)
-            spark = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
+            context = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
     try:
-        with quiet_when_interrupted(spark.sparkContext.setLogLevel):
-            return run_fsck(spark, options, job, on_progress)
+        with quiet_when_interrupted(context.setLogLevel):
+            return run_fsck(context, options, job, on_progress)
     finally:
-        stop_spark(spark)
+        stop_spark(context)
 
 
 @contextmanager

@@ -155,7 +155,7 @@ def run(
     **more: Any,
 ) -> Summary:
     job = FsckJob(run=name, output=output, **{"partition_count": 3, **more})
-    return run_fsck(spark, options, job, on_progress)
+    return run_fsck(spark.sparkContext, options, job, on_progress)
 
 
 def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
@@ -269,7 +269,7 @@ def failing_once(folder: Path) -> Callable[[Sequence[int]], Work]:
 
 
 def test_a_task_that_is_tried_again_doubles_no_row(spark: SparkSession, tmp_path: Path) -> None:
-    dispatch = Dispatch(spark, "tried again")
+    dispatch = Dispatch(spark.sparkContext, "tried again")
 
     results = list(dispatch.results([1, 2, 3], failing_once(tmp_path), NUMBERS))
 

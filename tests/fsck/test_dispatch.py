@@ -30,10 +30,10 @@ Driver stacktrace:
 
 
 class FakeSpark:
-    """A session, its context and its frames in one. All jobs but the ``free`` first wait to be let go."""
+    """A context. All jobs but the ``free`` first wait to be let go."""
 
     def __init__(self, *, slots: int, free: int = 1_000, error: Exception | None = None) -> None:
-        """``error``: what becomes of each job. A session that is ``over`` takes no call."""
+        """``error``: what becomes of each job. A context that is ``over`` takes no call."""
         self.defaultParallelism = slots
         self.cancelled: list[str] = []
         self.task_counts: list[int] = []
@@ -42,11 +42,13 @@ class FakeSpark:
         self._free, self._error = free, error
         self._begun = threading.Condition()
 
-    @property
-    def sparkContext(self) -> "FakeSpark":  # noqa: N802  # Spark's name
-        return self
-
-    def setJobGroup(self, name: str, text: str, *, interruptOnCancel: bool) -> None:  # noqa: N802, N803
+    def setJobGroup(  # noqa: N802  # Spark's names
+        self,
+        name: str,
+        text: str,
+        *,
+        interruptOnCancel: bool,  # noqa: N803
+    ) -> None:
         assert interruptOnCancel
 
     def cancelJobGroup(self, name: str) -> None:  # noqa: N802

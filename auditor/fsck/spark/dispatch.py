@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from auditor.fsck.spark.streams import Work, in_streams, out_of_streams
 from ledgers.errors import UnavailableError
@@ -32,18 +32,18 @@ T = TypeVar("T")
 
 
 class Dispatch:
-    """Of one run, in one Spark session, which may do other things as well."""
+    """Of one run, in one Spark context, which may do other things as well."""
 
-    def __init__(self, spark: SparkSession, name: str) -> None:
+    def __init__(self, context: SparkContext, name: str) -> None:
         """``name``: what the jobs are called in Spark's pages."""
-        self._spark = spark
+        self._context = context
         self._name = name
 
     @property
     def slot_count(self) -> int:
         """Tasks that may run at once, on the executors that there are now."""
         try:
-            count: int = self._spark.sparkContext.defaultParallelism
+            count: int = self._context.defaultParallelism
         except _FAILURES as error:
             raise _unavailable(error) from error
         return max(1, count)
@@ -96,13 +96,13 @@ class Dispatch:
     def _cancel(self) -> None:
         """What is under way. Where Spark itself has ended, or its JVM, there is nothing: what ended it is to be told."""
         with suppress(Py4JError, OSError):
-            self._spark.sparkContext.cancelJobGroup(self._name)
+            self._context.cancelJobGroup(self._name)
 
     def _run(self, task_count: int, work: Work, schema: pa.Schema) -> pa.Table:
         return out_of_streams(self._collect(range(task_count), task_count, work), schema)
 
     def _collect(self, positions: range, task_count: int, work: Work) -> list[bytes]:
-        context = self._spark.sparkContext
+        context = self._context
         context.setJobGroup(self._name, self._name, interruptOnCancel=True)
         return context.parallelize(positions, task_count).mapPartitions(in_streams(work)).collect()
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from auditor.fsck.budget import SharedPace
 from auditor.fsck.ledger_ids import list_ledger_ids
@@ -43,7 +43,7 @@ L = TypeVar("L", bound=Look)
 
 
 def run_fsck(
-    spark: SparkSession, options: FsckOptions, job: FsckJob, on_progress: OnProgress
+    context: SparkContext, options: FsckOptions, job: FsckJob, on_progress: OnProgress
 ) -> Summary:
     """Look at every ledger, and leave the results in ``job.output``, ``summary.json`` among them.
 
@@ -51,7 +51,7 @@ def run_fsck(
     when that was begun otherwise; UnavailableError: the run is not over, and can be gone on with.
     """
     folder = RunFolder(job.output, job.run)
-    dispatch = Dispatch(spark, f"fsck {job.run}")
+    dispatch = Dispatch(context, f"fsck {job.run}")
     if folder.is_begun:
         folder.check_order(options)
     with dispatch.warming_up(looking([], options, FixedPace)):  # the first tasks wait in Spark
