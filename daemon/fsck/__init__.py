@@ -1,1 +1,2 @@
-"""``bookmender fsck``: ``command`` with its ``options`` and ``texts``; ``running`` is what a run on Spark has around it."""
+"""``bookmender fsck``: ``command`` with its ``options`` and ``texts``; ``running`` is what a run on Spark has around it,
+``forking`` where its Python processes come from on this machine."""

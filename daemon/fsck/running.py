@@ -15,10 +15,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import structlog
 
@@ -31,6 +32,7 @@ from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, OnProgress
 from auditor.marking import BothQueues
+from daemon.fsck.forking import started_ahead
 from daemon.local.java import Java
 from daemon.placing import begin_placing, rule_of
 from daemon.settings import Settings
@@ -163,7 +165,6 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     """To its end, on Spark. The output is held by the caller; raises as ``run_fsck`` does."""
     from auditor.fsck.results.run_folder import RunFolder
     from auditor.fsck.spark.job import run_fsck
-    from auditor.fsck.spark.session import open_spark, stop_spark, submitted_spark
 
     keep_cluster(wanted.output, places.cluster)
     write_racks(wanted.output, places.racks)
@@ -177,17 +178,27 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
     folder = RunFolder(wanted.output, job.run)
     if folder.is_begun:
         folder.check_order(options)  # before Spark starts, which takes its time
-    with quiet_when_interrupted():
-        if wanted.master is None and _SUBMITTED in os.environ:
-            context = submitted_spark()
-        else:
-            python = wanted.spark_settings.get("spark.pyspark.python", sys.executable)
-            context = open_spark(wanted.master or "local[*]", wanted.spark_settings, python=python)
-    try:
-        with quiet_when_interrupted(context.setLogLevel):
-            return run_fsck(context, options, job, on_progress)
-    finally:
-        stop_spark(context)
+    with _spark(wanted) as context, quiet_when_interrupted(context.setLogLevel):
+        return run_fsck(context, options, job, on_progress)
+
+
+@contextmanager
+def _spark(wanted: Wanted) -> Iterator[Any]:
+    """A Spark context: spark-submit's, or else one of our own."""
+    from auditor.fsck.spark.session import is_here, open_spark, stop_spark, submitted_spark
+
+    with ExitStack() as around:
+        with quiet_when_interrupted():
+            if wanted.master is None and _SUBMITTED in os.environ:
+                context = submitted_spark()
+            else:
+                master, settings = wanted.master or "local[*]", wanted.spark_settings
+                python = settings.get("spark.pyspark.python", sys.executable)
+                if is_here(master):
+                    settings = {**around.enter_context(started_ahead(python)), **settings}
+                context = open_spark(master, settings, python=python)
+        around.callback(stop_spark, context)
+        yield context
 
 
 @contextmanager

@@ -17,7 +17,6 @@ from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark import forking
 from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
@@ -120,18 +119,22 @@ def submitted_spark() -> SparkContext:
     return SparkContext.getOrCreate()
 
 
+def is_here(master: str) -> bool:
+    """Whether tasks run on this machine, in processes of the driver's own."""
+    return bool(re.fullmatch(r"local(\[.*\])?", master))
+
+
 def on_this_machine(master: str) -> Mapping[str, str]:
     """Where all executors are here, nobody else's machine is to reach the driver's ports, and Python's tasks need
     none: over TCP each begins 40 ms later, as small packets wait for each other. A JVM that shares the cores
     with the work, and passes bytes on, has nothing that is worth being optimised at their cost. And executors run
     the driver's own Python, which has all that they are to import."""
-    if not re.fullmatch(r"local(\[.*\])?", master):
+    if not is_here(master):
         return {}
     return {
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.host": LOOPBACK,
         "spark.python.unix.domain.socket.enabled": "true",  # from Spark 4.1 on
-        "spark.python.daemon.module": forking.__name__,
         "spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1",
     }
 
