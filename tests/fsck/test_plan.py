@@ -150,12 +150,12 @@ def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
     ("ledgers", "level", "count", "sizes"),
     [
         pytest.param(13, Level.ENDS, 0, [13], id="a small cluster is one part"),
-        pytest.param(1_000, Level.ENDS, 0, [250, 250, 125, 125, 125, 125], id="ever less"),
+        pytest.param(1_000, Level.ENDS, 0, [334, 334, 111, 111, 55, 55], id="ever less"),
         pytest.param(
-            10_000, Level.ENDS, 0, [2_000, 2_000, 1_500, 1_500, 750], id="never too much to lose"
+            10_000, Level.ENDS, 0, [2_000, 2_000, 2_000, 2_000, 667], id="never too much to lose"
         ),
         pytest.param(
-            200_000, Level.METADATA, 0, [25_000] * 6 + [12_500] * 2, id="metadata is cheap"
+            200_000, Level.METADATA, 0, [25_000] * 6 + [16_667] * 2, id="metadata is cheap"
         ),
         pytest.param(10, Level.FULL, 4, [3, 3, 2, 2], id="as told"),
         pytest.param(1_300, Level.FULL, 2, [650, 650], id="as told, however much there is to lose"),

@@ -3,6 +3,7 @@
 Pure, but for ``Plan``, which reads what was fixed. A ledger made after the listing is the next run's.
 """
 
+import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +22,9 @@ from auditor.fsck.running import FsckJob
 from auditor.fsck.unchanged import Written
 from auditor.fsck.weighing import COPY_BYTES, LIGHTEST, is_weighed
 
-PART_MIN: Mapping[Level, int] = {Level.METADATA: 5_000, Level.ENDS: 100}
-"""Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth opening."""
+PART_MIN: Mapping[Level, int] = {Level.METADATA: 3_500, Level.ENDS: 100}
+"""Ledgers, where they are not weighed: for fewer a job of Spark's and a session are not worth opening; but for half as
+many in the last round, so that there is one for each slot."""
 PART_MAX: Mapping[Level, int] = {
     Level.METADATA: 25_000,
     Level.ENDS: 2_000,
@@ -34,8 +36,9 @@ WEIGHT_MIN, WEIGHT_MAX = 20_000, 2_000_000
 """The same where ledgers are weighed, in copies: some tenths of a second of reading, and some ten seconds."""
 PART_S = 60
 """What a part may take where the run's reads are limited, above that least weight."""
-PART_SHARE = 2
-"""A part is at most one in so many of what each slot has left: the last ones are small, and no slot waits long."""
+ROUND_SHARE, ROUND_SHARE_WEIGHED = 2 / 3, 1 / 2
+"""Of what is left, what a round of parts takes, one for each slot: the last ones are small, and no slot waits long. By
+half a slot may be half as fast as the others and hold up none; but it takes a round more to come as far."""
 DAY_MS = 86_400_000
 PLANNED = pa.schema(
     [
@@ -180,12 +183,14 @@ def cut_by_weight(
         bounds = _bounds_as_told(ends, job.partition_count)
     else:
         least, most = _weight_range(options, slot_count)
+        share = ROUND_SHARE_WEIGHED if is_weighed(options.level) else ROUND_SHARE
 
         def weight_max(left: int) -> int:
-            if left >= least * PART_SHARE * slot_count:
-                return min(most, _quotient_up(left, PART_SHARE * slot_count))
+            weight = math.ceil(left * share / slot_count)
+            if weight >= least:
+                return min(most, weight)
             rounds_left = max(1, left // (least * slot_count))
-            return max(least, _quotient_up(left, rounds_left * slot_count))
+            return max(_quotient_up(least, 2), _quotient_up(left, rounds_left * slot_count))
 
         bounds = _bounds(ends, weight_max, slot_count, PART_MAX[options.level])
     if not job.time_budget_s:
