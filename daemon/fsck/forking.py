@@ -6,7 +6,8 @@ none of Python's; of those that numpy and pyarrow start the libraries themselves
 
 So there are two processes. One is *started ahead*, by the run, and imports. The other is Spark's: it hands over what
 Spark gave it, its environment and its pipes, and stays as long as the first one, which from then on is PySpark's
-daemon. Where that is not there Spark's process does it all itself.
+daemon. Where that is not there Spark's process does it all itself. (What of an environment only the start of an
+interpreter heeds, as ``PYTHONPATH``, is so the driver's.)
 """
 
 import gc
@@ -19,7 +20,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 
@@ -89,11 +90,10 @@ def _handed_over(path: str, environment: Mapping[str, str]) -> bool:
         try:
             ahead.connect(path)
             socket.send_fds(ahead, [json.dumps(dict(environment)).encode()], _PIPES)
-        except (
-            OSError
-        ):  # ended, or another has taken it: Spark starts one anew whenever its daemon dies
+        except OSError:  # it has ended, as when Spark starts another daemon for one that died
             return False
-        ahead.recv(1)  # nothing comes, but the end
+        with suppress(OSError):
+            ahead.recv(1)  # nothing comes, but the end
     return True
 
 

@@ -152,7 +152,7 @@ def lost_text(
         return f"{bookie}, no ledger is marked for it{why}" if why else bookie
     if named_count:
         least = "" if state.are_all_named else "at least "
-        marked = f"{marked_count or 'none':{',' if marked_count else ''}} of them marked for it"
+        marked = f"{f'{marked_count:,}' if marked_count else 'none'} of them marked for it"
         if for_windows:
             marked = f"{marked_count:,} marked for it, {for_windows:,} of which {wait}"
         elif marked_count > named_count:  # the index is of one moment, the queue of another
