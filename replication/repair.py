@@ -346,8 +346,9 @@ class Repairer:
         """
         survey, after = results.survey, results.metadata
         write = await self._rewrite(results) if after != survey.metadata else None
+        is_ended = survey.metadata.state is not LedgerState.IN_RECOVERY  # else that may come first
         is_proven = (
-            survey.metadata.state is not LedgerState.IN_RECOVERY  # that may have to be ended first
+            is_ended
             and results.entry_count <= SECOND_CHECK_ENTRIES
             and self._is_unchanged(after.bookies, survey.view)
         )
@@ -359,7 +360,8 @@ class Repairer:
             on_applied(await self._queue.write(take, [write]))
         if results.is_split or not results.in_the_way:
             return None
-        if results.leaves_only_drains and take.queued.is_no_loss_to(after.bookies):
+        only_to_empty = results.only_to_empty
+        if is_ended and only_to_empty and take.queued.is_loss_besides(only_to_empty):
             if not is_proven:
                 return None
             if await self._queue.unmark_loss(take):

@@ -185,7 +185,7 @@ async def _check_state(cluster: Visit, bookie: BookieId, clock: Clock) -> bool:
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     if bookie in orders.maintenance:
         raise RejectedError(
-            "it is under maintenance: bookmender bookie maintenance --end", bookie=bookie
+            f"it is under maintenance: bookmender bookie maintenance {bookie} --end", bookie=bookie
         )
     view = await cluster.registration.read()
     if bookie in view.writable or (bookie in view.available and bookie not in orders.draining):

@@ -57,18 +57,19 @@ class CopyResults(
         return is_done and not self.has_bad_sources
 
     @property
-    def leaves_only_drains(self) -> bool:
-        """Whether each copy is there, or was made, and what is left is to empty bookies that drain."""
+    def only_to_empty(self) -> frozenset[BookieId]:
+        """Bookies that drain, and which nobody asked what they have, where all that is left is to empty them: each
+        copy on others is there, or was made. Empty where more is left."""
         moved = {(change.fragment, change.index) for change in self._moves}
-        return (
-            self.survey.metadata.is_closed
-            and not self.has_bad_sources
-            and all(
-                finding.verdict in (Verdict.GOOD, Verdict.DRAINING)
-                or (finding.fragment, finding.index) in moved
-                for finding in self.survey.findings
-            )
-        )
+        left = [
+            finding
+            for finding in self.survey.findings
+            if finding.verdict is not Verdict.GOOD
+            and (finding.fragment, finding.index) not in moved
+        ]
+        if self.has_bad_sources or any(f.verdict is not Verdict.DRAINING for f in left):
+            return frozenset()
+        return frozenset(finding.bookie for finding in left)
 
     @property
     def entry_count(self) -> int:

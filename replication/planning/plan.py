@@ -336,6 +336,9 @@ class _Planning:
         """A bookie that is away keeps its cookie, unless it is never to come back."""
         may_return = finding.verdict is Verdict.LOST and finding.bookie in self._survey.view.cookies
         advice = "start it again, or add a bookie" if may_return else "add a bookie"
+        if drained := self._draining(taken):
+            which = drained[0] if len(drained) == 1 else "ID"
+            advice += f", or keep {' or '.join(drained)}: bookmender bookie drain {which} --cancel"
         if after := self._candidates_once_closed(finding):
             hint = writer_hint(self._survey.ledger_id)
             advice = f"{advice}; {', '.join(after)} may once the ledger is closed: {hint}"
@@ -357,6 +360,12 @@ class _Planning:
             return []
         others = set(self._metadata.last_segment.ensemble).difference(finding.fragment.ensemble)
         return sorted(others.intersection(self._targets.candidates))
+
+    def _draining(self, taken: Collection[BookieId]) -> list[BookieId]:
+        """Who takes writes, and might take over but for the order to drain it."""
+        view, local = self._survey.view, self._targets.only_local
+        draining = view.writable & view.orders.draining.keys() - set(taken)
+        return sorted(draining if local is None else draining & {local})
 
     def _resting(self, taken: Collection[BookieId]) -> list[BookieId]:
         """Who might take over but for its maintenance, which keeps it from that while it runs, too (rule S11)."""

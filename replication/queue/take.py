@@ -28,10 +28,10 @@ class QueuedLedger(
         """Bookies that somebody found missing. Without any: repair the placement."""
         return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
 
-    def is_no_loss_to(self, members: frozenset[BookieId]) -> bool:
-        """Whether the bookies that its shared mark names are none of its ``members``, and our own queue has it as well."""
+    def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
+        """Whether it is marked in both trees, and the shared mark names bookies, but none of these."""
         lost = self.marks[0].mark.replicas
-        return self.is_loss and len(self.marks) > 1 and bool(lost) and members.isdisjoint(lost)
+        return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
 
     @cached_property
     def since_ms(self) -> int:

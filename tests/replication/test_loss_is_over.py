@@ -5,7 +5,7 @@ Else its mark would tell of a loss as long as the bookie that drains finds no ta
 
 import pytest
 
-from ledgers.metadata import BookieId
+from ledgers.metadata import BookieId, LedgerState
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.payloads import Mark
@@ -36,9 +36,13 @@ async def mark_as_our_own(cluster: Cluster, bookie: BookieId) -> None:
 
 
 async def waits_for_a_target(cluster: Cluster, node: Node) -> None:
+    await waits(cluster, node, Reason.NO_TARGET)
+
+
+async def waits(cluster: Cluster, node: Node, reason: Reason) -> None:
     async def is_put_aside() -> bool:
         notes = await node.notes.read_all([LEDGER])
-        is_noted = [note.reason for note in notes] == [Reason.NO_TARGET]
+        is_noted = [note.reason for note in notes] == [reason]
         return is_noted and not await cluster.locked()
 
     await until(cluster, is_put_aside)
@@ -58,7 +62,34 @@ async def test_what_was_lost_is_copied_and_the_move_alone_stays_marked(last: int
 
 
 @in_virtual_time
-async def test_a_bookie_that_the_mark_names_and_that_is_still_a_member_keeps_it_marked() -> None:
+async def test_a_bookie_that_is_back_with_all_its_copies_is_no_loss_either() -> None:
+    cluster = await lost_and_draining()
+    await cluster.kill(B4)
+    await cluster.revive(B2)
+
+    async with cluster.node() as node, working(node):
+        await waits_for_a_target(cluster, node)
+
+    assert await cluster.ensembles() == [(B1, B2, B3)]
+    assert (await cluster.marked(), await cluster.marked(OWN)) == ([], [LEDGER])
+
+
+@in_virtual_time
+async def test_of_a_ledger_that_is_written_to_its_drain_alone_stays_marked() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
+    await drain(cluster, B3)
+    await cluster.mark(B2)
+    await mark_as_our_own(cluster, B3)
+
+    async with cluster.node() as node, working(node):
+        await waits(cluster, node, Reason.OPEN_FRAGMENT)
+
+    assert (await cluster.marked(), await cluster.marked(OWN)) == ([], [LEDGER])
+
+
+@in_virtual_time
+async def test_a_bookie_that_the_mark_names_and_that_drains_keeps_it_marked() -> None:
     cluster = await lost_and_draining()
     await cluster.mark(B2, B3)
 

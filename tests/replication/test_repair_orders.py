@@ -100,6 +100,20 @@ async def test_rule_s11_draining_bookies_and_those_under_maintenance_are_no_targ
 
 
 @in_virtual_time
+async def test_who_is_only_drained_is_named_as_the_cure_of_a_loss_that_finds_no_target() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await drain(cluster, B3, B4)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_TARGET
+    keep = f"add a bookie, or keep {B4}: bookmender bookie drain {B4} --cancel"
+    assert outcome.detail.endswith(keep)
+
+
+@in_virtual_time
 async def test_rule_s16_an_open_fragment_of_a_draining_bookie_waits_and_is_not_fenced() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger(

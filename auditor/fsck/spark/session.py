@@ -53,6 +53,8 @@ def open_spark(
             master=master,
         ) from error
     context.setLogLevel("ERROR")
+    # What its end, or an executor's, makes of a connection: tasks tell what becomes of them.
+    vars(context)["_accumulatorServer"].handle_error = lambda request, address: None
     context.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
     return context
 
