@@ -151,6 +151,8 @@ def run_command(
     Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2 when it
     was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody knows.
     """
+    if master == "":  # as of a script's variable that is not set
+        raise click.UsageError("--master is empty; left out, it is local[*]")
     chosen = level_for(level, share)
     settings = settings_for(uri, config)
     log_errors_only(settings)

@@ -117,6 +117,7 @@ def test_without_more_it_looks_at_the_ends_as_fast_as_it_may(
         pytest.param(["--reads-in-flight", "501"], id="S10: more than a bookie may be asked"),
         pytest.param(["--spark-conf", "memory=2g"], id="no setting of Spark's"),
         pytest.param(["--output", ""], id="a folder without a name"),
+        pytest.param(["--master", ""], id="a master that a script has not set"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_said_to_be_so(

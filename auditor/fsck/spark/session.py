@@ -49,7 +49,8 @@ def open_spark(
     except (PySparkException, Py4JError) as error:
         first_line = str(error).strip().partition("\n")[0]
         raise UnavailableError(
-            f"Spark did not start; is the master right, and does it run? {first_line}",
+            "Spark did not start; is --master right, does it run, and is what --spark-conf sets right? "
+            f"{first_line}",
             master=master,
         ) from error
     context.setLogLevel("ERROR")
