@@ -338,29 +338,35 @@ def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "entry_bytes", "passes"),
+    ("count", "entry_bytes", "in_runs", "pace_name"),
     [
-        pytest.param(TRANSFER_ENTRIES, 1_000, True, id="a small one"),
-        pytest.param(TRANSFER_ENTRIES + 2, 1_000, False, id="of many entries"),
-        pytest.param(2, SMALL_TRANSFER_BYTES, False, id="of large entries"),
+        pytest.param(TRANSFER_ENTRIES, 1_000, False, None, id="a small one"),
+        pytest.param(TRANSFER_ENTRIES + 2, 1_000, True, "_spread", id="of many entries"),
+        pytest.param(TRANSFER_ENTRIES + 2, 1_000, False, "_spread_singly", id="one by one"),
+        pytest.param(2, SMALL_TRANSFER_BYTES, False, "_spread", id="of large entries"),
     ],
 )
-def test_only_small_transfers_pass_together(count: int, entry_bytes: int, passes: bool) -> None:
+def test_only_small_transfers_pass_together(
+    count: int, entry_bytes: int, in_runs: bool, pace_name: str | None
+) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(count), payload=bytes(entry_bytes))
-        scene.bulk._spread.set(entries_per_s=1, bytes_per_s=0)
-        transfer = scene.halves(count, entry_bytes_hint=entry_bytes)
-        scene.bulk._spread.take(cast(AnyReading, Copying(Pace())), 1)  # the first passes always
-
-        copying = asyncio.create_task(scene.run(transfer))
-        await scene.run(scene.halves(count, target=None))  # as long as the copy would take
+        for name in ("_spread", "_spread_singly"):
+            pace = getattr(scene.bulk, name)
+            pace.set(entries_per_s=1, bytes_per_s=0)
+            pace.take(cast(AnyReading, Copying(Pace())), 1)  # the first passes always
+        shape = scene.runs if in_runs else scene.halves
+        copying = asyncio.create_task(scene.run(shape(count, entry_bytes_hint=entry_bytes)))
+        await scene.run(shape(count, target=None))  # as long as the copy would take
         await scene.settle()
 
-        assert copying.done() is passes
-        scene.bulk.yields = False
-        assert (await copying).entry_count == count
+        assert copying.done() is (pace_name is None)
+        if pace_name is not None:
+            getattr(scene.bulk, pace_name).set(entries_per_s=0, bytes_per_s=0)
+        result = await asyncio.wait_for(copying, count / 2)  # the other pace, if any, would hold it longer
+        assert result.entry_count == count
 
-    play(act, yields=True)
+    play(act, yields=True, reads_batches=True)
 
 
 def test_copies_of_large_entries_keep_to_a_gentle_pace_in_bytes() -> None:

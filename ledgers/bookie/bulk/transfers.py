@@ -15,6 +15,7 @@ from ledgers.bookie.bulk.gates import (
     GENTLE_BURST_S,
     GENTLE_BYTES_PER_S,
     GENTLE_ENTRIES_PER_S,
+    GENTLE_SINGLE_READS_PER_S,
     SMALL_TRANSFER_BYTES,
     TRANSFER_ENTRIES,
     GentlePace,
@@ -85,7 +86,8 @@ class BulkTransfers:
         self._next_check: asyncio.TimerHandle | None = None
         self.totals = Totals()
         self.pace = Pace()
-        self._gentle, self._spread = GentlePace(), Pace(burst_s=GENTLE_BURST_S)
+        self._gentle = GentlePace()
+        self._spread, self._spread_singly = (Pace(burst_s=GENTLE_BURST_S) for _ in range(2))
         self._keep_gentle(yields)
         self.memory = WindowGate(Window(count_max=memory_entries_max, bytes_max=memory_bytes_max))
         # A worker's pace is of copying: the reads of its checks are let pass.
@@ -143,6 +145,7 @@ class BulkTransfers:
         self.pace.close()
         self._gentle.close()
         self._spread.close()
+        self._spread_singly.close()
         for lane in self._lanes():
             await lane.close()
 
@@ -152,13 +155,23 @@ class BulkTransfers:
             return self._check_way
         paces: tuple[Pace, ...] = (self._gentle, self.pace)
         if not _is_small(transfer):
-            paces = (self._gentle, self._spread, self.pace)
+            paces = (self._gentle, self._spread_of(transfer), self.pace)
         return Way(*paces, self._target(transfer.target).gate, self.memory)
 
+    def _spread_of(self, transfer: Transfer) -> Pace:
+        asked = ((bookie, entry_ids) for bookie, entry_ids in transfer.reads.items() if entry_ids)
+        is_batched = all(self._is_batched(transfer, *each) for each in asked)
+        is_large = transfer.entry_bytes_hint > BATCH_ENTRY_BYTES_MAX
+        return self._spread if is_batched or is_large else self._spread_singly
+
     def _keep_gentle(self, yields: bool) -> None:
-        for pace in (self._gentle, self._spread):
+        for pace, entries_per_s in (
+            (self._gentle, GENTLE_ENTRIES_PER_S),
+            (self._spread, GENTLE_ENTRIES_PER_S),
+            (self._spread_singly, GENTLE_SINGLE_READS_PER_S),
+        ):
             if yields:
-                pace.set(bytes_per_s=GENTLE_BYTES_PER_S, entries_per_s=GENTLE_ENTRIES_PER_S)
+                pace.set(bytes_per_s=GENTLE_BYTES_PER_S, entries_per_s=entries_per_s)
             else:
                 pace.set(bytes_per_s=0, entries_per_s=0)
 
@@ -169,7 +182,9 @@ class BulkTransfers:
         for asked, writing in ((transfer.reads, job.writing), (transfer.checks, None)):
             for bookie, entry_ids in asked.items():
                 if entry_ids:
-                    lane = self._lane(bookie, job, entry_ids)
+                    source = self._source(bookie)
+                    is_batched = self._is_batched(transfer, bookie, entry_ids)
+                    lane = source.batches if is_batched else source.singles
                     job.readings.append(lane.reading(job, entry_ids, writing))
         if job.writing is not None:
             job.writing.lane.begin(job.writing)
@@ -179,14 +194,11 @@ class BulkTransfers:
         if self._next_check is None:
             self._check_progress()
 
-    def _lane(
-        self, bookie: BookieId, job: Job, entry_ids: Sequence[int]
-    ) -> SingleReads | BatchReads:
-        """Where these entries are best read."""
-        source = self._source(bookie)
-        may_batch = self._reads_batches and not source.batches.is_refused
-        is_worth_it = job.expected_bytes <= BATCH_ENTRY_BYTES_MAX and has_runs(entry_ids)
-        return source.batches if may_batch and is_worth_it else source.singles
+    def _is_batched(self, transfer: Transfer, bookie: BookieId, entry_ids: Sequence[int]) -> bool:
+        """Whether these entries are best read in batches."""
+        may_batch = self._reads_batches and not self._source(bookie).batches.is_refused
+        is_worth_it = transfer.entry_bytes_hint <= BATCH_ENTRY_BYTES_MAX and has_runs(entry_ids)
+        return may_batch and is_worth_it
 
     def _source(self, bookie: BookieId) -> "Source":
         source = self._sources.get(bookie)
