@@ -363,7 +363,9 @@ def test_only_small_transfers_pass_together(
         assert copying.done() is (pace_name is None)
         if pace_name is not None:
             getattr(scene.bulk, pace_name).set(entries_per_s=0, bytes_per_s=0)
-        result = await asyncio.wait_for(copying, count / 2)  # the other pace, if any, would hold it longer
+        result = await asyncio.wait_for(
+            copying, count / 2
+        )  # the other pace, if any, would hold it longer
         assert result.entry_count == count
 
     play(act, yields=True, reads_batches=True)
