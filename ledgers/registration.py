@@ -5,7 +5,7 @@ an empty or missing list is unknown, never a mass loss (rule S8).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +13,12 @@ from functools import cached_property
 import structlog
 
 from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError, UnavailableError
-from ledgers.formats.bookie_info import Address, parse_address, registered_address
+from ledgers.formats.bookie_info import (
+    Address,
+    parse_address,
+    parse_bookie_id,
+    registered_address,
+)
 from ledgers.metadata import BookieId
 from ledgers.store import Event, MetadataStore, Stat, children_if_any
 
@@ -21,6 +26,9 @@ log = structlog.get_logger()
 
 READ_ONLY = "readonly"
 """The child of ``available`` that is no bookie."""
+NO_BOOKIE = (
+    "its name cannot be a bookie's, so it counts as none: delete it, if nothing else needs it"
+)
 UNTOLD_CZXID = 2**63 - 1
 """Of a cookie that ACLs shut away: as it may be new, what its bookie lacks proves nothing of any ledger (rule S5)."""
 
@@ -65,19 +73,19 @@ class Registration:
         self._known: dict[str, RegisteredBookie] = {}
         """By znode path, as of the last read: spares parsing them again. A registration never
         changes its data, but a bookie may come back under the same path: the czxid tells."""
-        self._shut: set[str] = set()
-        """Those that ACLs shut away, as was said already."""
+        self._told: set[str] = set()
+        """Paths of which it was said already that ACLs shut them away, or that they are no bookie's."""
 
     async def read(self) -> BookieView:
         """Raises UnavailableError when the list cannot be had whole, or is empty."""
         await self._store.sync(self._available)
         before = await self._writable_names()
-        read_only = set(await children_if_any(self._store, self._read_only))
+        read_only = self._ids(self._read_only, await children_if_any(self._store, self._read_only))
         after = await self._writable_names()  # for those that became writable between the two
         found = await asyncio.gather(
             *(
-                self._find(BookieId(name), is_read_only=name in read_only)
-                for name in sorted(before | read_only | after)
+                self._find(bookie, is_read_only=bookie in read_only)
+                for bookie in sorted(before | read_only | after)
             )
         )
         self._known = {self._path(each): each for each in found if each is not None}
@@ -102,7 +110,7 @@ class Registration:
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode (``UNTOLD_CZXID``)."""
         names = await children_if_any(self._store, self._cookies)  # comes with the first bookie
-        return await self._cookies_of(list(map(BookieId, names)))
+        return await self._cookies_of(sorted(self._ids(self._cookies, names)))
 
     async def cookies_now(self, bookies: Collection[BookieId]) -> Mapping[BookieId, Stat]:
         """Those of these bookies, none of them older than this call."""
@@ -120,7 +128,7 @@ class Registration:
         try:
             znode = await self._get(path)
         except UnauthorizedError as error:
-            self._tell_once("cookie.shut_away", bookie, path, error)
+            self._tell_once("cookie.shut_away", path, bookie=bookie, error=str(error))
             return Stat(version=0, czxid=UNTOLD_CZXID)
         return None if znode is None else znode[1]
 
@@ -140,13 +148,24 @@ class Registration:
         lists = (self._available, self._read_only)
         return [self._store.watch(path, events_max=1) for path in lists]
 
-    async def _writable_names(self) -> set[str]:
+    async def _writable_names(self) -> set[BookieId]:
         try:
-            return set(await self._store.children(self._available)) - {READ_ONLY}
+            names = await self._store.children(self._available)
         except NoNodeError as error:
             raise UnavailableError(
                 "the list of bookies is missing", path=self._available
             ) from error
+        return self._ids(self._available, [name for name in names if name != READ_ONLY])
+
+    def _ids(self, parent: str, names: Iterable[str]) -> set[BookieId]:
+        """Those that can be of bookies. What somebody else left there would be taken for one, and be given copies."""
+        bookies = set()
+        for name in names:
+            try:
+                bookies.add(parse_bookie_id(name))
+            except CorruptionError:
+                self._tell_once("registration.no_bookie", f"{parent}/{name}", next_step=NO_BOOKIE)
+        return bookies
 
     async def _find(self, bookie: BookieId, *, is_read_only: bool) -> RegisteredBookie | None:
         """Where it is registered now; None when it is gone.
@@ -181,16 +200,16 @@ class Registration:
     def _shut_away(self, bookie: BookieId, path: str, error: UnauthorizedError) -> RegisteredBookie:
         """It is listed, so that it is there. But as nobody can tell one life of it from the next, it is not to be written
         to (rule S3)."""
-        self._tell_once("registration.shut_away", bookie, path, error)
+        self._tell_once("registration.shut_away", path, bookie=bookie, error=str(error))
         known = self._known.get(path)
         address = parse_address(bookie) if known is None else known.address
         return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
 
-    def _tell_once(self, event: str, bookie: BookieId, path: str, error: UnauthorizedError) -> None:
+    def _tell_once(self, event: str, path: str, **fields: str) -> None:
         """Not at each look."""
-        if path not in self._shut:
-            self._shut.add(path)
-            log.error(event, bookie=bookie, error=str(error))
+        if path not in self._told:
+            self._told.add(path)
+            log.error(event, path=path, **fields)
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
         """None when it is gone. Gets, and no ``exists``: the store joins them, which spares

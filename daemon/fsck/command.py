@@ -18,6 +18,7 @@ from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option
 from daemon.fsck.options import (
     Folder,
     Share,
+    SparkMaster,
     SparkSetting,
     format_option,
     json_option,
@@ -88,6 +89,7 @@ def fsck() -> None:
 )
 @click.option(
     "--master",
+    type=SparkMaster(),
     help="Spark's: local[4], spark://host:7077, yarn ….  [default: spark-submit's, else local[*]]",
 )
 @click.option(
@@ -151,8 +153,6 @@ def run_command(
     Exits 0 when all ledgers are whole (or legally short of a copy), 1 when something is wrong, 2 when it
     was called wrongly, 3 when nothing is known to be wrong but of some ledgers nobody knows.
     """
-    if master == "":  # as of a script's variable that is not set
-        raise click.UsageError("--master is empty; left out, it is local[*]")
     chosen = level_for(level, share)
     settings = settings_for(uri, config)
     log_errors_only(settings)

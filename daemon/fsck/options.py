@@ -63,6 +63,25 @@ class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from c
         return key, setting
 
 
+class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """``local[4]``, ``spark://host:7077``, ``yarn``, or another cluster manager's ``scheme://…``: what Spark would not
+    start for it says in words of its own, and as if something had failed."""
+
+    name = "master"
+    _masters = re.compile(
+        r"local(\[(\*|[1-9][0-9]*)(, *[0-9]+)?\])?|local-cluster\[.+\]|yarn"
+        r"|spark://[^/,\s]+:[0-9]+(,[^/,\s]+:[0-9]+)*|(?!spark:|local:)[a-z][a-z0-9+.-]*://\S+"
+    )
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "":  # as of a script's variable that is not set
+            self.fail("it is empty; left out, it is local[*]", param, ctx)
+        if not self._masters.fullmatch(value):
+            kinds = "local[4], local[*], spark://host:7077, yarn, k8s://https://host:443"
+            self.fail(f"{value!r} is no master that Spark knows, as are {kinds}", param, ctx)
+        return str(value)
+
+
 # Not those of ``daemon.cli``: --output says where results go.
 format_option = click.option(
     "-o",

@@ -3,6 +3,7 @@
 The cluster is asked for what executors cannot know of the settings: where bookies are, and by which rule.
 """
 
+import errno
 import fcntl
 import importlib
 import json
@@ -10,6 +11,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import sys
 import threading
 import time
@@ -34,6 +36,7 @@ from auditor.fsck.running import FsckJob, OnProgress
 from auditor.marking import BothQueues
 from daemon.fsck.forking import started_ahead
 from daemon.local.java import Java
+from daemon.operating.progress import printable
 from daemon.placing import begin_placing, rule_of
 from daemon.settings import Settings
 from daemon.visit import Visit, by_hand, visit
@@ -57,6 +60,7 @@ RACKS_FILE = "racks.json"
 NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
 HUSH_S = 1.0
 """How long a JVM may take to be told to say no more."""
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, whose session is there already."""
 
@@ -102,19 +106,29 @@ def holding_output(folder: Path) -> Iterator[None]:
     """Make the folder, and keep every other run out of it. Raises SettingsError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("a")
+        lock = (folder / LOCK_FILE).open("a+")
     except OSError as error:
         raise SettingsError(f"--output {folder}: cannot be written to: {error.strerror}") from error
     with lock:  # the system takes the lock back from a process that dies
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            lock.seek(0)
+            who = f" ({holder})" if (holder := printable(lock.read(200).strip())) else ""
             raise SettingsError(
-                f"--output {folder}: another run of fsck writes there now"
+                f"--output {folder}: another run of fsck{who} writes there now: wait for its end, or give "
+                "this one a folder of its own"
             ) from error
         except OSError as error:
             raise SettingsError(f"--output {folder}: cannot be locked: {error.strerror}") from error
-        yield
+        try:
+            lock.truncate(0)  # who the last one was
+            os.write(lock.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+        except OSError as error:
+            if error.errno in _FULL and not error.filename:  # a write does not say to where
+                error.filename = str(folder)
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,15 +124,16 @@ async def _naming(cluster: Visit, bookie: BookieId, *, ignores_unreadable: bool)
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
     marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
+    ledger_ids = tuple(sorted(each.ledger_id for each in scan.endangered))
     if doubtful and not ignores_unreadable:
+        others = f", once the copies of {counted(len(ledger_ids), 'other ledger')} are elsewhere"
         raise UnavailableError(
             "ledgers that cannot be read may name it, so its cookie stays: "
-            f"{await _doubts(cluster, doubtful)}; --ignore-unreadable goes on without them",
+            f"{await _doubts(cluster, doubtful)}; --ignore-unreadable goes on without them"
+            f"{others if ledger_ids else ''}",
             bookie=bookie,
         )
-    return _Naming(
-        ledger_ids=tuple(sorted(each.ledger_id for each in scan.endangered)), doubtful=doubtful
-    )
+    return _Naming(ledger_ids=ledger_ids, doubtful=doubtful)
 
 
 async def _doubts(cluster: Visit, doubtful: Sequence[int]) -> str:

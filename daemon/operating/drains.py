@@ -272,8 +272,8 @@ async def concerns_of_bookies(cluster: Visit, bookies: Sequence[BookieId]) -> li
     concerns = []
     if writable:
         concerns.append(
-            f"{', '.join(writable)} still takes writes, so that new ledgers are put on it: make it "
-            "read-only, by its own HTTP admin server:\n"
+            f"{', '.join(writable)} still take{'s' if len(writable) == 1 else ''} writes, so that new ledgers are "
+            "put there: make it read-only, by its own HTTP admin server:\n"
             "    curl -X PUT -H 'Content-Type: application/json' -d '{\"readOnly\": true}' "
             "http://HOST:PORT/api/v1/bookie/state/readonly\n"
             "  or by forceReadOnlyBookie=true in its settings, and a restart"

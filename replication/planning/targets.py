@@ -30,15 +30,20 @@ SMALL_COPY_BYTES = 1024 * 1024
 
 
 class Bar(enum.Enum):
-    """Why a writable bookie may not take over: in words that follow its number."""
+    """Why a writable bookie may not take over: in words that follow the number of several."""
 
     MEMBER = "already hold this part of the ledger or its open end"
     REFUSED = "refused it"
     SHORT_OF_ROOM = "are short of room"
     DRAINING = "are being drained"
     MAINTENANCE = "are under maintenance"
-    QUARANTINED = "are in quarantine, for they did not answer"
+    QUARANTINED = "are in quarantine, as nothing was answered"
     NOT_LOCAL = "are not this node's (replication.target is local)"
+
+    def told_of(self, count: int) -> str:
+        """As in ``1 is short of room``."""
+        one = self.value.replace("are ", "is ", 1).replace("hold ", "holds ", 1)
+        return f"{count} {one if count == 1 else self.value}"
 
 
 class Targets(Struct, frozen=True, kw_only=True):
@@ -297,5 +302,5 @@ def why_nobody(targets: Targets, taken: Collection[BookieId]) -> str:
     if len(barred) < len(targets.barred) + len(targets.candidates):
         return ""
     counts = {bar: sum(each is bar for each in barred.values()) for bar in Bar}
-    told = [f"{count} {bar.value}" for bar, count in counts.items() if count]
+    told = [bar.told_of(count) for bar, count in counts.items() if count]
     return f"of {len(barred)} writable ones {' and '.join(told)}" if told else "none is writable"

@@ -232,12 +232,13 @@ async def test_an_audit_is_asked_for_again_when_nothing_comes_of_the_first() -> 
 
 @in_virtual_time
 async def test_rule_s8_a_ledger_that_cannot_be_read_keeps_the_cookie_and_is_named() -> None:
-    cluster = await with_ledgers((B2, B3), (B2, B3))
+    cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.kill(B1)
     await cluster.store.set(cluster.manager.path(1), b"", version=-1)
 
     with pytest.raises(
-        UnavailableError, match=r"cannot be read may name it.*: 1\. .*ignore-unreadable"
+        UnavailableError,
+        match=r"cannot be read may name it.*: 1\. .*ignore-unreadable.*once the copies of 1 other ledger",
     ):
         await decommissioned(cluster)
 

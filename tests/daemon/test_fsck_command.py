@@ -118,6 +118,10 @@ def test_without_more_it_looks_at_the_ends_as_fast_as_it_may(
         pytest.param(["--spark-conf", "memory=2g"], id="no setting of Spark's"),
         pytest.param(["--output", ""], id="a folder without a name"),
         pytest.param(["--master", ""], id="a master that a script has not set"),
+        pytest.param(["--master", "foo"], id="a master of no kind"),
+        pytest.param(["--master", "local[x]"], id="a master of x cores"),
+        pytest.param(["--master", "local[0]"], id="a master without cores"),
+        pytest.param(["--master", "spark://host"], id="a master without a port"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_said_to_be_so(
@@ -125,6 +129,28 @@ def test_what_is_asked_for_wrongly_is_said_to_be_so(
 ) -> None:
     assert call_run(tmp_path, *arguments).exit_code == 2
     assert runs.wanted is None
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local",
+        "local[*]",
+        "local[4]",
+        "local[*, 3]",
+        "local-cluster[2,1,1024]",
+        "spark://h1:7077,[::1]:7077",
+        "yarn",
+        "k8s://https://host:443",
+        "k8s://host",
+    ],
+)
+def test_masters_of_every_kind_are_left_to_spark(
+    runs: FakeRuns, tmp_path: Path, master: str
+) -> None:
+    assert call_run(tmp_path, "--master", master).exit_code == 0
+    assert runs.wanted is not None
+    assert runs.wanted.master == master
 
 
 def test_the_address_on_the_command_line_wins() -> None:

@@ -3,6 +3,8 @@
 import errno
 import fcntl
 import json
+import os
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from auditor.fsck.results.rows import SCHEMA
 from auditor.fsck.results.run_folder import RunFolder
 from auditor.fsck.results.summary import Summary
 from daemon.fsck import command as fsck_command
-from daemon.fsck.running import Marked, holding_output
+from daemon.fsck.running import LOCK_FILE, Marked, holding_output
 from daemon.settings import Settings
 from ledgers.errors import CorruptionError, RejectedError, SettingsError, UnavailableError
 from tests.daemon.fsck_calls import LOST, URI, FakeRuns, call, call_run, failing, fake_runs
@@ -36,10 +38,31 @@ def test_two_runs_do_not_write_to_one_folder(
 
     with holding_output(tmp_path):
         assert failing(monkeypatch, *arguments) == 2
-    assert "another run of fsck writes there now" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert (
+        f"another run of fsck (process {os.getpid()} on {socket.gethostname()}) writes there now"
+        in said
+    )
     assert runs.wanted is None
 
     assert failing(monkeypatch, *arguments) == 0, "the lock goes with the run"
+
+
+def test_a_run_that_left_no_name_keeps_others_out_all_the_same(tmp_path: Path) -> None:
+    with holding_output(tmp_path):
+        os.truncate(tmp_path / LOCK_FILE, 0)
+
+        with pytest.raises(SettingsError, match="another run of fsck writes there now"):
+            holding_output(tmp_path).__enter__()
+
+
+def test_a_full_disk_is_told_with_its_folder(runs: FakeRuns, tmp_path: Path) -> None:
+    runs.raises = OSError(errno.ENOSPC, "No space left on device")
+
+    said = call_run(tmp_path)
+
+    assert isinstance(said.exception, OSError)
+    assert said.exception.filename == str(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_starts(

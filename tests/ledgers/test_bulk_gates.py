@@ -352,9 +352,8 @@ def test_only_small_transfers_pass_together(
     async def act(scene: Scene) -> None:
         scene.fill(range(count), payload=bytes(entry_bytes))
         for name in ("_spread", "_spread_singly"):
-            pace = getattr(scene.bulk, name)
-            pace.set(entries_per_s=1, bytes_per_s=0)
-            pace.take(cast(AnyReading, Copying(Pace())), 1)  # the first passes always
+            getattr(scene.bulk, name).set(entries_per_s=1, bytes_per_s=0)
+            getattr(scene.bulk, name).take(Copying(Pace()), 1)  # the first passes always
         shape = scene.runs if in_runs else scene.halves
         copying = asyncio.create_task(scene.run(shape(count, entry_bytes_hint=entry_bytes)))
         await scene.run(shape(count, target=None))  # as long as the copy would take
@@ -363,10 +362,8 @@ def test_only_small_transfers_pass_together(
         assert copying.done() is (pace_name is None)
         if pace_name is not None:
             getattr(scene.bulk, pace_name).set(entries_per_s=0, bytes_per_s=0)
-        result = await asyncio.wait_for(
-            copying, count / 2
-        )  # the other pace, if any, would hold it longer
-        assert result.entry_count == count
+        # The other pace would hold it longer.
+        assert (await asyncio.wait_for(copying, count / 2)).entry_count == count
 
     play(act, yields=True, reads_batches=True)
 

@@ -64,7 +64,7 @@ def test_rule_s11_where_nobody_has_room_it_waits_and_says_why() -> None:
 
     assert blocked.reason is Reason.NO_TARGET
     assert "of 4 writable ones 3 already hold this part of the ledger" in blocked.detail
-    assert "1 are short of room" in blocked.detail
+    assert "1 is short of room" in blocked.detail
 
 
 def test_rule_s11_what_a_live_bookie_lacks_it_is_given_where_there_is_room_for_that() -> None:

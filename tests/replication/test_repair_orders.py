@@ -80,7 +80,7 @@ async def test_rule_s16_what_a_draining_bookie_lacks_is_never_written_back_to_it
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
     assert "2 already hold" in outcome.detail
-    assert "1 are being drained" in outcome.detail
+    assert "1 is being drained" in outcome.detail
     assert cluster.bookies.copied_count == 0
     await assert_still_marked(cluster)
 

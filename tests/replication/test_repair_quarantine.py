@@ -85,7 +85,7 @@ async def test_when_only_quarantine_leaves_no_target_the_ledger_waits_for_its_en
             outcome = await node.repairer.repair(await node.take(ledger_id))
 
             assert outcome.reason is Reason.NO_TARGET
-            assert "1 are in quarantine" in outcome.detail
+            assert "1 is in quarantine" in outcome.detail
             assert outcome.retry_at_ms is not None
             assert 0 < outcome.retry_at_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
 

@@ -160,7 +160,7 @@ async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
 
     assert why_nobody(found, {B1, B2, B3}) == (
         "of 6 writable ones 3 already hold this part of the ledger or its open end and "
-        "1 refused it and 1 are short of room and 1 are being drained"
+        "1 refused it and 1 is short of room and 1 is being drained"
     )
 
 

@@ -153,7 +153,7 @@ async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
         ),
         pytest.param(
             False,
-            "of 3 writable ones 2 already hold this part of the ledger or its open end and 1 are being drained",
+            "of 3 writable ones 2 already hold this part of the ledger or its open end and 1 is being drained",
             "; add a bookie",
             id="one refuses",
         ),
