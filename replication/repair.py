@@ -119,6 +119,10 @@ class Repairer:
                 self._bad_sources.remember(take.ledger_id, memory.bad_sources)
         return replace(outcome, bad_sources=frozenset(memory.bad_sources))
 
+    def found_bad(self, ledger_id: int) -> frozenset[BookieId]:
+        """Whose copies the last try found bad, of a ledger that is not done."""
+        return self._bad_sources.of(ledger_id)
+
     async def _go_through_rounds(
         self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
     ) -> Outcome:

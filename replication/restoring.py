@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ledgers.clock import Clock
 from ledgers.errors import (
+    ConflictError,
     CorruptionError,
     LockLostError,
     NodeExistsError,
@@ -26,16 +27,19 @@ from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.store import Check, Create, MetadataStore, MultiFailed, SetData, Stat
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.membership import ensure
-from replication.cluster.own_state import own_path, waiting_path
+from replication.cluster.own_state import own_path
 from replication.journal import JournalRecord
 from replication.planning.copy_doubts import copy_doubts
 from replication.planning.survey import OpenEnd, Surveyor
 from replication.queue import payloads
 from replication.queue.lock_by_hand import Tell, locked
 from replication.queue.payloads import Mark
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote, WaitingNotes
 
 MARK_TRIES_MAX = 5
-"""Each fails only when a worker tidies the mark's empty directories away at that very moment."""
+"""Each fails only when a worker tidies the mark's empty directories away at that very moment, or the leader adds to it."""
+_CHANGED = NodeExistsError | NoNodeError | ConflictError
 
 
 class RestoreRefusedError(RejectedError):
@@ -172,10 +176,27 @@ class Restorer:
             write = await self._manager.put_back_operation(
                 ledger_id, record.before, present=found.present, version=found.stat.version
             )
-            await self._write_and_mark(ledger_id, [session, lock], write)
-            with suppress(NoNodeError):  # what was in the way of its repair is not so any more
-                await self._store.delete(waiting_path(self._ur, ledger_id))
+            guards = [session, lock]
+            # What was in the way of its repair is not so any more. Before the mark: who takes that must know.
+            suspicion = self._suspicion(found, holder=holder)
+            await WaitingNotes(self._store, self._ur).let_go(
+                ledger_id, guards=guards, beside=suspicion
+            )
+            await self._write_and_mark(ledger_id, guards, write)
             return found
+
+    def _suspicion(self, found: Restoring, *, holder: str) -> WaitingNote | None:
+        """Whom bookies spoke against is read whole: its ends may be there, and entries between them not."""
+        if not found.copy_doubts:
+            return None
+        return WaitingNote(
+            ledger_id=found.record.ledger_id,
+            reason=Reason.LEFT_TO_OTHERS,
+            detail=f"its metadata was put back by hand, though {'; '.join(found.copy_doubts)}",
+            node=holder,
+            since_ms=self._clock.wall_ms(),
+            bad_sources=found.named_again,
+        )
 
     async def _copy_doubts(self, found: Restoring) -> list[str]:
         """Whoever would be named again is asked for every entry."""
@@ -206,16 +227,18 @@ class Restorer:
                         "our session or our lock is gone", ledger_id=ledger_id
                     ) from failure
                 is_of_mark = failure.index > len(guards)
-                if not is_of_mark or not isinstance(failure.cause, NodeExistsError | NoNodeError):
+                if not is_of_mark or not isinstance(failure.cause, _CHANGED):
                     raise failure.cause from failure
         raise UnavailableError("its mark's directories keep changing", ledger_id=ledger_id)
 
-    async def _mark_operations(self, ledger_id: int) -> list[Create]:
-        """Nothing to do where it is marked: nobody unmarks it while the lock is ours (rule S6)."""
+    async def _mark_operations(self, ledger_id: int) -> list[Create | SetData]:
+        """Where it is marked that stays, as nobody unmarks it while the lock is ours (rule S6). It is written anew as it is:
+        whoever read it, and the ledger's note, before takes it no more."""
         path = payloads.mark_path(own_path(self._ur), ledger_id)
         directory = path.rpartition("/")[0]
-        if await self._store.exists(path) is not None:
-            return []
+        with suppress(NoNodeError):
+            data, stat = await self._store.get(path)
+            return [SetData(path=path, data=data, version=stat.version)]
         mark = Create(path=path, data=payloads.mark_to_bytes(Mark(ctime_ms=self._clock.wall_ms())))
         if await self._store.exists(directory) is not None:  # a crash left it behind
             return [mark]

@@ -14,6 +14,7 @@ from prometheus_client import Counter
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, RejectedError, SessionLostError, UnavailableError
+from ledgers.metadata import BookieId
 from ledgers.operations.tasks import wait_woken, wake_on
 from replication.cluster.cluster_view import ViewSource
 from replication.outcome import Outcome, OutcomeKind
@@ -234,7 +235,24 @@ class ReplicationWorker:
     async def _hold(self, held: Holding, slots: Slots) -> None:
         if not await self._see_to_its_end(held, slots):
             self._waiting.put_off_failed(held.take.queued, held.world)
+            if found_bad := self._repairer.found_bad(held.ledger_id) - held.bad_sources:
+                await self._tell_of(found_bad, held, slots)
             await self._queue.give_back(held.take)
+
+    async def _tell_of(self, found_bad: frozenset[BookieId], held: Holding, slots: Slots) -> None:
+        """Before the ledger is given back, though its repair broke off."""
+        is_told = await self._waiting.tell_of_bad_sources(held, found_bad)
+        while True:
+            try:
+                await self._make_known(held, slots, is_told=is_told)
+                return
+            except SessionLostError:
+                raise
+            except LockLostError:
+                return
+            except (UnavailableError, RejectedError) as error:
+                log.warning("lock.kept", ledger_id=held.ledger_id, error=str(error))
+            await self._clock.sleep(TELL_AGAIN_S)
 
     async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
         """Repair, conclude; False when that was cut short and the lock may still be ours."""

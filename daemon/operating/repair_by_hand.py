@@ -31,7 +31,7 @@ from replication.queue.batching import Batcher
 from replication.queue.given_ledgers import GivenLedgers
 from replication.queue.listing import marked_ledger_ids, read_marks
 from replication.reasons import Reason
-from replication.waiting.notes import WaitingNote, WaitingNotes, WaitingNotesWriter
+from replication.waiting.notes import WaitingNote, WaitingNotes
 from replication.waiting.unproven_ends import UnprovenEnd, unproven_among
 
 POLL_S = 0.5
@@ -137,11 +137,11 @@ async def mark_for_repair(
     """In our own queue. What some node noted of a ledger's next try is not waited for any more."""
     marker = Marker(session.store, batcher, own_path(session.ur), session.clock)
     await marker.mark_all(ledgers)
-    notes = WaitingNotesWriter(session.store, batcher, session.ur)
+    notes = WaitingNotes(session.store, session.ur)
     noted = await notes.ledger_ids()
     waiting = [ledger.ledger_id for ledger in ledgers if ledger.ledger_id in noted]
     for ledger_id in waiting:
-        await notes.delete(ledger_id)
+        await notes.let_go(ledger_id, guards=[session.membership.guard.check])
     if waiting:
         await order_tries(waiting, session.store, session.ur, session.clock)
 

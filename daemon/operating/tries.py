@@ -1,19 +1,20 @@
 """Having a marked ledger tried at once, when its world has changed in a way that no node sees by itself.
 
-What it waits for stands in its note, and in what each node remembers of it. So the note goes, and an order that all
-nodes follow tells them to forget it.
+What it waits for stands in its note, and in what each node remembers of it. So the note binds nobody any more, and an
+order that all nodes follow tells them to forget it.
 """
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from ledgers.clock import Clock
-from ledgers.errors import ConflictError, NoNodeError
-from ledgers.store import Check, Delete, MetadataStore, MultiFailed
+from ledgers.errors import ConflictError
+from ledgers.store import Check, MetadataStore
 from replication.cluster.order_book import OrderBook, tries_place
 from replication.cluster.orders import TriesOrder
-from replication.cluster.own_state import own_path, waiting_path
+from replication.cluster.own_state import own_path
 from replication.queue.listing import read_marks
+from replication.waiting.notes import WaitingNotes
 
 GIVES_MAX = 10
 """Others may order tries at the same moment; who loses so often leaves the ledger to its next try."""
@@ -22,14 +23,13 @@ GIVES_MAX = 10
 async def try_now(
     ledger_id: int, store: MetadataStore, ur: str, *, guards: Sequence[Check], clock: Clock
 ) -> None:
-    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule S3)."""
+    """Nothing happens to one that is not marked. ``guards``: prove that the caller holds it (rule S3).
+
+    Raises LockLostError when they do not.
+    """
     if not await _is_marked(ledger_id, store, ur):
         return
-    try:
-        await store.multi([*guards, Delete(path=waiting_path(ur, ledger_id))])
-    except MultiFailed as failure:
-        if failure.index < len(guards) or not isinstance(failure.cause, NoNodeError):
-            raise failure.cause from failure
+    await WaitingNotes(store, ur).let_go(ledger_id, guards=guards)
     await order_tries([ledger_id], store, ur, clock)
 
 
@@ -40,7 +40,7 @@ async def _is_marked(ledger_id: int, store: MetadataStore, ur: str) -> bool:
 async def order_tries(
     ledger_ids: Iterable[int], store: MetadataStore, ur: str, clock: Clock
 ) -> None:
-    """Whose notes are gone: the nodes are to forget them."""
+    """Whose notes bind nobody any more: the nodes are to forget them."""
     ledger_ids = list(ledger_ids)
     book, place = OrderBook(store, ur), tries_place(ur)
     for _ in range(GIVES_MAX):

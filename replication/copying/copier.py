@@ -65,6 +65,9 @@ class BadSources:
     def __init__(self) -> None:
         self._of: dict[int, frozenset[BookieId]] = {}
 
+    def of(self, ledger_id: int) -> frozenset[BookieId]:
+        return self._of.get(ledger_id, frozenset())
+
     def pop(self, ledger_id: int) -> frozenset[BookieId]:
         return self._of.pop(ledger_id, frozenset())
 

@@ -13,10 +13,25 @@ from typing import Any, Self
 
 import structlog
 
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
+from ledgers.errors import (
+    ConflictError,
+    CorruptionError,
+    LockLostError,
+    NodeExistsError,
+    NoNodeError,
+    UnauthorizedError,
+)
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import gather_in_parts
-from ledgers.store import ANY_VERSION, Create, Delete, MetadataStore, SetData
+from ledgers.store import (
+    ANY_VERSION,
+    Check,
+    Create,
+    Delete,
+    MetadataStore,
+    MultiFailed,
+    SetData,
+)
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import (
     OPEN_UP,
@@ -37,6 +52,8 @@ from replication.waiting.world import World
 log = structlog.get_logger()
 
 READS_AT_ONCE = 500
+LET_GO_TRIES_MAX = 5
+"""Whoever writes the note anew so often tries the ledger anyway."""
 BINDING_MAX_MS = 86_400_000
 """However far ahead a note sets the next try (a clock may be wrong): after a day somebody looks."""
 
@@ -75,6 +92,19 @@ class WaitingNote:
         leader adds bookies to one that stands.
         """
         return self.mzxid is not None and self.mzxid < mark_czxid
+
+    def let_go(self) -> Self:
+        """The ledger is to be tried at once, whatever was in the way. What the note tells of bad sources stays: who does
+        not know of them takes the ledger for whole by its ends.
+        """
+        return replace(
+            self,
+            reason=Reason.LEFT_TO_OTHERS,
+            detail=f"to be tried at once: {', '.join(sorted(self.bad_sources))} are to be read whole",
+            tries=1,
+            next_try_ms=0,
+            world=None,
+        )
 
     def wait_ms(self, *, now_ms: int, world: World) -> int:
         """How long the ledger is still to be left alone in such a world; 0: not at all."""
@@ -175,10 +205,59 @@ class WaitingNotes:
             return None
         return replace(note, mzxid=stat.mzxid, written_ms=stat.mtime_ms)
 
+    async def version(self, ledger_id: int) -> int | None:
+        """Of its znode; None where there is none."""
+        stat = await self._store.exists(waiting_path(self._ur, ledger_id))
+        return None if stat is None else stat.version
+
     async def read_all(self, ledger_ids: Sequence[int]) -> list[WaitingNote]:
         """Those of the ledgers' notes that can be read, in order."""
         notes = await gather_in_parts(self.read, ledger_ids, at_once=READS_AT_ONCE)
         return [note for note in notes if note is not None]
+
+    async def let_go(
+        self, ledger_id: int, *, guards: Sequence[Check], beside: WaitingNote | None = None
+    ) -> None:
+        """Its note binds nobody any more, and goes unless it tells of bad sources, or ``beside`` does.
+
+        ``guards``: prove that the caller may (rule S3). Raises LockLostError when they do not.
+        """
+        path = waiting_path(self._ur, ledger_id)
+        for _ in range(LET_GO_TRIES_MAX):
+            operation = await self._letting_go(path, ledger_id, beside)
+            if operation is None:
+                return
+            try:
+                await self._store.multi([*guards, operation])
+                return
+            except MultiFailed as failure:
+                if failure.index < len(guards):
+                    raise LockLostError(
+                        "our session or our lock is gone", ledger_id=ledger_id
+                    ) from failure
+                if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
+                    raise failure.cause from failure
+
+    async def _letting_go(
+        self, path: str, ledger_id: int, beside: WaitingNote | None
+    ) -> Create | SetData | Delete | None:
+        left, version = beside, ANY_VERSION
+        try:
+            data, stat = await self._store.get(path)
+            version = stat.version
+            note = WaitingNote.from_record(ledger_id, parse_record(data))
+        except NoNodeError:
+            return None if left is None else Create(path=path, data=left.to_json())
+        except (CorruptionError, UnauthorizedError):  # it tells nobody anything
+            pass
+        else:
+            if left is not None:
+                left = replace(left, bad_sources=left.bad_sources | note.bad_sources)
+            elif note.bad_sources:
+                left = note.let_go()
+        if left is None:
+            return Delete(path=path, version=version)
+        return SetData(path=path, data=left.to_json(), version=version)
 
 
 class WaitingNotesWriter(WaitingNotes):
@@ -201,13 +280,14 @@ class WaitingNotesWriter(WaitingNotes):
             await ensure(self._store, waiting_path(self._ur))
             await self._commit(create)
 
-    async def delete(self, ledger_id: int) -> None:
-        await self._commit(Delete(path=waiting_path(self._ur, ledger_id)))
+    async def delete(self, ledger_id: int, *, version: int = ANY_VERSION) -> None:
+        """Nothing happens to one that stands at another version."""
+        await self._commit(Delete(path=waiting_path(self._ur, ledger_id), version=version))
 
     async def _commit(self, operation: Create | SetData | Delete) -> bool:
-        """False when the note was there, or gone, already: another node's hand."""
+        """False when the note was there, or gone, already, or is another: another node's hand."""
         try:
             await self._batcher.apply(operation)
-        except (NodeExistsError, NoNodeError):
+        except (NodeExistsError, NoNodeError, ConflictError):
             return False
         return True

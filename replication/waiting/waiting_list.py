@@ -200,6 +200,21 @@ class WaitingList:
         assert held.note is not None, held
         return await self._told(self._notes.write(held.note))
 
+    async def tell_of_bad_sources(self, held: Holding, found_bad: Collection[BookieId]) -> bool:
+        """Its repair broke off: whoever tries it next, at any time, must know of these. False where no other node could
+        be told."""
+        before = held.note or WaitingNote(
+            ledger_id=held.ledger_id,
+            reason=Reason.LEFT_TO_OTHERS,
+            detail=f"its repair broke off; {', '.join(sorted(found_bad))} lack some of what they should have",
+            node=self._node,
+            since_ms=self._clock.wall_ms(),
+        )
+        note = replace(before, bad_sources=before.bad_sources.union(held.bad_sources, found_bad))
+        is_likely_there = held.note is not None or held.has_old_note
+        held.note = note
+        return await self._told(self._notes.write(note, is_likely_there=is_likely_there))
+
     async def tell_of_grace(self, held: Holding, outcome: Outcome, *, grace_s: float) -> None:
         """It waits under our lock: should we die, others need not wait for anything.
 
@@ -243,10 +258,14 @@ class WaitingList:
         that are known by now."""
         noted = sorted(await self._notes.ledger_ids())
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
-        are_marked = await asyncio.gather(*map(queue.is_marked, some))
-        gone = [i for i, is_marked in zip(some, are_marked, strict=True) if not is_marked]
-        await asyncio.gather(*(self._told(self._notes.delete(i)) for i in gone))
+        await asyncio.gather(*(self._tidy_one(ledger_id, queue) for ledger_id in some))
         await self._ends.tidy(self._rng)
+
+    async def _tidy_one(self, ledger_id: int, queue: Queue) -> None:
+        """Its version first: one that is written since tells of another mark."""
+        version = await self._notes.version(ledger_id)
+        if version is not None and not await queue.is_marked(ledger_id):
+            await self._told(self._notes.delete(ledger_id, version=version))
 
     def _defer(
         self,

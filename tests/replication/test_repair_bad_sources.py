@@ -4,15 +4,19 @@ A check asks for ends alone, so that it would call such a copy good, and the mar
 """
 
 import asyncio
+import itertools
+from dataclasses import replace
 
 import pytest
 
 from ledgers.bookies import Answer
-from ledgers.errors import BookmenderError, QuotaError, UnknownOutcomeError
+from ledgers.errors import BookmenderError, QuotaError, UnavailableError, UnknownOutcomeError
+from ledgers.manager import VersionedMetadata
 from replication.cluster.own_state import own_path, waiting_path
 from replication.outcome import OutcomeKind
 from replication.queue import payloads
-from replication.reasons import Reason
+from replication.reasons import Blocked, Reason
+from replication.waiting.notes import WaitingNote, WaitingNotes
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working
@@ -134,6 +138,77 @@ async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> 
 
     assert await cluster.marked() == [LEDGER]
     await assert_mended_once_it_may_be(cluster)
+
+
+@pytest.mark.parametrize("error", [UnavailableError, ZeroDivisionError])
+@in_virtual_time
+async def test_a_repair_that_breaks_off_afterwards_tells_of_them(error: type[Exception]) -> None:
+    cluster = await with_gaps()
+    async with cluster.node("one") as one:
+        find, calls = one.repairer._surveyor.find, itertools.count()
+
+        async def break_off(ledger_id: int) -> VersionedMetadata | Blocked | None:
+            if next(calls) == 1:
+                raise error("broken off")
+            return await find(ledger_id)
+
+        one.repairer._surveyor.find = break_off  # type: ignore[method-assign]
+        async with working(one):
+            await asyncio.sleep(1)
+        assert next(calls) == 2, "it was not tried again"
+        assert await cluster.locked() == []
+    async with cluster.node("two") as two, working(two):
+        await asyncio.sleep(100)
+
+    assert await cluster.marked() == [LEDGER]
+    await assert_mended_once_it_may_be(cluster)
+
+
+@in_virtual_time
+async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -> None:
+    cluster = await with_gaps()
+    async with cluster.node("one") as node, working(node):
+        await asyncio.sleep(20)
+    notes = WaitingNotes(cluster.store, UR)
+    noted = await notes.read(LEDGER)
+    assert noted is not None
+    assert noted.reason.needs_help
+
+    await notes.let_go(LEDGER, guards=())
+
+    left = await notes.read(LEDGER)
+    assert left is not None
+    assert left.bad_sources == noted.bad_sources == {B3}
+    assert not left.reason.needs_help, "who waits for the try would take it for its outcome"
+    async with cluster.node("two") as node, working(node):
+        await asyncio.sleep(1)
+        again = await notes.read(LEDGER)
+    assert again is not None
+    assert again.reason is noted.reason, "it was tried at once"
+    assert await cluster.marked() == [LEDGER]
+    await assert_mended_once_it_may_be(cluster)
+
+
+@in_virtual_time
+async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    note = WaitingNote(
+        ledger_id=LEDGER, reason=Reason.NO_TARGET, detail="so it is", node="host-a", since_ms=0
+    )
+    async with cluster.node() as node:
+        await node.notes.write(note)
+
+        async def was_not_marked(ledger_id: int) -> bool:
+            """It is marked, tried and given back while the answer is on its way."""
+            await node.notes.write(replace(note, bad_sources=frozenset({B3})))
+            return False
+
+        node.queue.is_marked = was_not_marked  # type: ignore[method-assign]
+        await node.worker._waiting.tidy(node.queue)
+
+        left = await node.notes.read(LEDGER)
+    assert left is not None
+    assert left.bad_sources == {B3}
 
 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])

@@ -78,10 +78,20 @@ async def test_a_member_that_drains_is_no_reason_to_ask() -> None:
     assert await undoing.cluster.ensembles() == [(B1, B2, B3)]
 
 
+@pytest.mark.parametrize("is_marked", [False, True], ids=["unmarked", "marked"])
+@pytest.mark.parametrize("happens", [wiped, collected])
 @in_virtual_time
-async def test_what_was_put_back_by_force_is_mended_by_the_nodes() -> None:
+async def test_what_was_put_back_by_force_is_mended_by_the_nodes(
+    happens: Callable[[Cluster], Awaitable[None]], is_marked: bool
+) -> None:
     undoing = await repaired()
-    await wiped(undoing.cluster)
+    await happens(undoing.cluster)
+    if is_marked:
+        await undoing.cluster.store.create(
+            payloads.mark_path(OWN, LEDGER),
+            payloads.mark_to_bytes(payloads.Mark(ctime_ms=1)),
+            with_parents=True,
+        )
 
     await undoing.undo(undoing.records[0], is_forced=True)
 
