@@ -174,10 +174,10 @@ class Auditor:
         """Audit if there is a reason to; returns after how many seconds to look again at the latest."""
         self._wake.clear()
         view = await self._views.refresh() if self._is_overruled else self._views.current
+        self._see(view)  # first: who is seen to be away only now is meant, too
         if self._is_overruled:
             self._is_overruled = False
             self._absences.overrule()
-        self._see(view)
         self._is_held = await self._holds.keep(
             view,
             self._absences.named_since_s(self._keeper),

@@ -145,7 +145,7 @@ class Findings:
                 seen_count = await self.sweep()
             except SessionLostError:
                 raise
-            except UnavailableError as error:  # what is left goes with the next one
+            except (UnavailableError, UnauthorizedError) as error:  # its rest goes with the next
                 log.warning("findings.sweep_failed", error=str(error), retry_s=SWEEP_S)
 
     async def sweep(self) -> int:

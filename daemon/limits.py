@@ -13,6 +13,7 @@ from ledgers.answers import until_answered
 from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, Budgets, reads_in_flight_max
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.clock import Clock
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Membership
@@ -96,7 +97,10 @@ async def keep_to_our_share(
     async with aclosing(_each_in_force(settings, views, every_s=SHARES_INTERVAL_S)) as in_force:
         async for limits in in_force:
             reader_count = await until_answered(
-                membership.reader_count, event="readers.uncounted", clock=clock
+                membership.reader_count,
+                event="readers.uncounted",
+                clock=clock,
+                errors=(UnavailableError, UnauthorizedError),
             )
             budgets.reads_in_flight_max = reads_in_flight_max(
                 min(count_max, limits.reads_in_flight_per_bookie), reader_count=reader_count

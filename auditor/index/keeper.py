@@ -85,7 +85,7 @@ class IndexKeeper(Changing):
         self._own_writes = own_writes or OwnWrites()
         self.index = LedgerIndex()
         self.completed_count = 0
-        """Grows when all of the index is to be looked at: scans are completed, or more was touched
+        """Grows when all of the index is to be looked at: all that can be read was read, or more was touched
         than is remembered. 0 means that the index is still being built."""
         self.refusal: UnauthorizedError | None = None
         """Why no scan can be completed: what ACLs shut away. It is tried again, and again."""
@@ -204,21 +204,29 @@ class IndexKeeper(Changing):
     # --- Scans -------------------------------------------------------------------------------------
 
     async def _scan_what_is_due(self) -> None:
+        is_second_try = False
         while True:
             await self._wait_due()
             try:
                 await self._retrying(self._scan_trees, "all metadata", errors=UnavailableError)
             except UnauthorizedError as error:
-                await self._wait_opened(error)
+                if len(self.index) and not is_second_try:
+                    self._count_scan()  # what can be read was read: whoever is named there is to be seen to
+                is_second_try = await self._wait_opened(error)
+            else:
+                is_second_try = False
 
-    async def _wait_opened(self, error: UnauthorizedError) -> None:
-        """All else of the tree was read, which is dear: it is due again when something else is, or after a while."""
+    async def _wait_opened(self, error: UnauthorizedError) -> bool:
+        """All else of the tree was read, which is dear: it is due again when something else is (False), or after a
+        while."""
         retry_s = UNREADABLE_AGAIN_S if self._is_told else self._rescan_interval_s
         log.warning("index.shut_away", error=str(error), retry_s=retry_s)
         self._has_due.clear()
-        if not await wait_woken(self._has_due, timeout_s=retry_s) and not self._is_told:
+        is_woken = await wait_woken(self._has_due, timeout_s=retry_s)
+        if not (is_woken or self._is_told):
             self.rescan()
         self._has_due.set()
+        return not is_woken and self._is_told
 
     async def _wait_due(self) -> None:
         timeout_s = None if self._is_told else self._rescan_interval_s
@@ -228,8 +236,8 @@ class IndexKeeper(Changing):
     async def _scan_trees(self) -> None:
         """All that are due, one after the other. One that fails stays due.
 
-        The rest goes on where ACLs shut a directory away; as nobody knows what lies there, the scan is
-        not completed by that.
+        The rest goes on where ACLs shut a directory away; as nobody knows what lies there, the index is
+        not complete by that. Raises UnauthorizedError then, once all else was read.
         """
         if self._unwatched or not self._is_listed:
             self._has_due.clear()
@@ -258,6 +266,9 @@ class IndexKeeper(Changing):
         self._has_due.clear()  # set also by what became due meanwhile, and has been scanned
         self._report(progress, strays)
         self.refusal = None
+        self._count_scan()
+
+    def _count_scan(self) -> None:
         self.completed_count += 1
         self._tell([])
 

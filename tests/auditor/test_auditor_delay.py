@@ -1,6 +1,7 @@
 """The recovery delay and the disable switch: when the auditor acts on what it knows."""
 
 import asyncio
+import itertools
 
 import pytest
 from structlog.testing import capture_logs
@@ -24,6 +25,7 @@ from tests.auditor.scenes import (
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import UR
+from tests.virtual_time import LoopClock
 
 # --- The recovery delay ---------------------------------------------------------------------------
 
@@ -154,6 +156,30 @@ async def test_as_with_java_a_delay_written_unchanged_asks_not_to_wait_any_longe
         await asyncio.sleep(3605)
         assert await cluster.marked() == [0, 1]
         assert len(audits) == 2
+
+
+class TickingClock(LoopClock):
+    """No two looks at it give the same time, as of a real one."""
+
+    def __init__(self) -> None:
+        self._ticks = itertools.count()
+
+    def now_s(self) -> float:
+        return super().now_s() + next(self._ticks) * 1e-6
+
+
+@in_virtual_time
+async def test_who_is_seen_to_be_away_only_when_it_is_asked_for_is_not_waited_for_either() -> None:
+    cluster = await with_ledgers((B1, B3))
+    cluster.clock = TickingClock()
+    async with leading(cluster, settings=delayed(3600)) as leader:
+        await leader.auditor.run_once()
+        await cluster.kill(B1)
+        leader.auditor._is_overruled = True
+
+        await leader.auditor.run_once()
+
+        assert await cluster.marked() == [0]
 
 
 @pytest.mark.compat(

@@ -22,7 +22,7 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time, until
+from tests.replication.cluster import in_virtual_time, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import ROOT, UR
 from tests.replication.overload import overload, overloaded
@@ -64,6 +64,20 @@ async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -
 
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0, 2]
+
+
+@in_virtual_time
+async def test_a_directory_that_acls_shut_away_keeps_no_other_ledger_from_being_marked() -> None:
+    """Though the index is never complete, and its bookie was lost before it was built."""
+    cluster = await with_ledgers((B1, B2))
+    await cluster.write_ledger((B1, B2), ledger_id=10_000)
+    await cluster.kill(B1)
+    async with auditing(cluster) as leader:
+        shut_out(leader.store, f"{ROOT}/00/0000")
+
+        assert await marked_soon(cluster) == [10_000]
+
+        assert not leader.keeper.is_complete
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])

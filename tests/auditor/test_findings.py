@@ -240,6 +240,24 @@ async def test_a_finding_that_acls_shut_away_ends_no_sweep() -> None:
 
 
 @in_virtual_time
+async def test_where_acls_shut_all_of_them_away_the_leader_goes_on() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, UR, cluster.clock)
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+        shut = shut_out(leader.store, findings_path(UR))
+        sweeping = asyncio.create_task(findings.run())
+        await asyncio.sleep(3 * SWEEP_S)
+        assert not sweeping.done()
+
+        shut.clear()
+        await asyncio.sleep(3 * SWEEP_S)
+        sweeping.cancel()
+
+    assert await read_findings(cluster.store, UR, [7]) == {}
+
+
+@in_virtual_time
 async def test_no_clock_that_is_ahead_of_zookeepers_makes_a_finding_old() -> None:
     cluster = await Cluster.start()
     async with leading(cluster) as leader:

@@ -1,6 +1,7 @@
 """Limits that are set for all nodes at once, over what their settings say."""
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 import click
@@ -21,6 +22,7 @@ from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.errors import CorruptionError
+from ledgers.memory.store import MemoryStore
 from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, limits_place
 from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
@@ -30,7 +32,7 @@ from replication.settings import ReplicationSettings
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.nodes import UR, node_info
 from tests.replication.overload import overload
 
@@ -273,8 +275,18 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
             task.cancel()
 
 
+@pytest.mark.parametrize(
+    "hide",
+    [
+        pytest.param(lambda store: overload(store, nodes_path(UR)), id="overloaded"),
+        pytest.param(lambda store: shut_out(store, nodes_path(UR)), id="nodes are shut away"),
+        pytest.param(lambda store: shut_out(store, fsck_executors_path(UR)), id="so is fsck"),
+    ],
+)
 @in_virtual_time
-async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_counted() -> None:
+async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_counted(
+    hide: Callable[[MemoryStore], set[str]],
+) -> None:
     cluster = await Cluster.start()
     settings, budgets = Settings(metadata_service_uri=URI), Budgets()
     here, place = OrderBook(cluster.store, UR), limits_place(UR)
@@ -284,13 +296,14 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
         )
         await here.give(place, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
         await asyncio.sleep(SOON_S)
-        throttled = overload(node.store, nodes_path(UR))
+        await cluster.store.create(fsck_executors_path(UR), with_parents=True)
+        hidden = hide(node.store)
         for number in range(8):
             await Membership.join(cluster.store, UR, node_info(f"reader-{number}", Half.HAND))
         await asyncio.sleep(5 * SHARES_INTERVAL_S)
         assert budgets.reads_in_flight_max == 500
 
-        throttled.clear()
+        hidden.clear()
         await asyncio.sleep(2 * SHARES_INTERVAL_S)
         assert budgets.reads_in_flight_max == 2_000 // 10
         keeping.cancel()
