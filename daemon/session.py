@@ -77,7 +77,7 @@ async def open_session(
 
     Raises UnavailableError (no such cluster, too), SettingsError (another layout), UnauthorizedError.
     """
-    store = await open_store(settings)
+    store = await open_store(settings, ends_with_loop=True)
     try:
         store.requests_per_s = settings.zookeeper.requests_per_s
         session = await _join(store, settings, half, journal)

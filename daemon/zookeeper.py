@@ -5,13 +5,14 @@ from ledgers.errors import UnavailableError
 from ledgers.zookeeper.store import ZooKeeperStore
 
 
-async def open_store(settings: Settings) -> ZooKeeperStore:
-    """A new session. Raises UnavailableError that names the servers asked and the setting with them."""
+async def open_store(settings: Settings, *, ends_with_loop: bool = False) -> ZooKeeperStore:
+    """A new session. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it. Raises UnavailableError that names the servers asked and the setting with them."""
     try:
         return await ZooKeeperStore.open(
             settings.uri.hosts,
             session_timeout_s=settings.zookeeper.session_timeout_s,
             connect_timeout_s=settings.zookeeper.connect_timeout_s,
+            ends_with_loop=ends_with_loop,
         )
     except UnavailableError as error:
         raise UnavailableError(

@@ -54,6 +54,8 @@ class _Line(msgspec.Struct, frozen=True, kw_only=True):
 FILE_BYTES_MAX = 64 * 1024 * 1024
 BYTES_MAX = 8 * FILE_BYTES_MAX
 """Of all processes of this host. Not a number of files: a process that starts again and again has many."""
+CLOSE_TIMEOUT_S = 1.0
+"""How long the end waits for a write that another thread has under way."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _TRIED = b"\n" * 4096
 """As much as a record, and no line that anybody reads, should a crash leave it there."""
@@ -139,11 +141,17 @@ class MetadataJournal:
             )
 
     def close(self) -> None:
-        with self._lock:
+        """A disk that hangs, in another thread's write, keeps nobody from ending."""
+        if not self._lock.acquire(timeout=CLOSE_TIMEOUT_S):
+            log.error("journal.hangs", path=str(self._path))
+            return
+        try:
             is_empty = os.fstat(self._file.fileno()).st_size == 0
             self._file.close()
             if is_empty:
                 self._path.unlink(missing_ok=True)
+        finally:
+            self._lock.release()
 
     def _open(self) -> io.FileIO:
         """Unbuffered: what could not be written is not to be written later, behind our back."""

@@ -39,15 +39,21 @@ class AsyncResult(Protocol):
 class PipelinedConnection(WatchingConnection):
     """kazoo's connection, with ``submit`` in place of ``KazooClient._call``."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, on_ping: Callable[[], None], **options: Any) -> None:
+        """``on_ping``: called before each ping, which is sent when nothing else was for a while."""
         super().__init__(*args, **options)
+        self._on_ping = on_ping
         self._xid: int = 0
         self._received = bytearray()
         self._is_woken = False
 
     @classmethod
     def in_place_of(
-        cls, connection: ConnectionHandler, *, on_event: EventListener
+        cls,
+        connection: ConnectionHandler,
+        *,
+        on_event: EventListener,
+        on_ping: Callable[[], None] = lambda: None,
     ) -> "PipelinedConnection":
         """One with the settings of a client's connection that was not started yet."""
         return cls(
@@ -56,6 +62,7 @@ class PipelinedConnection(WatchingConnection):
             logger=connection.logger,
             sasl_options=connection.sasl_options,
             on_event=on_event,
+            on_ping=on_ping,
         )
 
     def submit(self, request: Any, result: AsyncResult) -> None:
@@ -101,6 +108,10 @@ class PipelinedConnection(WatchingConnection):
             # Pending before it is written: a write that breaks off may have carried it, or not.
             pending.append((request, result, xid))
         return message
+
+    def _send_ping(self, connect_timeout: float) -> None:
+        self._on_ping()
+        super()._send_ping(connect_timeout)
 
     def _next_xid(self) -> int:
         self._xid = self._xid % XID_MAX + 1

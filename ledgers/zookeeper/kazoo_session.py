@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionLoss, KazooException, UnimplementedError
+from kazoo.exceptions import ConnectionDropped, ConnectionLoss, KazooException, UnimplementedError
 from kazoo.protocol.serialization import Exists
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
@@ -25,7 +25,7 @@ log = structlog.get_logger()
 
 RECONNECT_DELAY_MIN_S, RECONNECT_DELAY_MAX_S = 0.05, 1.0
 SUSPENDED_TIMEOUTS_MAX = 3
-"""Session time-outs without a connection after which the session counts as lost, whatever the
+"""Session time-outs without a connection, or without a turn of our loop, after which the session counts as lost, whatever the
 servers may say later. More than one, because a new leader restarts every session's clock: sessions
 outlive an outage of ZooKeeper as a whole, and what they hold with them."""
 RESOLVE_MAX_S = 1.0
@@ -54,9 +54,17 @@ class KazooSession(Session):
     """A session whose life follows kazoo's: ``open`` once, ``close`` any number of times."""
 
     def __init__(
-        self, hosts: str, *, session_timeout_s: float, credentials: Sequence[tuple[str, str]]
+        self,
+        hosts: str,
+        *,
+        session_timeout_s: float,
+        credentials: Sequence[tuple[str, str]],
+        ends_with_loop: bool = False,
     ) -> None:
-        """``hosts``: ``host:port`` joined by commas. Raises SettingsError when it is not that."""
+        """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: as ``ZooKeeperStore.open`` has it.
+
+        Raises SettingsError when they are not that.
+        """
         super().__init__()
         self.session_id = 0
         self.request_count = 0
@@ -67,6 +75,9 @@ class KazooSession(Session):
         self._hosts = hosts
         self._suspended_max_s = SUSPENDED_TIMEOUTS_MAX * session_timeout_s
         self._suspended_timer: asyncio.TimerHandle | None = None
+        self._ends_with_loop = ends_with_loop
+        self._loop_asked_s: float | None = None
+        """Since when the loop owes an answer; None when it does not."""
         self._in_flight: set[_Reply] = set()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._why_lost: Callable[[], BookmenderError] = session_lost
@@ -90,7 +101,7 @@ class KazooSession(Session):
         if self._client.chroot:
             raise SettingsError("a path belongs into the metadata service URI", hosts=hosts)
         self._connection = PipelinedConnection.in_place_of(
-            self._client._connection, on_event=self._event_came
+            self._client._connection, on_event=self._event_came, on_ping=self._ping_is_due
         )
         self._client._connection = self._connection
         self._client.add_listener(self._state_changed)
@@ -189,6 +200,26 @@ class KazooSession(Session):
             event = Event(kind=EVENT_KINDS[number], path=path, zxid=zxid)
             self._inbox.post(self.publish, event)
 
+    def _ping_is_due(self) -> None:
+        """A loop may stand still in a call that never returns, of a disk that hangs, say: nobody else could take what the
+        session holds, if it went on."""
+        now_s = time.monotonic()
+        if not self._ends_with_loop:
+            return
+        if self._loop_asked_s is None:
+            self._loop_asked_s = now_s
+            self._inbox.post(self._loop_runs)
+        elif now_s - self._loop_asked_s > self._suspended_max_s:
+            self._handler.forbid_connections()
+            self._inbox.post(self._handle_lost, session_lost)
+            log.error(
+                "session.loop_stands_still",
+                session=f"{self.session_id:#x}",
+                for_s=round(now_s - self._loop_asked_s),
+                next_step="does a disk of this host hang? What this session held is free for others",
+            )
+            raise ConnectionDropped("its loop stands still")
+
     def _crashed(self, error: BaseException) -> None:
         context = {"message": "the connection to ZooKeeper crashed", "exception": error}
         self._inbox.post(self._loop.call_exception_handler, context)
@@ -205,6 +236,9 @@ class KazooSession(Session):
         else:
             self.session_id = session_id
             self._opened.set_result(None)
+
+    def _loop_runs(self) -> None:
+        self._loop_asked_s = None
 
     def _handle_suspended(self) -> None:
         log.warning("session.suspended", session=f"{self.session_id:#x}")

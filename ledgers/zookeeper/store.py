@@ -68,14 +68,21 @@ class ZooKeeperStore:
         connect_timeout_s: float = 10.0,
         credentials: Sequence[tuple[str, str]] = (),
         is_secured: bool = False,
+        ends_with_loop: bool = False,
     ) -> "ZooKeeperStore":
         """A new session. ``hosts``: ``host:port`` joined by commas; any of them may be asked first.
 
         ``credentials``: pairs like ``("digest", "user:password")``. ``is_secured``: what we create
-        is for that identity alone, as with BookKeeper's ``zkEnableSecurity``.
+        is for that identity alone, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``: whether it ends
+        when the loop stands still for three session time-outs, for what it holds to be others'.
         Raises UnavailableError when no server answers, UnauthorizedError, SettingsError.
         """
-        session = KazooSession(hosts, session_timeout_s=session_timeout_s, credentials=credentials)
+        session = KazooSession(
+            hosts,
+            session_timeout_s=session_timeout_s,
+            credentials=credentials,
+            ends_with_loop=ends_with_loop,
+        )
         await session.open(timeout_s=connect_timeout_s)
         return cls(session, is_secured=is_secured)
 

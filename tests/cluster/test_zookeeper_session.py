@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
@@ -76,6 +77,40 @@ async def test_a_frozen_server_suspends_the_session(server: ZooKeeperServer) -> 
     async with opened(server, session_timeout_s=1) as store:
         with frozen(server):
             await store.wait_disconnected()
+
+
+@on_loop
+async def test_a_session_does_not_outlive_a_loop_that_stands_still(
+    server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a call that never returns, as of a disk that hangs: what it holds is others' to take."""
+    monkeypatch.setattr(kazoo_session, "SUSPENDED_TIMEOUTS_MAX", 1)
+    holds, goes_on = threading.Event(), threading.Event()
+
+    async def hold_and_hang() -> None:
+        async with opened(server, session_timeout_s=1, ends_with_loop=True) as store:
+            await store.create("/held-by-one-that-hangs", is_ephemeral=True)
+            await asyncio.sleep(2)  # pings are answered
+            holds.set()
+            goes_on.wait()
+            await store.wait_lost()
+            with pytest.raises(SessionLostError):
+                await store.get("/")
+
+    async with (
+        opened(server) as other,
+        aclosing(other.watch("/held-by-one-that-hangs")) as events,
+        asyncio.timeout(60),
+    ):
+        await anext(events)
+        hanging = asyncio.create_task(asyncio.to_thread(asyncio.run, hold_and_hang()))
+        try:
+            assert (await told(events))[0] is EventKind.CREATED
+            await asyncio.to_thread(holds.wait)
+            assert (await told(events))[0] is EventKind.DELETED
+        finally:
+            goes_on.set()
+        await hanging
 
 
 @on_loop

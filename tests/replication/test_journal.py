@@ -27,6 +27,21 @@ def record(journal: MetadataJournal, ledger_id: int, before: bytes, after: bytes
     journal.record([JournalRecord(time_ms=1, ledger_id=ledger_id, before=before, after=after)])
 
 
+def test_a_write_that_hangs_keeps_nobody_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("replication.journal.CLOSE_TIMEOUT_S", 0.1)
+    journal = MetadataJournal(tmp_path, process="worker")
+    with journal._lock, capture_logs() as logs:
+        ending = threading.Thread(target=journal.close)
+        ending.start()
+        ending.join(10)
+
+    assert not ending.is_alive()
+    assert [each["event"] for each in logs] == ["journal.hangs"]
+    journal.close()
+
+
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
     """Ledger id, before and after, of every line of every file, the oldest file first."""
     files = sorted(directory.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
