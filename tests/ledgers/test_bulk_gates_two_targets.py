@@ -60,7 +60,7 @@ class Copying:
     def _acknowledge(self, count: int) -> None:
         self.flying_count -= count
         self.acknowledged_count += count
-        self.way.release(count * ENTRY_BYTES, count=count)
+        self.way.release(count * self.expected_bytes, count=count)
         if not self.is_queued:
             self.enqueue(self)
 
@@ -102,3 +102,21 @@ async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up
     could_s = slow_window / slow_reply_s  # were it alone
     slow_rate = sum(copying.acknowledged_count for copying in slow) / 10
     assert slow_rate > 0.15 * min(could_s, GENTLE_ENTRIES_PER_S / 2)
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0, 1.2], ids=["more than half", "all", "more than all"])
+@in_virtual_time
+async def test_an_entry_that_needs_most_of_a_window_gets_it_though_others_are_there(
+    share: float,
+) -> None:
+    window = WindowGate(Window(count_max=1_000, bytes_max=100 * ENTRY_BYTES))
+    small = [Copying(Way(window), 0.003 + 0.0001 * n) for n in range(20)]
+    entry_bytes = int(share * 100 * ENTRY_BYTES)
+    large = Copying(Way(window), 0.01, quantum=1, expected_bytes=entry_bytes)
+    for copying in (*small, large):
+        copying.enqueue(copying)
+
+    await asyncio.sleep(10)
+
+    assert large.acknowledged_count > 10
+    assert all(copying.acknowledged_count > 10 for copying in small)

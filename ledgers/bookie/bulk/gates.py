@@ -46,14 +46,22 @@ class Gate(ABC):
 
     def take(self, reading: "AnyReading", count: int) -> int:
         """Credit for up to ``count`` more of its entries; 0 means: park."""
-        if self in reading.let_go_by:
-            reading.let_go_by.remove(self)
-        elif self._parked:
+        is_let_go = self in reading.let_go_by
+        if self._parked and not is_let_go:
             return 0
-        return self._grant(count, reading.job.expected_bytes)
+        granted_count = self._grant(count, reading.job.expected_bytes)
+        if granted_count and is_let_go:
+            reading.let_go_by.remove(self)
+        return granted_count
 
     def park(self, reading: "AnyReading") -> None:
-        self._parked.append(reading)
+        """Whose turn had come, and there was too little yet, stays the first: what its entry needs comes together then,
+        however large that is."""
+        if self in reading.let_go_by:
+            reading.let_go_by.remove(self)
+            self._parked.appendleft(reading)
+        else:
+            self._parked.append(reading)
 
     def _let_go(self, free_count: float, free_bytes: float) -> None:
         """Give a turn to those that have waited longest, as many as that is enough for.
