@@ -79,8 +79,9 @@ def decommission(
     with saying_when_interrupted(stays):
         done = run_visit(config, act)
     if not (done.was_known or ignore_unknown):
-        tell(["nothing names it: it is decommissioned already, or no bookie of this cluster"])
-        raise click.exceptions.Exit(2)
+        raise click.UsageError(
+            "nothing names it: it is decommissioned already, or no bookie of this cluster"
+        )
     if output == "json":
         record = {
             "bookie_id": bookie,

@@ -97,7 +97,8 @@ def maintenance(
     if output == "json":
         record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
         told = {"bookies": record, "unreadable_orders": [*unreadable]}
-        click.echo(json.dumps(told | ({"error": refusal} if refusal else {}), indent=2))
+        why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
+        click.echo(json.dumps(told | why, indent=2))
     if refusal:
         tell([f"{refusal}; nothing was changed: --yes begins the window all the same"])
     if output == "text":

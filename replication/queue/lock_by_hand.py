@@ -60,7 +60,9 @@ async def locked(
     try:
         yield check_lock(path)
     finally:
-        await _unlock(path, store, session)
+        # It goes with our session: no reason to hide what was done, or was not.
+        with suppress(UnavailableError):
+            await _unlock(path, store, session)
 
 
 class _Patience:

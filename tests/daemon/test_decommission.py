@@ -1,6 +1,7 @@
 """Taking a bookie out of a cluster for good, whatever happens meanwhile."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -15,6 +16,7 @@ from replication.cluster.order_book import OrderBook
 from replication.queue import payloads
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
+from tests.daemon.cli_calls import exit_code
 from tests.daemon.decommissioning import decommissioned, has_cookie
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -126,7 +128,7 @@ async def test_an_id_is_known_when_anything_speaks_of_it(
 
 
 @pytest.mark.parametrize(
-    ("was_known", "arguments", "exit_code"),
+    ("was_known", "arguments", "code"),
     [
         pytest.param(True, [], 0, id="known"),
         pytest.param(False, [], 2, id="unknown: most likely a slip of the pen"),
@@ -134,7 +136,7 @@ async def test_an_id_is_known_when_anything_speaks_of_it(
     ],
 )
 def test_an_id_that_nothing_speaks_of_is_wrong_use_unless_that_is_expected(
-    was_known: bool, arguments: list[str], exit_code: int, monkeypatch: pytest.MonkeyPatch
+    was_known: bool, arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def visited(config: object, act: object) -> Decommissioned:
         return Decommissioned(moved_count=0, had_cookie=False, was_known=was_known)
@@ -143,8 +145,23 @@ def test_an_id_that_nothing_speaks_of_is_wrong_use_unless_that_is_expected(
 
     result = CliRunner().invoke(decommission_command.decommission, [B1, *arguments])
 
-    assert result.exit_code == exit_code, result.output
-    assert ("nothing names" in result.output) is (exit_code == 2)
+    assert result.exit_code == code, result.output
+    assert ("nothing names" in result.output) is (code == 2)
+
+
+def test_that_nothing_speaks_of_an_id_is_an_error_for_programs_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def visited(config: object, act: object) -> Decommissioned:
+        return Decommissioned(moved_count=0, had_cookie=False, was_known=False)
+
+    monkeypatch.setattr(decommission_command, "run_visit", visited)
+
+    assert exit_code(monkeypatch, "bookie", "decommission", B1, "-o", "json") == 2
+
+    record = json.loads(capsys.readouterr().out)
+    assert record["exit_code"] == 2
+    assert "nothing names it" in record["error"]
 
 
 @pytest.mark.compat(

@@ -191,6 +191,7 @@ def test_a_refused_window_is_an_error_for_programs_too(monkeypatch: pytest.Monke
     record = json.loads(result.stdout)
     assert record["bookies"] == {}
     assert record["error"].startswith(f"with {B2} away, too, 1 ledger would have entries")
+    assert record["exit_code"] == 1
 
 
 @pytest.mark.parametrize(

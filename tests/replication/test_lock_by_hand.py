@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from ledgers.store import Check
+from ledgers.errors import BookmenderError, SessionLostError, UnknownOutcomeError
+from ledgers.store import Check, Delete
 from replication.cluster.own_state import waiting_path
 from replication.queue import payloads
 from replication.queue.listing import locked_ledger_ids
@@ -19,6 +20,7 @@ from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, UR
+from tests.replication.refusing import refuse
 
 SESSION = Check(path="/", version=0)
 """Stands for whatever proves a session: it holds always."""
@@ -53,6 +55,25 @@ async def test_it_is_not_taken_from_whoever_has_it() -> None:
             raise AssertionError("it was given")
 
     assert payloads.parse_lock((await cluster.store.get(path))[0]) == "host-b"
+
+
+@pytest.mark.parametrize("error", [UnknownOutcomeError, SessionLostError])
+@in_virtual_time
+async def test_what_was_done_under_it_is_told_though_it_cannot_be_given_back(
+    error: type[BookmenderError],
+) -> None:
+    """It goes with the session."""
+    cluster = await Cluster.start()
+
+    async def fail() -> None:
+        async with locked(
+            LEDGER, cluster.store, UR, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        ):
+            refuse(cluster.store, lambda each: isinstance(each, Delete), error)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await fail()
 
 
 @in_virtual_time
