@@ -71,7 +71,7 @@ class ZooKeeperSettings:
     session_timeout_s: float = 10.0
     """How long after our last word ZooKeeper gives away our locks and our vote."""
     connect_timeout_s: float = 15.0
-    """How long one attempt to connect may take before it is said to have failed."""
+    """How long a new session may take to be opened, whichever servers are tried, before it is said that none answers."""
     requests_per_s: int = 0
     """Requests that each half of this node sends to ZooKeeper in a second at most. 0: no limit but
     the one that ZooKeeper's own latency sets."""

@@ -47,9 +47,9 @@ class Visit:
 
 
 @asynccontextmanager
-async def visit(settings: Settings) -> AsyncIterator[Visit]:
-    """Raises SettingsError (another layout), UnavailableError (no ZooKeeper, or no cluster there)."""
-    store = await open_store(settings)
+async def visit(settings: Settings, *, ends_with_loop: bool = False) -> AsyncIterator[Visit]:
+    """``ends_with_loop``: as ``open_store`` has it. Raises SettingsError (another layout), UnavailableError (no ZooKeeper, or no cluster there)."""
+    store = await open_store(settings, ends_with_loop=ends_with_loop)
     try:
         yield await Visit.on(store, settings)
     finally:

@@ -25,8 +25,9 @@ class ReplicationSettings:
     """First wait after a ledger could not be repaired; doubles up to ``retry_max_s``."""
     retry_max_s: float = 300.0
     idle_wait_s: float = 2.0
-    """How often the queue is looked at while it is empty and nothing else wakes the worker. Of more than
-    forty nodes each looks the seldomer, so that all together look twenty times a second at most."""
+    """How often the queue is looked at while nothing in it can be taken and nothing else wakes the worker; while no ledger
+    is marked at all, five times as seldom, as the first mark wakes it. Of more than forty nodes each looks the
+    seldomer, so that all together look twenty times a second at most."""
     target: str = "placement"
     """``placement``: as the placement policy says, the least loaded bookie first, among equals this
     host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""
@@ -47,7 +48,7 @@ class ReplicationSettings:
     """Likewise entries."""
     yields_to_writers: bool = True
     """Whether the bookies' clients go first: this node copies at a gentle pace (12,000 entries a second,
-    or 300 small ledgers, and 250 MB), and less where a bookie's answers grow slower. False: as much as the
+    6,000 of those that must be read one by one, or 300 small ledgers, and 250 MB), and less where a bookie's answers grow slower. False: as much as the
     other limits allow."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""

@@ -251,7 +251,7 @@ class ReplicationWorker:
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:
-                log.warning("lock.kept", ledger_id=held.ledger_id, error=str(error))
+                log.warning("bad_sources.untold", ledger_id=held.ledger_id, error=str(error))
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:

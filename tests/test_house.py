@@ -38,6 +38,22 @@ def modules_of(package: str) -> list[Path]:
     return [path for path in (ROOT / package).rglob("*.py") if not path.stem.endswith("_pb2")]
 
 
+def errors_logged() -> set[str]:
+    """Events of level error: by ``log.error`` and ``log.exception``, or a function that hands them on."""
+    events = set()
+    for package in ("daemon", *PACKAGES_BELOW_DAEMON):
+        for path in modules_of(package):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    is_log = ast.unparse(node.func) in ("log.error", "log.exception")
+                    if is_log or node.func.attr == "_tell_once":
+                        told = [
+                            n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)
+                        ]
+                        events.update(told)
+    return events
+
+
 # --- Only daemon/ reads environment and arguments (signals: import-linter, in pyproject.toml) -----
 
 OUTSIDE_WORLD = {"environ", "environb", "getenv", "argv"}
@@ -316,3 +332,10 @@ def test_the_command_explains_itself() -> None:
 
     assert command.returncode == 0, command.stderr
     assert re.search(r"^\s+demo\s+\S", command.stdout, flags=re.MULTILINE), command.stdout
+
+
+def test_what_asks_for_a_person_in_the_log_is_explained() -> None:
+    page = (ROOT / "docs" / "log-events.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+
+    assert {event for row in rows for event in re.findall(r"`([a-z_.]+)`", row)} == errors_logged()

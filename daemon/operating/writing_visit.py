@@ -33,7 +33,7 @@ class WritingVisit:
 async def writing_visit(settings: Settings) -> AsyncIterator[WritingVisit]:
     """Errors are those of ``visit``; SettingsError also where nothing can be recorded."""
     with closing(open_journal(settings)) as journal:
-        async with visit(settings) as cluster:
+        async with visit(settings, ends_with_loop=True) as cluster:
             cluster_id = await read_instance_id(cluster.store, settings.uri.root)
             manager = await LedgerManager.open(
                 cluster.store, settings.uri, journal=ClusterJournal(journal, cluster_id).record

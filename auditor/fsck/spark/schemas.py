@@ -37,7 +37,7 @@ BOOKIES = """
 
 UNDERREPLICATED = """
     ledger_id BIGINT NOT NULL,
-    queue STRING COMMENT 'shared: with the Java workers; own: drains, and repairs that were asked for',
+    queue STRING COMMENT 'shared: with the Java workers; own: what Java would find whole, as drains, repairs by hand, misplaced copies, damage it does not look at',
     bookies ARRAY<STRING> COMMENT 'those found missing; none: the placement is to be repaired',
     ctime_ms BIGINT COMMENT 'when it was marked, or the mark was last extended',
     is_readable BOOLEAN
