@@ -115,7 +115,8 @@ class IdleOpenCheck(Check):
         there = self._views.current.available
         members = [b for b in versioned.metadata.last_segment.ensemble if b in there]
         await self._wait_turn(len(members))
-        last_entry_id = await highest_entry_id(self._bookies, members, ledger_id)
+        last, silent = await highest_entry_id(self._bookies, members, ledger_id)
+        last_entry_id = None if silent.issuperset(members) else last
         found = seen_again(
             self._known.get(ledger_id),
             last_entry_id=last_entry_id,

@@ -70,8 +70,9 @@ class CopyInspector:
         is_idle = self._is_idle(versioned, end, since)
         expected, is_tail_unseen = end.expected, False
         if self._asks and end.is_known and not versioned.metadata.is_closed:
-            shown = await self._shown(versioned, expected, is_idle=is_idle and since is not None)
-            expected, is_tail_unseen = (expected, True) if shown is None else (shown, False)
+            expected, is_tail_unseen = await self._shown(
+                versioned, expected, is_idle=is_idle and since is not None
+            )
         digest = ledger_digest(versioned.metadata, self._fallback)
         reads = LedgerReads(
             versioned.ledger_id,
@@ -128,29 +129,32 @@ class CopyInspector:
             expected = since.last_entry_id  # the copies of later ones may be on their way
         return End(last_entry_id=lac, expected=expected, length=opened.length)
 
-    async def _shown(self, versioned: VersionedMetadata, last: int, *, is_idle: bool) -> int | None:
+    async def _shown(
+        self, versioned: VersionedMetadata, last: int, *, is_idle: bool
+    ) -> tuple[int, bool]:
         """The last entry that copies are looked for of, of a ledger that is not closed: ``last``, or beyond it what
-        may have been acknowledged; None where nobody looks beyond ``last``. ``is_idle``: nothing was since the first
-        look."""
+        may have been acknowledged; and whether there may be later ones, as nobody looks beyond ``last``, or a bookie did
+        not say how far it has it. ``is_idle``: nothing was since the first look."""
         metadata, view = versioned.metadata, self._views.current
         members = view.available.intersection(metadata.last_segment.ensemble)
         is_wiped = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
         is_abandoned = metadata.state is LedgerState.IN_RECOVERY
         if not (is_abandoned or (is_idle and is_wiped)):
-            return None
-        shown = await highest_entry_id(
+            return last, True
+        shown, silent = await highest_entry_id(
             self._bookies,
             members,
             versioned.ledger_id,
             digest=ledger_digest(metadata, self._fallback),
         )
-        if shown is None or shown <= last:  # nobody says, or there is nothing
-            return None if shown is None else last
+        is_unseen = bool(silent)
+        if shown <= last:
+            return last, is_unseen
         if is_abandoned and not is_wiped:
-            return await self._last_before_gap(versioned, last, shown)
+            return await self._last_before_gap(versioned, last, shown), is_unseen
         if not is_abandoned:
             await self._clock.sleep(ON_THEIR_WAY_S)
-        return shown
+        return shown, is_unseen
 
     async def _last_before_gap(self, versioned: VersionedMetadata, last: int, shown: int) -> int:
         """Of the entries after ``last``: a writer that died may have left later ones that were on their way."""

@@ -8,12 +8,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+import structlog
+
 from auditor.checks.copies import LOOKS_MAX, SECOND_LOOK_S
 from auditor.fsck.executor import Executor, open_executor
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.pace import BeginPace, FixedPace
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
-from ledgers.errors import CorruptionError, UnauthorizedError
+from ledgers.errors import BookmenderError, CorruptionError, UnauthorizedError
+from ledgers.manager import VersionedMetadata
 from ledgers.operations.tasks import task_scope
 
 METADATA_AT_ONCE = 512
@@ -21,6 +24,7 @@ METADATA_AT_ONCE = 512
 VERDICTS_WAITING_MAX = 1_000
 """That nobody has fetched yet."""
 
+log = structlog.get_logger()
 T = TypeVar("T")
 LookFunction = Callable[[Executor, T], Awaitable[LedgerVerdict | None]]
 
@@ -79,7 +83,31 @@ async def _look(
         versioned = await executor.manager.find(ledger_id)
     except (CorruptionError, UnauthorizedError) as error:
         return _unreadable(ledger_id, error, checked_ms=executor.clock.wall_ms())
-    return None if versioned is None else await executor.copies.look(versioned, since)
+    if versioned is None:
+        return None
+    try:
+        return await executor.copies.look(versioned, since)
+    except BookmenderError:
+        raise
+    except Exception as error:  # one ledger's surprise is not to stop the proof of all others
+        log.exception("fsck_look.crashed", ledger_id=ledger_id)
+        return _crashed(versioned, error, checked_ms=executor.clock.wall_ms())
+
+
+def _crashed(versioned: VersionedMetadata, error: Exception, *, checked_ms: int) -> LedgerVerdict:
+    finding = Finding.NOT_ANSWERED
+    told = f"the look at it failed, for a reason that nobody foresaw: {error!r}"
+    return LedgerVerdict(
+        ledger_id=versioned.ledger_id,
+        grade=Grade.UNKNOWN,
+        findings=(finding,),
+        rests_on_unknown=True,
+        evidence=(Evidence(finding=finding, code="look_failed", detail=told),),
+        state=versioned.metadata.state.name.lower(),
+        metadata_version=versioned.version,
+        mtime_ms=versioned.stat.mtime_ms,
+        checked_ms=checked_ms,
+    )
 
 
 async def _version(executor: Executor, ledger_id: int) -> int | None:

@@ -7,8 +7,9 @@ tell, nearly all there are, cost nothing.
 
 import re
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from auditor.fsck.scale import EntryCopies
 from auditor.fsck.verdicts import Evidence, Finding, Grade
@@ -18,6 +19,7 @@ from ledgers.striping import StripedEntries, stores
 from replication.planning.entry_runs import NO_ENTRIES, EntryRuns
 from replication.planning.questions import Refused
 
+_TWICE = "it stands in the ensemble twice: what it stores by both places is one copy"
 _PLUS_ONE = bytes(min(count + 1, 255) for count in range(256))
 
 
@@ -54,16 +56,22 @@ class Stretch:
         entries = self.entries_of(index)
         if refused is None or not entries:
             return Refused()
-        first, last = entries[0], entries[-1]
-        return refused.between(first, last)
+        found = refused.between(entries[0], entries[-1])
+        if self.fragment.ensemble.count(self.fragment.ensemble[index]) == 1:
+            return found
+        return found.only(lambda entry_id: self._is_of(index, entry_id))
+
+    def _is_of(self, index: int, entry_id: int) -> bool:
+        """Whether the index stores it, and none before it does that is the same bookie: that is one copy."""
+        places = [*again_at(self.fragment, index), index]
+        return _first_place(self.fragment, places, entry_id) == index
 
     @property
     def is_good(self) -> bool:
         """Whether there is nothing to tell."""
         members = self.fragment.ensemble
-        return not (self.refused or self.differing) and self.gone.union(self.silent).isdisjoint(
-            members
-        )
+        is_all_good = not (self.refused or self.differing or stand_again(self.fragment))
+        return is_all_good and self.gone.union(self.silent).isdisjoint(members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,25 @@ def judge(stretch: Stretch) -> StretchVerdict:
         rests_on_unknown=not stretch.is_elsewhere_known
         or any(kind.silent or kind.gone for kind in kinds),
         evidence=tuple(_evidence(stretch, is_excused=is_excused)),
+    )
+
+
+def again_at(fragment: Fragment, index: int) -> Sequence[int]:
+    """The bookie indexes before this one at which the same bookie stands; none, as nearly always, but where Java's
+    repairs conflicted."""
+    ensemble = fragment.ensemble
+    return [before for before in range(index) if ensemble[before] == ensemble[index]]
+
+
+def stand_again(fragment: Fragment) -> bool:
+    """Whether a bookie stands in the ensemble twice."""
+    return len(set(fragment.ensemble)) < fragment.ensemble_size
+
+
+def _first_place(fragment: Fragment, places: Sequence[int], entry_id: int) -> int | None:
+    size, quorum = fragment.ensemble_size, fragment.write_quorum
+    return next(
+        (i for i in places if stores(i, entry_id, ensemble_size=size, write_quorum=quorum)), None
     )
 
 
@@ -146,6 +173,8 @@ class _Copies:
         made = cls(stretch, *(bytearray(span) for _ in range(5)))
         for index, each in enumerate(refused):
             bookie = fragment.ensemble[index]
+            if again := again_at(fragment, index):
+                made._count_again(index, again)
             if bookie in stretch.gone or bookie in stretch.silent:
                 made._count_all(made.gone if bookie in stretch.gone else made.silent, index)
                 continue
@@ -192,17 +221,34 @@ class _Copies:
             counts[part] = counts[part].translate(_PLUS_ONE)
 
     def _count_all(self, counts: bytearray, index: int) -> None:
-        """All that the index stores."""
-        fragment, first = self.stretch.fragment, self.stretch.first_entry_id
-        size, quorum = fragment.ensemble_size, fragment.write_quorum
+        """All that the index stores, and no other one of its bookie before it."""
+        self._count_where(counts, partial(self.stretch._is_of, index))
+
+    def _count_again(self, index: int, before: Sequence[int]) -> None:
+        """What the bookie stores by an index before this one is no second copy."""
+        fragment = self.stretch.fragment
+
+        def is_of_both(entry_id: int) -> bool:
+            is_of_one = _first_place(fragment, [index], entry_id) is not None
+            return is_of_one and _first_place(fragment, before, entry_id) is not None
+
+        self._count_where(self.bad, is_of_both)
+
+    def _count_where(self, counts: bytearray, is_counted: Callable[[int], bool]) -> None:
+        """Entries E apart are alike."""
+        size, first = self.stretch.fragment.ensemble_size, self.stretch.first_entry_id
         for offset in range(min(size, len(counts))):
-            if stores(index, first + offset, ensemble_size=size, write_quorum=quorum):
+            if is_counted(first + offset):
                 counts[offset::size] = counts[offset::size].translate(_PLUS_ONE)
 
 
 def _evidence(stretch: Stretch, *, is_excused: bool) -> Iterable[Evidence]:
     """``is_excused``: whether every copy that may be missing is one that the entry can do without."""
     for index, bookie in enumerate(stretch.fragment.ensemble):
+        if again_at(stretch.fragment, index):
+            yield Evidence(
+                finding=Finding.MISPLACED, bookie=bookie, code="stands_twice", detail=_TWICE
+            )
         if bookie in stretch.gone:
             yield from _seen(
                 Finding.BOOKIE_GONE, bookie, stretch.entries_of(index), "not_registered"

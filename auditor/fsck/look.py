@@ -5,12 +5,13 @@ any of them is asked for all that it should have of that fragment. Entries that 
 of former members, of which the metadata still tells, and at last of whoever else is there.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 from auditor.fsck.comparing import differing
-from auditor.fsck.judging import Stretch, excused_indexes, judge, without_copy
+from auditor.fsck.judging import Stretch, excused_indexes, judge, stand_again, without_copy
 from auditor.fsck.levels import FsckOptions, Level
 from auditor.fsck.reads import LedgerReads
 from auditor.fsck.sampling import sampled
@@ -122,12 +123,8 @@ class LedgerLook:
             sample = list(
                 sampled(first, last, share=share, seed=self._options.seed ^ self._ledger_id)
             )
-            reads = {
-                bookie: [e for e in sample if e in inner]
-                for index, bookie in enumerate(fragment.ensemble)
-                if bookie in self._available and bookie not in lacking and bookie not in found
-                if (inner := fragment.entries_of(index)[1:-1])
-            }
+            asked = self._available.difference(lacking, found)
+            reads = _by_bookie(fragment, asked, partial(_sampled_of, fragment, sample))
             for bookie, refused in (await self._reads.ask(reads)).refused.items():
                 if refused.has_bad:
                     found.add(bookie)
@@ -149,18 +146,15 @@ class LedgerLook:
         asked &= self._available
         others = {b: refused for b, refused in seen.items() if b not in asked}
         missed = self._gone | self._reads.silent
-        if not asked and not others and missed.isdisjoint(fragment.ensemble):
+        is_all_there = missed.isdisjoint(fragment.ensemble) and not stand_again(fragment)
+        if not asked and not others and is_all_there:
             return
         span = _last(fragment) - fragment.first_entry_id + 1
         width = max(1, STRETCH_COPIES // fragment.write_quorum) if asked or others else span
         excused = excused_indexes(self._metadata, fragment, young=self._young)
         for first, last in _stretches(fragment, width):
             answers = await self._reads.ask(
-                {
-                    bookie: _listed(fragment, index, first, last)
-                    for index, bookie in enumerate(fragment.ensemble)
-                    if bookie in asked
-                },
+                _by_bookie(fragment, asked, partial(_listed, fragment, first=first, last=last)),
                 compares=self._options.level is Level.FULL and fragment.write_quorum > 1,
             )
             refused = others | answers.refused
@@ -252,7 +246,25 @@ def _stretches(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + width - 1, last)
 
 
-def _listed(fragment: Fragment, index: int, first: int, last: int) -> Sequence[int]:
+def _by_bookie(
+    fragment: Fragment, asked: Collection[BookieId], listed: Callable[[int], Sequence[int]]
+) -> dict[BookieId, Sequence[int]]:
+    """``listed``: the entries of a bookie index. Who stands in the ensemble twice is asked once for each."""
+    reads: dict[BookieId, Sequence[int]] = {}
+    for index, bookie in enumerate(fragment.ensemble):
+        if bookie in asked and (entries := listed(index)):
+            known = reads.get(bookie)
+            reads[bookie] = entries if known is None else sorted({*known, *entries})
+    return reads
+
+
+def _sampled_of(fragment: Fragment, sample: Sequence[int], index: int) -> Sequence[int]:
+    """Those between the ends of what the index stores."""
+    inner = fragment.entries_of(index)[1:-1]
+    return [entry_id for entry_id in sample if entry_id in inner]
+
+
+def _listed(fragment: Fragment, index: int, *, first: int, last: int) -> Sequence[int]:
     """A range where the bookie stores all of them, which is cheap to take apart."""
     if fragment.ensemble_size == fragment.write_quorum:
         return range(first, last + 1)

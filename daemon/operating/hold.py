@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from auditor.records import read_absences
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted, duration_text, printable
 from daemon.visit import Visit
@@ -110,8 +111,8 @@ async def read_hold(cluster: Visit, *, clock: Clock) -> HoldState:
     orders = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms())
     place = hold_place(cluster.ur)
     available = (await registered_bookies(cluster)).available
-    cookies = await cluster.registration.cookies()
-    gone = cookies.keys() - available.keys()
+    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     excused = gone & (orders.maintenance.keys() | orders.draining.keys())
     return HoldState(
         hold=orders.hold if orders.is_held else None,

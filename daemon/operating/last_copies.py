@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from auditor.copyless import has_copyless
+from auditor.records import read_absences
 from auditor.scan import read_indexed
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.progress import counted
@@ -91,7 +92,9 @@ async def _others(cluster: Visit, bookie: BookieId, *, clock: Clock) -> tuple[Bo
     """Without those that are known to be named by no ledger: nobody may have come to decommission them."""
     windows = (await OrderBook(cluster.store, cluster.ur).read()).at(clock.wall_ms()).maintenance
     available = (await registered_bookies(cluster)).available
-    gone = (await cluster.registration.cookies()).keys() - available
+    # The leader tells of bookies without a cookie, too: of one that died, and is about to be set up anew.
+    named = (await read_absences(cluster.store, cluster.ur)).named(now_ms=clock.wall_ms())
+    gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     others = sorted((gone | windows.keys()) - {bookie})
     return tuple([b for b in others if not await is_named_by_none(cluster, b, clock=clock)])
 

@@ -4,7 +4,7 @@ It proves no end (``recovery`` finds that), but whether somebody still writes.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ledgers.bookies import LAST_ENTRY, Bookies
@@ -49,13 +49,23 @@ async def last_entry_id(
 
 async def highest_entry_id(
     bookies: Bookies,
-    members: Iterable[BookieId],
+    members: Collection[BookieId],
     ledger_id: int,
     *,
     digest: EntryDigest | None = None,
-) -> int | None:
-    """The last that any of them stores; None when none of them says."""
-    told = await asyncio.gather(
+) -> tuple[int, frozenset[BookieId]]:
+    """The last that any of them stores, ``NO_ENTRY`` for none; and who does not say anything, and may have later ones."""
+    ids = await asyncio.gather(
         *(last_entry_id(bookies, each, ledger_id, digest=digest) for each in members)
     )
-    return max((each for each in told if each is not None), default=None)
+    told = dict(zip(members, ids, strict=True))
+    # One whose last entry is damaged says something.
+    silent = frozenset(
+        [
+            bookie
+            for bookie, last in told.items()
+            if last is None
+            and (digest is None or await last_entry_id(bookies, bookie, ledger_id) is None)
+        ]
+    )
+    return max((each for each in ids if each is not None), default=NO_ENTRY), silent

@@ -4,8 +4,7 @@ Its end is unknown. Up to the LAC its entries are acknowledged; those after it m
 them, and nobody will tell any more where the writer has died.
 """
 
-import asyncio
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,7 +15,7 @@ from ledgers.entry import EntryDigest
 from ledgers.fragments import Fragment, fragments
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.last_entries import NO_ENTRY, last_entry_id
+from ledgers.operations.last_entries import highest_entry_id
 from replication.cluster.cluster_view import ClusterView
 from replication.planning.check import IndexFinding, Verdict, check
 from replication.planning.entry_runs import EntryRuns, merged
@@ -68,7 +67,7 @@ async def survey_tail(
     asked = members if is_abandoned else members & view.initialised_after(versioned.stat.czxid)
     if not asked:
         return ()
-    shown, silent = await _shown(versioned.ledger_id, members, digest=digest, bookies=bookies)
+    shown, silent = await highest_entry_id(bookies, members, versioned.ledger_id, digest=digest)
     tail = replace(
         fragments(versioned.ledger_id, metadata, lac=lac)[-1],
         first_entry_id=lac + 1,
@@ -84,25 +83,6 @@ async def survey_tail(
         await clock.sleep(ON_THEIR_WAY_S)
         lacking = await _lacking(tail, asked, digest=digest, bookies=bookies)
     return unknown + lacking
-
-
-async def _shown(
-    ledger_id: int, members: Collection[BookieId], *, digest: EntryDigest, bookies: Bookies
-) -> tuple[int, frozenset[BookieId]]:
-    """The last entry that any of them shows, ``NO_ENTRY`` for none; and who does not say anything."""
-    ids = await asyncio.gather(
-        *(last_entry_id(bookies, each, ledger_id, digest=digest) for each in members)
-    )
-    told = dict(zip(members, ids, strict=True))
-    # One whose last entry is damaged says something.
-    silent = frozenset(
-        [
-            bookie
-            for bookie, last in told.items()
-            if last is None and await last_entry_id(bookies, bookie, ledger_id) is None
-        ]
-    )
-    return max((each for each in ids if each is not None), default=NO_ENTRY), silent
 
 
 async def _lacking(

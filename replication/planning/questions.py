@@ -7,7 +7,7 @@ that index is asked for.
 """
 
 import random
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from math import ceil
@@ -136,6 +136,16 @@ class Refused:
             mismatched=self.mismatched.between(first, last),
             unreadable=self.unreadable.between(first, last),
             unknown=self.unknown.between(first, last),
+            is_silent=self.is_silent,
+        )
+
+    def only(self, is_wanted: Callable[[int], bool]) -> "Refused":
+        """Those of the entries that are."""
+        return Refused(
+            absent=EntryRuns(filter(is_wanted, self.absent)),
+            mismatched=EntryRuns(filter(is_wanted, self.mismatched)),
+            unreadable=EntryRuns(filter(is_wanted, self.unreadable)),
+            unknown=EntryRuns(filter(is_wanted, self.unknown)),
             is_silent=self.is_silent,
         )
 

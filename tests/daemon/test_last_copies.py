@@ -8,7 +8,9 @@ import pytest
 from click.testing import Result
 
 from auditor.index.note import IndexNote
+from auditor.noting import WRITE_S
 from daemon.operating import last_copies, maintenance_command
+from daemon.operating.hold import read_hold
 from daemon.operating.last_copies import LeftWithout, left_without
 from daemon.operating.maintenance_command import open_window, read_windows
 from daemon.visit import Visit
@@ -16,11 +18,12 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.metadata import BookieId
 from replication.cluster.orders import MaintenanceWindow
 from tests.auditor.auditing import auditing
-from tests.auditor.scenes import SOON_S
+from tests.auditor.scenes import SOON_S, delayed
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import ROOT
 
 HOUR_S = 3_600
 
@@ -75,6 +78,20 @@ async def test_a_bookie_that_is_away_without_a_window_counts_likewise() -> None:
     await cluster.kill(B1)
 
     assert await found(cluster) == LeftWithout(bookie=B2, others=(B1, B3), count=1, looked_at=1)
+
+
+@in_virtual_time
+async def test_so_does_one_whose_cookie_is_gone_as_the_leader_tells() -> None:
+    """As of a host that died, and is about to be set up anew."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2), ledger_id=0)
+    async with auditing(cluster, settings=delayed(HOUR_S)):
+        await cluster.kill(B1)
+        await cluster.store.delete(f"{ROOT}/cookies/{B1}")
+        await asyncio.sleep(2 * WRITE_S)
+
+        assert await found(cluster) == LeftWithout(bookie=B2, others=(B1,), count=1, looked_at=1)
+        assert (await read_hold(visiting(cluster), clock=cluster.clock)).away == (B1,)
 
 
 @in_virtual_time

@@ -14,9 +14,10 @@ from auditor.fsck.results.report import write_report
 from auditor.fsck.results.rows import SCHEMA, counts_of, from_table, to_batch
 from auditor.fsck.results.summary import Counts, Summary, read_summary
 from daemon.fsck.texts import past_lines, summary_lines
-from ledgers.errors import NoAnswerError
+from ledgers.bookies import LAST_ENTRY
+from ledgers.errors import BusyError, NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
+from ledgers.metadata import BookieId, LedgerState
 from tests.fsck.looking import ALL, look, look_twice, one_ledger
 from tests.fsck.results import leave_results, whole
 from tests.fsck.test_report import Page
@@ -87,6 +88,24 @@ async def test_no_other_ledger_has_a_tail_that_is_left(state: LedgerState, level
     cluster, _ = await one_ledger(state=state, last=9)
 
     assert not (await look(cluster, level)).is_tail_unseen
+
+
+@in_virtual_time
+async def test_but_a_recovery_of_which_a_bookie_does_not_say_how_far_it_has_the_ledger_has() -> (
+    None
+):
+    """The others may all be without what came last."""
+    cluster, _ = await one_ledger(state=LedgerState.IN_RECOVERY, last=9)
+    read = cluster.bookies.read
+
+    async def busy_with_the_last(bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
+        if bookie == B1 and entry_id == LAST_ENTRY:
+            raise BusyError("busy")
+        return await read(bookie, ledger_id, entry_id)
+
+    cluster.bookies.read = busy_with_the_last  # type: ignore[method-assign]
+
+    assert (await look(cluster, FULL)).is_tail_unseen
 
 
 @in_virtual_time
