@@ -40,7 +40,7 @@ def modules_of(package: str) -> list[Path]:
 
 def errors_logged() -> set[str]:
     """Events of level error: by ``log.error`` and ``log.exception``, or a function that hands them on."""
-    events = set()
+    events: set[str] = set()
     for package in ("daemon", *PACKAGES_BELOW_DAEMON):
         for path in modules_of(package):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -50,7 +50,7 @@ def errors_logged() -> set[str]:
                         told = [
                             n.value for n in ast.walk(node.args[0]) if isinstance(n, ast.Constant)
                         ]
-                        events.update(told)
+                        events.update(map(str, told))
     return events
 
 
