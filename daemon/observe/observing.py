@@ -102,11 +102,15 @@ class Observing:
 
 
 def ledgers_to_repair(seen: Observation) -> list[int]:
-    """In the order in which workers would take them: what would be marked, then what else is marked, in our own
-    queue the damaged ones first. What Java would not repair, a node of ours would."""
-    would_mark = (each.ledger_id for each in seen.would_mark)
+    """In the order in which workers would take them: what would be marked, or was before a hold began, then what else
+    is marked, in our own queue the damaged ones first. What Java would not repair, a node of ours would. None while
+    auto-recovery is disabled."""
+    if seen.is_disabled:
+        return []
+    held = frozenset(seen.difference.unmarked if seen.is_kept_from_marking else ())
+    at_risk = (each.ledger_id for each in seen.endangered if each.ledger_id not in held)
     own = (*seen.own.damaged, *seen.own.others)
-    return list(dict.fromkeys([*would_mark, *seen.difference.surplus, *own]))
+    return list(dict.fromkeys([*at_risk, *seen.difference.surplus, *own]))
 
 
 @asynccontextmanager

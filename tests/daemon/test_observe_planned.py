@@ -1,0 +1,40 @@
+"""Which ledgers an observing node plans repairs for: those that workers would take now."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from auditor.endangered import Endangered
+from auditor.observation import Difference
+from auditor.own_queue import OwnQueue
+from daemon.observe.observing import ledgers_to_repair
+from replication.cluster.orders import HoldOrder
+from tests.daemon.test_observe import seeing
+from tests.replication.ledger_values import B1
+
+HELD = {"hold": HoldOrder(since_ms=1), "is_hold_ordered": True}
+
+
+def lost(*ledger_ids: int) -> tuple[Endangered, ...]:
+    return tuple(Endangered(ledger_id=i, lost=(B1,), copies_left=2, length=1) for i in ledger_ids)
+
+
+@pytest.mark.parametrize(
+    ("state", "planned"),
+    [
+        pytest.param({}, [3, 1, 2, 9, 20, 21], id="all that is, or would be, marked"),
+        pytest.param(HELD, [3, 2, 9, 20, 21], id="held: what is marked"),
+        pytest.param({"is_disabled": True}, [], id="disabled: none"),
+        pytest.param(HELD | {"is_disabled": True}, [], id="disabled, and held"),
+    ],
+)
+def test_what_workers_would_take_is_planned_for(
+    state: dict[str, Any], planned: Sequence[int]
+) -> None:
+    difference = Difference(agreed_count=1, unmarked=(1,), partly_marked=(2,), surplus=(9,))
+    own = OwnQueue(damaged=(20,), others=(21,))
+
+    sight = seeing(endangered=lost(3, 1, 2), difference=difference, own=own, **state)
+
+    assert ledgers_to_repair(sight.observation) == planned
