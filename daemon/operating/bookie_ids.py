@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from auditor.records import read_absences
 from daemon.operating.unreadable_orders import bookies_of
 from daemon.settings import load_settings
 from daemon.visit import Visit, log_errors_only, visit
@@ -58,10 +59,12 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 
 
 async def known_bookies(cluster: Visit) -> frozenset[BookieId]:
-    """Registered now, ever set up, or named by an order."""
+    """Registered now, ever set up, named by an order, or by a ledger, as a leader of ours has told."""
     orders = await OrderBook(cluster.store, cluster.ur).read()
+    naming = (await read_absences(cluster.store, cluster.ur)).naming
     return frozenset(
         (
+            *(bookie for bookie, count in naming.items() if count),
             *(await registered_bookies(cluster)).available,
             *await cluster.registration.cookies(),
             *orders.draining,

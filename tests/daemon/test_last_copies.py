@@ -10,6 +10,7 @@ from click.testing import Result
 from auditor.index.note import IndexNote
 from auditor.noting import WRITE_S
 from daemon.operating import last_copies, maintenance_command
+from daemon.operating.bookie_ids import known_bookies
 from daemon.operating.hold import read_hold
 from daemon.operating.last_copies import LeftWithout, left_without
 from daemon.operating.maintenance_command import open_window, read_windows
@@ -92,6 +93,7 @@ async def test_so_does_one_whose_cookie_is_gone_as_the_leader_tells() -> None:
 
         assert await found(cluster) == LeftWithout(bookie=B2, others=(B1,), count=1, looked_at=1)
         assert (await read_hold(visiting(cluster), clock=cluster.clock)).away == (B1,)
+        assert B1 in await known_bookies(visiting(cluster)), "a window may be opened for it"
 
 
 @in_virtual_time
