@@ -108,8 +108,10 @@ class Absences:
         self._was_seen.set()
 
     def named_since_s(self, keeper: IndexKeeper) -> Mapping[BookieId, float]:
-        """Of ``since_s`` those that ledgers name; until all ledgers were read, or where some cannot be, all of them. A cookie that a machine left
-        behind, which was replaced long ago, makes no hold. Monotonic seconds."""
+        """Of ``since_s`` those that ledgers name; until all ledgers were read, or where some cannot be, all of them.
+
+        A cookie that a machine left behind, which was replaced long ago, makes no hold. Monotonic seconds.
+        """
         if not keeper.completed_count or keeper.refusal is not None:
             return self.since_s
         named = keeper.index.bookies

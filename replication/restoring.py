@@ -14,7 +14,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
-    LockLostError,
     NodeExistsError,
     NoNodeError,
     NoSuchLedgerError,
@@ -33,6 +32,7 @@ from replication.planning.copy_doubts import copy_doubts
 from replication.planning.survey import OpenEnd, Surveyor
 from replication.queue import payloads
 from replication.queue.lock_by_hand import Tell, locked
+from replication.queue.locks import guarded_multi
 from replication.queue.payloads import Mark
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
@@ -219,14 +219,10 @@ class Restorer:
         for _ in range(MARK_TRIES_MAX):
             mark = await self._mark_operations(ledger_id)
             try:
-                await self._store.multi([*guards, write, *mark])
+                await guarded_multi(self._store, guards, [write, *mark], ledger_id=ledger_id)
                 return
             except MultiFailed as failure:
-                if failure.index < len(guards):
-                    raise LockLostError(
-                        "our session or our lock is gone", ledger_id=ledger_id
-                    ) from failure
-                is_of_mark = failure.index > len(guards)
+                is_of_mark = failure.index > 0
                 if not is_of_mark or not isinstance(failure.cause, _CHANGED):
                     raise failure.cause from failure
         raise UnavailableError("its mark's directories keep changing", ledger_id=ledger_id)

@@ -48,8 +48,8 @@ class ReplicationSettings:
     """Likewise entries."""
     yields_to_writers: bool = True
     """Whether the bookies' clients go first: this node copies at a gentle pace (12,000 entries a second,
-    6,000 of those that must be read one by one, or 300 small ledgers, and 250 MB), and less where a bookie's answers grow slower. False: as much as the
-    other limits allow."""
+    6,000 of those that must be read one by one, or 300 small ledgers, and 250 MB), and less where a bookie's answers
+    grow slower. False: as much as the other limits allow."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"

@@ -31,9 +31,8 @@ def differing(
     odd: dict[BookieId, list[int]] = defaultdict(list)
     for start in range(first_entry_id, min(first_entry_id + step, last_entry_id + 1)):
         indexes = write_set(start, ensemble_size=size, write_quorum=quorum)
-        bookies = dict.fromkeys(
-            map(fragment.ensemble.__getitem__, indexes)
-        )  # one may stand there twice
+        # One may stand there twice.
+        bookies = dict.fromkeys(map(fragment.ensemble.__getitem__, indexes))
         members = [bookie for bookie in bookies if bookie in found]
         columns = [_column(found[bookie], start, last_entry_id, step) for bookie in members]
         if all(column == columns[0] for column in columns):

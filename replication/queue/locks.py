@@ -1,6 +1,9 @@
 """The operations on a lock of ours, by whoever holds it. Java's stand at version 0, so neither deletes the other's."""
 
-from ledgers.store import Check, Create, Delete, Operation, SetData
+from collections.abc import Sequence
+
+from ledgers.errors import LockLostError
+from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
 
 OWN_LOCK_VERSION = 1
 
@@ -19,3 +22,22 @@ def check_lock(path: str) -> Check:
 
 def delete_lock(path: str) -> Delete:
     return Delete(path=path, version=OWN_LOCK_VERSION)
+
+
+async def guarded_multi(
+    store: MetadataStore,
+    guards: Sequence[Check],
+    operations: Sequence[Operation],
+    *,
+    ledger_id: int,
+) -> None:
+    """All of the operations or none, while ``guards`` prove our session and our lock (rule S3).
+
+    Raises LockLostError when they do not, and MultiFailed, whose ``index`` counts within ``operations``.
+    """
+    try:
+        await store.multi([*guards, *operations])
+    except MultiFailed as failure:
+        if failure.index < len(guards):
+            raise LockLostError("our session or our lock is gone", ledger_id=ledger_id) from failure
+        raise MultiFailed(failure.index - len(guards), failure.cause) from failure

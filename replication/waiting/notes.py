@@ -16,7 +16,6 @@ import structlog
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
-    LockLostError,
     NodeExistsError,
     NoNodeError,
     UnauthorizedError,
@@ -46,6 +45,7 @@ from replication.cluster.own_state import (
     whole,
 )
 from replication.queue.batching import Batcher
+from replication.queue.locks import guarded_multi
 from replication.reasons import Reason
 from replication.waiting.world import World
 
@@ -228,13 +228,9 @@ class WaitingNotes:
             if operation is None:
                 return
             try:
-                await self._store.multi([*guards, operation])
+                await guarded_multi(self._store, guards, [operation], ledger_id=ledger_id)
                 return
             except MultiFailed as failure:
-                if failure.index < len(guards):
-                    raise LockLostError(
-                        "our session or our lock is gone", ledger_id=ledger_id
-                    ) from failure
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
 
