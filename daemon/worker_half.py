@@ -5,11 +5,18 @@ Whatever is opened here is closed here, in reverse.
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
+from auditor.checks.copies import CopyReader
+from auditor.checks.reports import Reports
+from auditor.findings import Findings
 from auditor.index.own_writes import OwnWrites
+from auditor.marking import BothQueues
+from auditor.recheck import CopyRecheck
 from daemon.limits import keep_to_our_share, keep_to_pace
 from daemon.placing import Placing, placing_of
 from daemon.returns import tell_of_returns
@@ -30,6 +37,7 @@ from replication.planning.survey import Surveyor
 from replication.planning.targets import Receivers
 from replication.queue.batching import Batcher
 from replication.queue.queue import Queue
+from replication.recent_copies import CopyRecorder
 from replication.repair import OnWritten, Repairer
 from replication.waiting.notes import WaitingNotesWriter
 from replication.waiting.unproven_ends import UnprovenEnds
@@ -101,6 +109,8 @@ async def open_worker(
                 tasks.create_task(work)
                 for work in (
                     batcher.run(),
+                    parts.recorder.run(),
+                    *parts.rechecks(half),
                     _keep_to_our_share(settings, session, budgets),
                     keep_to_pace(settings, session.views, bulk, batcher),
                     _pause_while_suspended(session.store, bulk),
@@ -114,7 +124,7 @@ async def open_worker(
                 task.cancel()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: the recorder is made once
 class _Parts:
     """What one worker is made of."""
 
@@ -127,6 +137,46 @@ class _Parts:
     rooms: RoomSource
     quarantine: Quarantine
     on_written: OnWritten
+
+    @cached_property
+    def recorder(self) -> CopyRecorder:
+        return CopyRecorder(
+            self.session.store,
+            self.batcher,
+            self.session.ur,
+            session=self.session.membership.uuid,
+            is_enabled=self.settings.replication.copies_reread_after_s > 0,
+        )
+
+    def rechecks(self, half: Half) -> list[Coroutine[Any, Any, None]]:
+        """What reads copies again. A repair by hand ends before that is due: nodes do it."""
+        after_s = self.settings.replication.copies_reread_after_s
+        if half is not Half.WORKER or not after_s:
+            return []
+        session, batcher = self.session, self.batcher
+        recheck = CopyRecheck(
+            store=session.store,
+            batcher=batcher,
+            ur=session.ur,
+            queue=self.queue,
+            views=session.views,
+            reader=CopyReader(
+                manager=session.manager,
+                bookies=QuarantiningBookies(self.bookies, self.quarantine),
+                views=session.views,
+                clock=session.clock,
+                rng=session.rng,
+                fallback_digest=self.settings.replication.fallback_digest,
+            ),
+            reports=Reports(
+                BothQueues(session.store, batcher, session.ur, session.clock),
+                Findings(session.store, batcher, session.ur, session.clock),
+            ),
+            after_s=after_s,
+            clock=session.clock,
+        )
+        self.recorder.on_ended = recheck.expect
+        return [recheck.run()]
 
     def worker(self) -> ReplicationWorker:
         session = self.session
@@ -176,6 +226,7 @@ class _Parts:
                 clock=session.clock,
             ),
             copier=Copier(answering, receivers),
+            recorder=self.recorder,
             moves_misplaced=self.settings.checks.repairs_placement,
             on_written=self.on_written,
         )

@@ -3,7 +3,7 @@
 The way of a ledger: the ``worker`` takes it from the ``queue``; ``repair`` goes round by round:
 ``planning`` says what is missing and what goes where, ``copying`` does it, and one transaction writes
 it. The ``outcome`` says what became of it, for which of the ``reasons``; what must wait goes to
-``waiting``. ``slots``: how many go at once; ``summary``: what was done. ``cluster``: who is there, and
+``waiting``. ``recent_copies`` records new copies, to be read again later. ``slots``: how many go at once; ``summary``: what was done. ``cluster``: who is there, and
 what operators want. ``restoring``: a write undone from the ``journal``. ``settings``: what an
 operator may set of all this.
 """

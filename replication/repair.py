@@ -48,6 +48,7 @@ from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.queue.queue import Queue
 from replication.queue.take import Take
 from replication.reasons import Blocked, Reason, gravest
+from replication.recent_copies import CopyRecorder
 from replication.slots import Slots
 from replication.waiting.whereabouts import not_believed, whereabouts
 
@@ -76,6 +77,7 @@ class Repairer:
         surveyor: Surveyor,
         open_ledgers: OpenLedgers,
         copier: Copier,
+        recorder: CopyRecorder,
         moves_misplaced: bool = False,
         on_written: OnWritten = lambda written: None,
     ) -> None:
@@ -87,6 +89,7 @@ class Repairer:
         self._surveyor = surveyor
         self._open_ledgers = open_ledgers
         self._copier = copier
+        self._recorder = recorder
         self._moves_misplaced = moves_misplaced
         self._on_written = on_written
         self._bad_sources = BadSources()
@@ -110,11 +113,13 @@ class Repairer:
         memory = Memory(
             distrusted=await self._distrusted(take),
             bad_sources={*bad_sources, *self._bad_sources.pop(take.ledger_id)},
+            copies=self._recorder.of_repair(take.ledger_id),
         )
         outcome = None
         try:
             outcome = await self._go_through_rounds(take, sighting, memory, slots or Slots(1))
         finally:
+            memory.copies.end()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
                 self._bad_sources.remember(take.ledger_id, memory.bad_sources)
         return replace(outcome, bad_sources=frozenset(memory.bad_sources))
@@ -171,7 +176,7 @@ class Repairer:
         if not memory.has_presumed:
             memory.has_presumed = True
             if results := await self._mend_presuming(take, versioned, view, memory, slots):
-                return await self._write(take, results)
+                return await self._write(take, results, memory)
         async with slots.lent_after(PATIENCE_S):
             found = await self._surveyor.survey_metadata(
                 versioned, view, distrusted=memory.to_read_whole
@@ -225,7 +230,7 @@ class Repairer:
             if not self._is_unchanged(survey.metadata.bookies, survey.view):
                 return None
             return await self._finish(take)
-        return await self._write(take, await self._carry_out(plan, survey, memory, slots))
+        return await self._write(take, await self._carry_out(plan, survey, memory, slots), memory)
 
     async def _mend_closed_part(
         self, take: Take, found: OpenEnd, memory: Memory, slots: Slots
@@ -244,6 +249,7 @@ class Repairer:
         results = await self._carry_out(plan, survey, memory, slots)
         if results.metadata == survey.metadata:
             return False
+        await memory.copies.wait_recorded()
         write = await self._rewrite(results)
         self._tell_written(results, write, await self._queue.write(take, [write]))
         return True
@@ -258,6 +264,8 @@ class Repairer:
         asked: Questions = NOTHING_ASKED,
     ) -> CopyResults:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
+        # Recorded while the copies are made, so that no repair waits for the record.
+        memory.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
             outcomes = await self._copier.copy_all(plan, survey, memory, asked=asked)
         bad_sources = frozenset().union(*(outcome.bad_sources for outcome in outcomes))
@@ -343,13 +351,16 @@ class Repairer:
             return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         return None
 
-    async def _write(self, take: Take, results: CopyResults) -> Outcome | None:
+    async def _write(self, take: Take, results: CopyResults, memory: Memory) -> Outcome | None:
         """Write what was copied whole, and say what was not. None: to be looked at again.
 
         The mark may go with it only where all was judged, and nothing is left (rule S6).
         """
         survey, after = results.survey, results.metadata
-        write = await self._rewrite(results) if after != survey.metadata else None
+        write = None
+        if after != survey.metadata:
+            await memory.copies.wait_recorded()
+            write = await self._rewrite(results)
         is_ended = survey.metadata.state is not LedgerState.IN_RECOVERY  # else that may come first
         is_proven = (
             is_ended

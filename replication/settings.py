@@ -34,6 +34,10 @@ class ReplicationSettings:
     free_room_min: float = 0.1
     """The share of a bookie's disk room that must be free for it to be a target. BookKeeper's bookies
     turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
+    copies_reread_after_s: float = 120.0
+    """How long after a repair the copies that it made are read again on their bookies. Must exceed the
+    bookies' ``flushInterval`` (10 s by default, 60 s in Pulsar's configuration). 0: never, which leaves
+    copies unnoticed that DbLedgerStorage drops after it has collected the same ledger."""
     checked_share: float = 0.0
     """The share of a copy's entries that a check reads besides the first and the last. 1: all."""
     entry_lists: bool = False
@@ -62,6 +66,7 @@ class ReplicationSettings:
         _require("retry_max_s", self.retry_max_s, self.retry_min_s, 86_400)
         _require("idle_wait_s", self.idle_wait_s, 0.05, 3_600)
         _require("free_room_min", self.free_room_min, 0, 0.9)
+        _require("copies_reread_after_s", self.copies_reread_after_s, 0, 86_400)
         _require("checked_share", self.checked_share, 0, 1)
         _require("reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, 1, 500)
         _require("bytes_per_s", self.bytes_per_s, 0, 10**12)

@@ -97,22 +97,6 @@ def test_only_the_daemon_reads_environment_and_arguments(package: str) -> None:
     assert found == {}
 
 
-# --- A file is one thing, and no longer than can be read at a sitting ----------------------------
-
-LINES_MAX = 400
-
-
-def test_no_module_is_too_long() -> None:
-    sources = [path for path in tracked_files() if path.suffix == ".py"]
-    line_counts = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in sources
-        if not path.stem.endswith("_pb2")
-    }
-
-    assert {path: count for path, count in line_counts.items() if count > LINES_MAX} == {}
-
-
 # --- A package says what its modules are ----------------------------------------------------------
 
 

@@ -143,11 +143,28 @@ class CopyReader:
         """Every entry of each copy; with entry lists, the ends alone of one whose list says it is whole."""
         return await self._look(versioned, share=0.0 if self._lists else 1.0, lists=self._lists)
 
-    async def _look(
-        self, versioned: VersionedMetadata, *, share: float, lists: EntryLists | None = None
+    async def of(
+        self, versioned: VersionedMetadata, bookies: Collection[BookieId], *, sample_entries: int
     ) -> Copies | None:
+        """As ``sample``, of these bookies alone, with about ``sample_entries`` entries between the
+        ends in the whole ledger, at least one of each copy."""
+        metadata = versioned.metadata
+        # Of an open ledger only what lies before its last segment is read.
+        entry_count = max(metadata.last_entry_id + 1, metadata.last_segment.first_entry_id, 1)
+        share = min(1.0, sample_entries / entry_count)
+        return await self._look(versioned, share=share, among=frozenset(bookies))
+
+    async def _look(
+        self,
+        versioned: VersionedMetadata,
+        *,
+        share: float,
+        lists: EntryLists | None = None,
+        among: frozenset[BookieId] | None = None,
+    ) -> Copies | None:
+        """``among``: the bookies to ask; None: all that are registered."""
         for _ in range(LOOKS_MAX):
-            copies = await self._look_twice(versioned, share, lists)
+            copies = await self._look_twice(versioned, share, lists, among)
             if not copies.bad:
                 return copies
             await self._manager.sync(versioned.ledger_id)
@@ -158,11 +175,15 @@ class CopyReader:
         return replace(copies, bad={}, unknown=copies.unknown.union(copies.bad))
 
     async def _look_twice(
-        self, versioned: VersionedMetadata, share: float, lists: EntryLists | None
+        self,
+        versioned: VersionedMetadata,
+        share: float,
+        lists: EntryLists | None,
+        among: frozenset[BookieId] | None,
     ) -> Copies:
         found = closed_fragments(versioned)
         copies = Copies(metadata=versioned.metadata, fragments=found)
-        asked = await self._questions(found, share, lists)
+        asked = await self._questions(found, share, lists, among)
         first = await self._ask(versioned, found, asked)
         copies = replace(copies, unknown=_unanswered(first))
         suspects = _bad(first)
@@ -176,10 +197,16 @@ class CopyReader:
         return replace(copies, bad=_bad(second), unknown=copies.unknown | _unanswered(second))
 
     async def _questions(
-        self, found: Sequence[Fragment], share: float, lists: EntryLists | None
+        self,
+        found: Sequence[Fragment],
+        share: float,
+        lists: EntryLists | None,
+        among: frozenset[BookieId] | None,
     ) -> Questions:
         """Ends, and a share of what is between; with entry lists all of a copy, unless its list says that it is whole."""
         available = self._views.current.available
+        if among is not None:
+            available &= among
         distrusted: Collection[BookieId] = ()
         if lists:
             whole = await lists.whole(found, available) if found else {}

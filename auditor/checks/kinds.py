@@ -42,6 +42,12 @@ IDLE_OPEN = CheckKind(
     about="looks for open ledgers that nobody writes any more",
     interval_of=lambda settings: settings.idle_open_after_s,
 )
+RECENT_COPIES = CheckKind(
+    name="recent-copies",
+    about="reads copies again that a repair made, once the bookies have flushed",
+    interval_of=lambda settings: 0,
+)
+"""Looks at what repairs recorded instead of all ledgers, beside the others, and needs no asking."""
 OVERDUE = "overdue"
 """Looks at marks instead of ledgers, beside the others, and needs no asking."""
 

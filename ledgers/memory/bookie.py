@@ -56,6 +56,7 @@ class MemoryBookie:
         """What it says of its disks; entries take nothing of it."""
         self._ledgers: dict[int, _Ledger] = {}
         self._collected: set[int] = set()
+        self._index_deletions: set[int] = set()
 
     # --- Requests ------------------------------------------------------------------------------
 
@@ -146,6 +147,9 @@ class MemoryBookie:
 
     def flush(self) -> None:
         """The write cache goes to disk, which changes what the last entry is."""
+        for ledger_id in self._index_deletions:
+            self._ledgers.pop(ledger_id, None)
+        self._index_deletions.clear()
         for ledger in self._ledgers.values():
             ledger.unflushed.clear()
 
@@ -154,6 +158,12 @@ class MemoryBookie:
         ledger = self._ledgers.pop(ledger_id, None)
         if ledger is not None and ledger.is_open:
             self._collected.add(ledger_id)
+
+    def collect_late(self, ledger_id: int) -> None:
+        """As DbLedgerStorage collects a ledger that was not in use: the next flush deletes the index
+        of all its entries, also of those that are added until then."""
+        self._ledgers.pop(ledger_id, None)
+        self._index_deletions.add(ledger_id)
 
     def crash(self) -> None:
         """It goes down, and has forgotten every ledger without entries, with its key and its fence."""

@@ -107,6 +107,11 @@ class Membership:
         return cls(path, store, ur)
 
     @property
+    def uuid(self) -> str:
+        """The name of the session's znode."""
+        return self.path.rpartition("/")[2]
+
+    @property
     def guard(self) -> Guard:
         """Part of every write under a lock or as leader."""
         return Guard(check=Check(path=self.path), error=SessionLostError)

@@ -18,6 +18,7 @@ from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.refusals import Refusals
 from replication.planning.survey import Survey
 from replication.planning.targets import CopyKey, Receivers, Targets
+from replication.recent_copies import RepairCopies
 
 log = structlog.get_logger()
 
@@ -29,6 +30,8 @@ REMEMBERED_MAX = 10_000
 class Memory:
     """What a repair remembers from round to round."""
 
+    copies: RepairCopies
+    """Where the copies on new targets are recorded, to be read again later (rule S6)."""
     failed: set[BookieId] = field(default_factory=set)
     """Bookies to which a copy of this ledger failed: not tried again in this repair."""
     refilled: set[BookieId] = field(default_factory=set)

@@ -29,6 +29,7 @@ from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
 from replication.queue.queue import Queue
 from replication.queue.take import QueuedLedger, Take
+from replication.recent_copies import CopyRecorder
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotesWriter
@@ -50,6 +51,7 @@ class Node:
     manager: LedgerManager
     views: ViewSource
     queue: Queue
+    recorder: CopyRecorder
     repairer: Repairer
     written: list[VersionedMetadata]
     """What the repairer told that it wrote."""
@@ -108,7 +110,10 @@ async def running_node(
             racks=racks,
             moves_misplaced=moves_misplaced,
         )
-        beside += [asyncio.create_task(node.batcher.run()), asyncio.create_task(node.views.run())]
+        beside += [
+            asyncio.create_task(work)
+            for work in (node.batcher.run(), node.views.run(), node.recorder.run())
+        ]
         yield node
     finally:
         for task in beside:
@@ -149,6 +154,7 @@ async def _node(
         quarantine=quarantine,
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
+    recorder = CopyRecorder(store, batcher, UR, session=membership.uuid)
     written: list[VersionedMetadata] = []
     repairer = Repairer(
         queue=queue,
@@ -172,6 +178,7 @@ async def _node(
             clock=clock,
         ),
         copier=Copier(answering, receivers),
+        recorder=recorder,
         moves_misplaced=moves_misplaced,
         on_written=written.append,
     )
@@ -195,6 +202,7 @@ async def _node(
         manager=manager,
         views=views,
         queue=queue,
+        recorder=recorder,
         repairer=repairer,
         written=written,
         notes=notes,

@@ -1,0 +1,245 @@
+"""Records of copies that were made a short while ago, and that are to be read again.
+
+A bookie can acknowledge a copy and lose it silently afterwards. BookKeeper's DbLedgerStorage does:
+when its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id, and the next
+checkpoint (up to ``flushInterval`` later) removes the index of every entry of that ledger, also of
+entries that were added in between. So a copy is proven only when it is still there after the
+checkpoint (rule S6).
+
+Before a repair writes metadata that names a new bookie, it records (ledger, bookie) here:
+``<ur>/bookmender/recent_copies/<session uuid>.<number>``, versioned JSON. The session that made the
+copies reads them again later and deletes the record. Where that session has ended, another node
+takes the record over: a worker's crash forgets nothing. ``auditor/recheck.py`` does the reading.
+
+Many repairs share a record: all that arrive while one record is being written go into the next.
+"""
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Self
+
+import structlog
+
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    NoNodeError,
+    QuotaError,
+    RejectedError,
+    SessionLostError,
+)
+from ledgers.metadata import BookieId
+from ledgers.store import Create, MetadataStore
+from replication.cluster.membership import ensure
+from replication.cluster.own_state import OPEN_UP, own_path, part, wholes
+from replication.queue.batching import Batcher
+
+log = structlog.get_logger()
+
+LEDGERS_PER_RECORD_MAX = 1_000
+"""Keeps a record below 25 KB for each target that it names."""
+
+
+def recent_copies_path(ur: str) -> str:
+    return f"{own_path(ur)}/recent_copies"
+
+
+def session_of(record_name: str) -> str:
+    """The uuid of the session that wrote a record (its znode's name below ``nodes``)."""
+    return record_name.partition(".")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentCopies:
+    """The bookies that each ledger's metadata came to name, by ledger id."""
+
+    targets: Mapping[int, frozenset[BookieId]]
+
+    def to_json(self) -> bytes:
+        """By bookie, because hundreds of ledgers share a few targets."""
+        ledgers: dict[BookieId, list[int]] = {}
+        for ledger_id, targets in self.targets.items():
+            for target in targets:
+                ledgers.setdefault(target, []).append(ledger_id)
+        return json.dumps({"version": 1, "ledgers_by_target": ledgers}).encode()
+
+    @classmethod
+    def from_record(cls, record: dict[str, Any]) -> Self:
+        """Raises CorruptionError."""
+        by_target = part(record, "ledgers_by_target")
+        targets: dict[int, set[BookieId]] = {}
+        for target in by_target:
+            for ledger_id in wholes(by_target, target):
+                targets.setdefault(ledger_id, set()).add(BookieId(target))
+        if not targets:
+            raise CorruptionError("a record of copies that names no ledger")
+        return cls(targets={i: frozenset(bookies) for i, bookies in targets.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCopies:
+    """Copies whose repairs have ended, and the znode of their record. ``path`` is None where the
+    record could not be written: then this process alone knows of the copies."""
+
+    copies: RecentCopies
+    path: str | None
+
+
+@dataclass(slots=True, eq=False)
+class _Record:
+    """One record, from the first copy that joins it until all its repairs have ended."""
+
+    targets: dict[int, set[BookieId]] = field(default_factory=dict)
+    repairs: int = 0
+    """Repairs that joined, and have not ended yet."""
+    is_written: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set also when the write has failed."""
+    error: BookmenderError | None = None
+    path: str | None = None
+
+    @property
+    def copies(self) -> RecentCopies:
+        return RecentCopies(targets={i: frozenset(t) for i, t in self.targets.items()})
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.targets) >= LEDGERS_PER_RECORD_MAX
+
+    def end(self, error: BookmenderError | None = None) -> None:
+        self.error = error
+        self.is_written.set()
+
+
+class CopyRecorder:
+    """Writes the records of one session's copies. ``run`` must be running.
+
+    ``session``: the uuid of the session's znode. ``on_ended``, which may be set before ``run`` begins, is
+    called once for each record, when all its repairs have ended.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        batcher: Batcher,
+        ur: str,
+        *,
+        session: str,
+        is_enabled: bool = True,
+    ) -> None:
+        self._store, self._batcher = store, batcher
+        self._directory = recent_copies_path(ur)
+        self._session = session
+        self.on_ended: Callable[[RecordedCopies], None] = lambda ended: None
+        self._is_enabled = is_enabled
+        self._waiting: deque[_Record] = deque()
+        """Records that are still to be written; copies join the last one."""
+        self._arrived = asyncio.Event()
+        self._numbers = count()
+        self._has_told = False
+        """The log already says that a record was refused."""
+
+    def of_repair(self, ledger_id: int) -> "RepairCopies":
+        """The copies of one repair of this ledger. The caller ends it."""
+        return RepairCopies(self, ledger_id)
+
+    async def run(self) -> None:
+        """Write until cancelled. Raises SessionLostError."""
+        try:
+            while True:
+                await self._arrived.wait()
+                # Repairs that are ready in this turn share the record; more of them while writers go first.
+                await asyncio.sleep(self._batcher.linger_s)
+                self._arrived.clear()
+                while self._waiting:
+                    await self._write(self._waiting.popleft())
+        finally:
+            for record in self._waiting:
+                record.end(SessionLostError("stopped before the copies were recorded"))
+
+    def join(self, ledger_id: int, targets: Collection[BookieId]) -> _Record | None:
+        """The record that the copies are to be part of. None: recording is switched off."""
+        if not self._is_enabled:
+            return None
+        if not self._waiting or self._waiting[-1].is_full:
+            self._waiting.append(_Record())
+        record = self._waiting[-1]
+        record.targets.setdefault(ledger_id, set()).update(targets)
+        record.repairs += 1
+        self._arrived.set()
+        return record
+
+    def leave(self, record: _Record) -> None:
+        """One of the record's repairs has ended."""
+        record.repairs -= 1
+        self._hand_over_if_ended(record)
+
+    def _hand_over_if_ended(self, record: _Record) -> None:
+        """Repairs may end before their record is written, because a copy failed: either comes last."""
+        if record.repairs == 0 and record.is_written.is_set() and record.error is None:
+            self.on_ended(RecordedCopies(copies=record.copies, path=record.path))
+
+    async def _write(self, record: _Record) -> None:
+        """A record that is refused (ACLs, a quota) stops no repair: this process knows of its copies."""
+        path = f"{self._directory}/{self._session}.{next(self._numbers)}"
+        try:
+            await self._create(path, record.copies.to_json())
+        except (RejectedError, QuotaError) as error:
+            if not self._has_told:
+                log.error("recent_copies.refused", path=path, error=str(error), next_step=OPEN_UP)
+            self._has_told = True
+            record.end()
+        except BookmenderError as error:
+            record.end(error)
+            if isinstance(error, SessionLostError):
+                raise
+        except BaseException:  # cancelled
+            record.end(SessionLostError("stopped while the copies were being recorded"))
+            raise
+        else:
+            record.path = path
+            record.end()
+        self._hand_over_if_ended(record)
+
+    async def _create(self, path: str, data: bytes) -> None:
+        create = Create(path=path, data=data)
+        try:
+            await self._batcher.apply(create)
+        except NoNodeError:  # the first record that there is, or the directory was deleted by hand
+            await ensure(self._store, self._directory)
+            await self._batcher.apply(create)
+
+
+class RepairCopies:
+    """The copies that one repair makes, round by round."""
+
+    def __init__(self, recorder: CopyRecorder, ledger_id: int) -> None:
+        self._recorder, self._ledger_id = recorder, ledger_id
+        self._targets: set[BookieId] = set()
+        self._records: list[_Record] = []
+
+    def add(self, targets: Collection[BookieId]) -> None:
+        """Begin to record copies on these bookies. Does not wait, so that the copy can go on beside it."""
+        new = set(targets) - self._targets
+        if not new:
+            return
+        self._targets |= new
+        record = self._recorder.join(self._ledger_id, new)
+        if record is not None:
+            self._records.append(record)
+
+    async def wait_recorded(self) -> None:
+        """Return when all of them are recorded. Raises UnavailableError: name none of them."""
+        for record in self._records:
+            await record.is_written.wait()
+            if record.error is not None:
+                raise record.error
+
+    def end(self) -> None:
+        """The repair has ended, whatever came of it."""
+        for record in self._records:
+            self._recorder.leave(record)
+        self._records.clear()

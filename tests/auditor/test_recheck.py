@@ -1,0 +1,275 @@
+"""Recent copies that are read again: found, repaired, and remembered through every interruption."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from auditor.checks.copies import CopyReader
+from auditor.checks.reports import Reports
+from auditor.findings import Findings, read_findings
+from auditor.marking import BothQueues
+from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, CopyRecheck, orphans
+from ledgers.bookies import Transfer
+from ledgers.errors import NoAnswerError
+from ledgers.memory.bookies import NO_FAULT, Fault
+from replication.cluster.own_state import own_path
+from replication.queue import payloads
+from replication.recent_copies import recent_copies_path
+from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, queue_empty, until
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, UR, Node, working
+
+AFTER_S = 120.0
+
+
+def recheck_of(node: Node, cluster: Cluster) -> CopyRecheck:
+    """As the daemon puts it together for a worker's session."""
+    recheck = CopyRecheck(
+        store=node.store,
+        batcher=node.batcher,
+        ur=UR,
+        queue=node.queue,
+        views=node.views,
+        reader=CopyReader(
+            manager=node.manager,
+            bookies=cluster.bookies,
+            views=node.views,
+            clock=cluster.clock,
+            rng=random.Random(0),
+            fallback_digest=DIGEST,
+        ),
+        reports=Reports(
+            BothQueues(node.store, node.batcher, UR, cluster.clock),
+            Findings(node.store, node.batcher, UR, cluster.clock),
+        ),
+        after_s=AFTER_S,
+        clock=cluster.clock,
+    )
+    node.recorder.on_ended = recheck.expect
+    return recheck
+
+
+@asynccontextmanager
+async def rechecking_node(cluster: Cluster, name: str = "node-1") -> AsyncIterator[Node]:
+    """A node that repairs, and reads its copies again."""
+    async with cluster.node(name) as node:
+        recheck = asyncio.create_task(recheck_of(node, cluster).run())
+        try:
+            async with working(node):
+                yield node
+        finally:
+            recheck.cancel()
+            with suppress(asyncio.CancelledError):
+                await recheck
+
+
+async def records(cluster: Cluster) -> list[str]:
+    path = recent_copies_path(UR)
+    return await cluster.store.children(path) if await cluster.store.exists(path) else []
+
+
+async def lost_b2_with_one_spare() -> Cluster:
+    """A marked ledger on B1, B2 and B3, of which B2 is lost: only B4 can take over."""
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.mark(B2)
+    return cluster
+
+
+async def repaired(cluster: Cluster) -> None:
+    await until(cluster, lambda: queue_empty(cluster))
+    assert await cluster.ensembles() == [(B1, B4, B3)]
+
+
+@in_virtual_time
+async def test_a_copy_that_a_late_index_deletion_removed_is_made_again() -> None:
+    cluster = await lost_b2_with_one_spare()
+    cluster.bookie(B4).collect_late(LEDGER)
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        cluster.bookie(B4).flush()
+        assert not cluster.bookie(B4).entry_ids(LEDGER)
+
+        await asyncio.sleep(AFTER_S + 30)
+
+        await cluster.assert_whole()
+        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+
+
+@in_virtual_time
+async def test_a_missing_copy_is_reported_with_the_bookie_that_lost_it() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with cluster.node() as node:
+        recheck = recheck_of(node, cluster)
+        outcome = await node.repairer.repair(await node.take())
+        assert outcome.reason is None
+        cluster.bookie(B4).lose(LEDGER, 0)
+        running = asyncio.create_task(recheck.run())
+
+        await asyncio.sleep(AFTER_S + 10)
+
+        running.cancel()
+    (finding,) = (await read_findings(cluster.store, UR, [LEDGER])).values()
+    assert (finding.check, finding.bookies) == ("recent-copies", (B4,))
+    assert await cluster.marked() + await cluster.marked(own_path(UR)) == [LEDGER]
+
+
+@in_virtual_time
+async def test_copies_that_are_still_there_leave_nothing_behind() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        assert len(await records(cluster)) == 1
+
+        await asyncio.sleep(AFTER_S + 10)
+
+        assert await records(cluster) == []
+        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+
+
+@in_virtual_time
+async def test_copies_are_not_read_before_their_time() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        read: list[Transfer] = []
+
+        async def note(transfer: Transfer) -> None:
+            read.append(transfer)
+
+        cluster.bookies.before_transfer = note
+
+        await asyncio.sleep(AFTER_S - 10)
+        assert not read
+
+        await asyncio.sleep(20)
+        assert [set(transfer.reads) for transfer in read] == [{B4}]
+
+
+@in_virtual_time
+async def test_another_node_takes_over_what_a_dead_one_recorded() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster, "node-1"):
+        await repaired(cluster)
+    cluster.bookie(B4).collect_late(LEDGER)
+
+    async with rechecking_node(cluster, "node-2"):
+        await asyncio.sleep(ADOPT_INTERVAL_S + AFTER_S + 60)
+
+    await cluster.assert_whole()
+    assert await records(cluster) == []
+
+
+@in_virtual_time
+async def test_only_one_of_several_nodes_takes_a_record_over() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster, "node-1"):
+        await repaired(cluster)
+    async with rechecking_node(cluster, "node-2"), rechecking_node(cluster, "node-3"):
+        read: list[Transfer] = []
+
+        async def note(transfer: Transfer) -> None:
+            read.append(transfer)
+
+        cluster.bookies.before_transfer = note
+
+        await asyncio.sleep(2 * ADOPT_INTERVAL_S + AFTER_S)
+
+    assert len(read) == 1
+
+
+@in_virtual_time
+async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        silent = Fault(error=NoAnswerError)
+        cluster.bookies.faults = lambda b, op, i: silent if b == B4 else NO_FAULT
+        await asyncio.sleep(AFTER_S + 10)
+        assert len(await records(cluster)) == 1
+        cluster.bookies.faults = lambda b, op, i: NO_FAULT
+
+        await asyncio.sleep(2 * RETRY_MIN_S + 10)
+
+        assert await records(cluster) == []
+        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+
+
+@in_virtual_time
+async def test_a_target_that_is_away_for_less_than_the_recovery_delay_is_asked_when_it_is_back() -> (
+    None
+):
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        await cluster.kill(B4)
+        await asyncio.sleep(AFTER_S + 10)
+        for entry_id in cluster.bookie(B4).entry_ids(LEDGER):
+            cluster.bookie(B4).lose(LEDGER, entry_id)
+        await cluster.revive(B4)
+
+        await asyncio.sleep(4 * RETRY_MIN_S)
+
+        await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_copy_that_metadata_does_not_name_any_more_is_not_read() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        await cluster.revive(B2)
+        await cluster.kill(B4)
+        await cluster.mark(B4)
+        await until(cluster, lambda: queue_empty(cluster))
+        assert await cluster.ensembles() == [(B1, B2, B3)]
+
+        await asyncio.sleep(AFTER_S + RETRY_MIN_S)
+
+        assert await records(cluster) == []
+
+
+@in_virtual_time
+async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
+    cluster = await lost_b2_with_one_spare()
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+        cluster.bookie(B4).lose(LEDGER, 0)
+        await cluster.store.create(payloads.disable_path(UR))
+        await asyncio.sleep(AFTER_S + 300)
+        assert await cluster.marked() == await cluster.marked(own_path(UR)) == []
+        await cluster.store.delete(payloads.disable_path(UR))
+
+        await asyncio.sleep(RETRY_MIN_S + 30)
+
+        await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_record_that_cannot_be_read_stays_and_stops_nothing() -> None:
+    cluster = await lost_b2_with_one_spare()
+    path = f"{recent_copies_path(UR)}/of-a-later-release.0"
+    await cluster.store.create(path, b'{"version": 9}', with_parents=True)
+    async with rechecking_node(cluster):
+        await repaired(cluster)
+
+        await asyncio.sleep(AFTER_S + 2 * ADOPT_INTERVAL_S)
+
+    assert await records(cluster) == ["of-a-later-release.0"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        pytest.param(["a.0", "a.1"], [], id="a live session reads its own records"),
+        pytest.param(["b.0"], ["b.0"], id="an ended session's record is taken over"),
+        pytest.param(["c.0"], [], id="a record is taken over once"),
+        pytest.param(["junk"], ["junk"], id="a name without a number has no live session"),
+    ],
+)
+def test_orphans(names: list[str], expected: list[str]) -> None:
+    assert orphans(names, alive=["a"], known=["c.0"]) == expected

@@ -1,0 +1,136 @@
+"""What a repair records of its copies before metadata names them."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from ledgers.errors import BookmenderError, CorruptionError, QuotaError, UnauthorizedError
+from ledgers.metadata import BookieId
+from ledgers.store import MultiFailed, Operation, OperationResult, SetData
+from replication.cluster.own_state import parse_record
+from replication.recent_copies import RecentCopies, RecordedCopies, recent_copies_path, session_of
+from tests.replication.cluster import Cluster, in_virtual_time, with_lost_b2
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, UR, working
+from tests.replication.repairs import lost_b2, once_copied, repair_with
+
+
+async def recorded(cluster: Cluster) -> dict[int, frozenset[BookieId]]:
+    """What all records together say."""
+    path = recent_copies_path(UR)
+    if await cluster.store.exists(path) is None:
+        return {}
+    found: dict[int, frozenset[BookieId]] = {}
+    for name in await cluster.store.children(path):
+        data, _ = await cluster.store.get(f"{path}/{name}")
+        for ledger_id, targets in RecentCopies.from_record(parse_record(data)).targets.items():
+            found[ledger_id] = found.get(ledger_id, frozenset()) | targets
+    return found
+
+
+@in_virtual_time
+async def test_a_new_target_is_recorded_before_metadata_names_it() -> None:
+    cluster = await lost_b2(B1, B2, B3, B4)
+    at_write: list[dict[int, frozenset[BookieId]]] = []
+    async with cluster.node() as node:
+        write_operation = node.manager.write_operation
+
+        async def write(*args: object, **options: object) -> SetData:
+            at_write.append(await recorded(cluster))
+            return await write_operation(*args, **options)  # type: ignore[arg-type]
+
+        node.manager.write_operation = write  # type: ignore[method-assign, assignment]
+
+        await repair_with(node)
+
+    assert at_write == [{LEDGER: frozenset({B4})}]
+
+
+@in_virtual_time
+async def test_a_refill_in_place_is_not_recorded() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).lose(LEDGER, 0)
+    await cluster.mark(B2)
+
+    async with cluster.node() as node:
+        await repair_with(node)
+
+    assert cluster.holds(B2, LEDGER, 0)
+    assert await recorded(cluster) == {}
+
+
+@in_virtual_time
+async def test_repairs_that_go_on_together_share_records() -> None:
+    cluster = await with_lost_b2(40, B1, B2, B3, B4)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(10)
+
+    assert len(await recorded(cluster)) == 40
+    assert len(await cluster.store.children(recent_copies_path(UR))) < 10
+
+
+@pytest.mark.parametrize("error", [UnauthorizedError, QuotaError])
+@in_virtual_time
+async def test_a_record_that_is_refused_stops_no_repair(error: type[BookmenderError]) -> None:
+    cluster = await lost_b2(B1, B2, B3, B4)
+    ended: list[RecordedCopies] = []
+    async with cluster.node() as node:
+        node.recorder.on_ended = ended.append
+        multi = node.store.multi
+
+        async def refuse(operations: Sequence[Operation]) -> list[OperationResult]:
+            for index, operation in enumerate(operations):
+                if operation.path.startswith(recent_copies_path(UR)):
+                    raise MultiFailed(index, error("no access"))
+            return await multi(operations)
+
+        node.store.multi = refuse  # type: ignore[method-assign]
+
+        outcome = await repair_with(node)
+
+    assert outcome.reason is None
+    assert [each.path for each in ended] == [None]
+
+
+@in_virtual_time
+async def test_a_repair_that_fails_hands_its_record_over_too() -> None:
+    cluster = await lost_b2(B1, B2, B3, B4)
+    ended: list[RecordedCopies] = []
+    async with cluster.node() as node:
+        node.recorder.on_ended = ended.append
+
+        async def interrupt(transfer: object) -> None:
+            raise RuntimeError("cut short")
+
+        once_copied(cluster, interrupt)
+        with pytest.raises(RuntimeError):
+            await repair_with(node)
+        await asyncio.sleep(1)
+
+    assert [dict(each.copies.targets) for each in ended] == [{LEDGER: frozenset({B4})}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b'{"version": 2}', id="another version's fields"),
+        pytest.param(b'{"version": 1, "ledgers_by_target": {}}', id="no ledger"),
+        pytest.param(b'{"version": 1, "ledgers_by_target": {"b": [-1]}}', id="no ledger id"),
+    ],
+)
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        RecentCopies.from_record(parse_record(data))
+
+
+def test_a_record_says_the_same_after_a_round_trip() -> None:
+    copies = RecentCopies(targets={7: frozenset({B1, B2}), 8: frozenset({B2})})
+
+    assert RecentCopies.from_record(parse_record(copies.to_json())) == copies
+
+
+def test_a_records_name_begins_with_its_session() -> None:
+    assert session_of("0f3a-uuid.12") == "0f3a-uuid"
