@@ -40,7 +40,7 @@ async def test_a_new_target_is_recorded_before_metadata_names_it() -> None:
             at_write.append(await recorded(cluster))
             return await write_operation(*args, **options)  # type: ignore[arg-type]
 
-        node.manager.write_operation = write  # type: ignore[method-assign, assignment]
+        node.manager.write_operation = write  # type: ignore[method-assign]
 
         await repair_with(node)
 

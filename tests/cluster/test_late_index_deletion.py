@@ -1,0 +1,73 @@
+"""DbLedgerStorage drops what is copied to a bookie right after that bookie collected the same ledger.
+
+The deletion of a ledger's index waits for the next checkpoint, and takes entries along that were added
+and acknowledged in between. Reading the copy again after the flush interval finds that out.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from daemon.local.spec import Storage
+from tests.cluster.steps import WORKER_ONLY, bench, events, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+FLUSH_S = 20
+REREAD_S = 25
+
+
+@pytest.fixture(scope="module")
+def cluster_options() -> dict[str, Any]:
+    settings = {
+        "gcWaitTime": "500",
+        "gcOverreplicatedLedgerWaitTime": "500",
+        "flushInterval": str(FLUSH_S * 1000),
+    }
+    return {
+        "bookies": 4,
+        "bookie_settings": settings,
+        "storage": Storage.DB,
+        "session_timeout_s": 4.0,
+    }
+
+
+def test_a_copy_that_the_bookie_dropped_after_acknowledging_it_is_made_again(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(shape(0, quorums=(3, 3, 3)))
+            first, _, collecting = (await on.metadata(ledger)).last_segment.ensemble
+            settings = WORKER_ONLY | {"REPLICATION_COPIES_REREAD_AFTER_S": str(REREAD_S)}
+            node = start("node", settings=settings)
+
+            # 1. The ledger moves from one bookie to the fourth, while the bookie is down.
+            await asyncio.to_thread(module_cluster.terminate, collecting)
+            await wait_for(lambda: collecting not in module_cluster.writable(), "bookie gone")
+            await on.lose([ledger], index=2)
+            await on.wait_idle()
+
+            # 2. Another bookie goes. The first one is back: it collects its leftover copy, and is the only
+            #    one that can take over.
+            await asyncio.to_thread(module_cluster.terminate, first)
+            await wait_for(lambda: first not in module_cluster.writable(), "bookie gone")
+            await asyncio.to_thread(module_cluster.start_bookie, collecting)
+            log = module_cluster.logs / f"bookie-{collecting.rpartition(':')[2]}.log"
+            collected = "Removed over-replicated ledgers"
+            await wait_for(lambda: collected in log.read_text(errors="replace"), collected)
+
+            # 3. The copy is made before the checkpoint that deletes its index.
+            await on.lose([ledger], index=0)
+            await on.wait_idle()
+            assert collecting in (await on.metadata(ledger)).bookies
+
+            await wait_for(lambda: events(node, "check.found"), "report", within_s=2 * REREAD_S)
+            await on.wait_idle()
+
+            await on.assert_whole([ledger])
+
+    asyncio.run(run())
