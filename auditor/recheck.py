@@ -63,8 +63,8 @@ _COUNTERS = {
     outcome: RECHECKED.labels(outcome=outcome) for outcome in (GOOD, BAD, MOOT, UNANSWERED)
 }
 
-SAMPLE_ENTRIES = 3
-"""Entries between the ends that are read of a ledger's copies."""
+SAMPLE_ENTRIES = 1
+"""Entries between the ends that are read of a copy. A late deletion takes all entries of a ledger."""
 LEDGERS_AT_ONCE = 16
 LEDGERS_PER_S = 500.0
 """At most. The repairs of a lost bookie end together, so their copies become due together."""

@@ -17,7 +17,7 @@ Many repairs share a record: all that arrive while one record is being written g
 import asyncio
 import json
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Self
@@ -27,16 +27,18 @@ import structlog
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
+    NodeExistsError,
     NoNodeError,
     QuotaError,
     RejectedError,
     SessionLostError,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import Create, MetadataStore
+from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.cluster.membership import ensure
 from replication.cluster.own_state import OPEN_UP, own_path, part, wholes
 from replication.queue.batching import Batcher
+from replication.queue.locks import guarded_multi
 
 log = structlog.get_logger()
 
@@ -211,6 +213,32 @@ class CopyRecorder:
         except NoNodeError:  # the first record that there is, or the directory was deleted by hand
             await ensure(self._store, self._directory)
             await self._batcher.apply(create)
+
+
+async def record_by_hand(
+    store: MetadataStore,
+    ur: str,
+    *,
+    ledger_id: int,
+    targets: Collection[BookieId],
+    session: Check,
+    guards: Sequence[Check],
+) -> None:
+    """Record what a command is about to make metadata name; nodes read it again when the command has ended.
+
+    ``session``: the check of the command's own session znode, whose name the record carries. Raises
+    LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
+    """
+    copies = RecentCopies(targets={ledger_id: frozenset(targets)})
+    path = f"{recent_copies_path(ur)}/{session.path.rpartition('/')[2]}.{ledger_id}"
+    await ensure(store, recent_copies_path(ur))
+    try:
+        await guarded_multi(
+            store, guards, [Create(path=path, data=copies.to_json())], ledger_id=ledger_id
+        )
+    except MultiFailed as failure:
+        if not isinstance(failure.cause, NodeExistsError):  # else an earlier attempt recorded it
+            raise failure.cause from failure
 
 
 class RepairCopies:

@@ -35,6 +35,7 @@ from replication.queue.lock_by_hand import Tell, locked
 from replication.queue.locks import guarded_multi
 from replication.queue.payloads import Mark
 from replication.reasons import Reason
+from replication.recent_copies import record_by_hand
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
 MARK_TRIES_MAX = 5
@@ -182,6 +183,16 @@ class Restorer:
             await WaitingNotes(self._store, self._ur).let_go(
                 ledger_id, guards=guards, beside=suspicion
             )
+            if found.named_again:
+                # A bookie that is named again may have collected the ledger a moment ago (rule S6).
+                await record_by_hand(
+                    self._store,
+                    self._ur,
+                    ledger_id=ledger_id,
+                    targets=found.named_again,
+                    session=session,
+                    guards=guards,
+                )
             await self._write_and_mark(ledger_id, guards, write)
             return found
 

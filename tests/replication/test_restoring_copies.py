@@ -7,8 +7,9 @@ import pytest
 
 from ledgers.memory.store import MemoryStore
 from ledgers.store import Delete, Operation
-from replication.cluster.own_state import waiting_path
+from replication.cluster.own_state import parse_record, waiting_path
 from replication.queue import payloads
+from replication.recent_copies import RecentCopies, recent_copies_path
 from replication.restoring import RestoreRefusedError
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -159,3 +160,19 @@ async def test_what_was_noted_of_its_next_try_is_not_waited_for() -> None:
     await undoing.undo(undoing.records[0])
 
     assert await undoing.cluster.store.exists(waiting_path(UR, LEDGER)) is None
+
+
+@in_virtual_time
+async def test_copies_that_are_named_again_are_to_be_read_again_later() -> None:
+    undoing = await repaired()
+
+    await undoing.undo(undoing.records[0])
+
+    (name,) = [n for n in await _records(undoing.cluster) if n.endswith(f".{LEDGER}")]
+    data, _ = await undoing.cluster.store.get(f"{recent_copies_path(UR)}/{name}")
+    copies = RecentCopies.from_record(parse_record(data))
+    assert copies.targets == {LEDGER: frozenset({B1, B2, B3})}
+
+
+async def _records(cluster: Cluster) -> list[str]:
+    return await cluster.store.children(recent_copies_path(UR))
