@@ -14,9 +14,10 @@ a worker reads the whole copy and repairs it.
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from math import ceil
 
 import structlog
 from prometheus_client import Counter as Metric
@@ -34,15 +35,16 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.metadata import BookieId
-from ledgers.operations.tasks import gather_in_parts, wait_woken
+from ledgers.operations.tasks import wait_woken
 from ledgers.store import Delete, MetadataStore, children_if_any
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.own_state import names_in, nodes_path, read_record
 from replication.queue.batching import Batcher
 from replication.queue.queue import Queue
 from replication.recent_copies import (
+    CopiesToRead,
+    CopyRecord,
     RecentCopies,
-    RecordedCopies,
     recent_copies_path,
     session_of,
 )
@@ -76,16 +78,12 @@ ADOPTED_MAX = 1_000
 """Records taken over in one look."""
 
 
-@dataclass(order=True, slots=True)
-class _Due:
-    """Copies to be read again at ``due_s`` (monotonic seconds)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """Copies to be read; ``retry_s``: how much later once more, should they remain unanswered."""
 
-    due_s: float
-    number: int
-    """Orders what is due at the same time."""
-    targets: Mapping[int, frozenset[BookieId]] = field(compare=False)
-    path: str | None = field(compare=False)
-    retry_s: float = field(compare=False, default=RETRY_MIN_S)
+    copies: CopiesToRead
+    retry_s: float = RETRY_MIN_S
 
 
 class CopyRecheck:
@@ -111,15 +109,17 @@ class CopyRecheck:
         self._queue, self._views = queue, views
         self._reader, self._reports = reader, reports
         self._after_s, self._clock = after_s, clock
-        self._heap: list[_Due] = []
-        self._number = 0
+        self._due: dict[int, list[_Waiting]] = {}
+        """By the monotonic second after which they are due."""
+        self._seconds: list[int] = []
+        """A heap of these seconds."""
         self._adopted: set[str] = set()
-        """Names of records of other sessions that are in ``_heap``, or being read."""
+        """Names of records of other sessions whose copies are yet to be read."""
         self._wake = asyncio.Event()
 
-    def expect(self, recorded: RecordedCopies) -> None:
-        """The repairs of a record have ended just now."""
-        self._push(recorded.copies.targets, recorded.path, wait_s=self._after_s)
+    def expect(self, ended: CopiesToRead) -> None:
+        """A repair has ended just now."""
+        self._put_off([_Waiting(copies=ended)], wait_s=self._after_s)
 
     async def run(self) -> None:
         """Raises SessionLostError."""
@@ -132,111 +132,100 @@ class CopyRecheck:
     async def _read_when_due(self) -> None:
         while True:
             self._wake.clear()
-            wait_s = self._heap[0].due_s - self._clock.now_s() if self._heap else None
+            wait_s = self._seconds[0] - self._clock.now_s() if self._seconds else None
             if wait_s is None or wait_s > 0:
                 await wait_woken(self._wake, timeout_s=wait_s)
                 continue
-            due = heapq.heappop(self._heap)
-            await self._read_again(due)
-            WAITING.set(sum(len(other.targets) for other in self._heap))
+            due = self._due.pop(heapq.heappop(self._seconds))
+            if await self._may_mark():
+                await self._read_all(due)
+            else:
+                self._put_off(due, wait_s=RETRY_MIN_S)
+            WAITING.set(sum(map(len, self._due.values())))
 
-    async def _read_again(self, due: _Due) -> None:
-        """Read what can be read, and keep the rest for later."""
+    async def _may_mark(self) -> bool:
+        """Whether auto-recovery is enabled: a bad copy has to be marked."""
         try:
-            if await self._queue.switch.is_on():  # nothing may be marked now
-                return self._push(due.targets, due.path, wait_s=RETRY_MIN_S)
-            left = await self._read_all(due.targets)
-            if left:
-                return self._push(
-                    left,
-                    due.path,
-                    wait_s=due.retry_s,
-                    retry_s=min(2 * due.retry_s, RETRY_MAX_S),
-                )
-            await self._forget(due.path)
+            return not await self._queue.switch.is_on()
         except SessionLostError:
             raise
-        except (UnavailableError, UnauthorizedError) as error:
-            log.warning("recent_copies.unread", error=str(error), retry_s=due.retry_s)
-            self._push(due.targets, due.path, wait_s=due.retry_s)
+        except (UnavailableError, UnauthorizedError):
+            return False
 
-    async def _read_all(
-        self, targets: Mapping[int, frozenset[BookieId]]
-    ) -> dict[int, frozenset[BookieId]]:
-        """Read the copies of each ledger at no more than ``LEDGERS_PER_S``; what remains unanswered."""
-        left: dict[int, frozenset[BookieId]] = {}
+    async def _read_all(self, due: Sequence[_Waiting]) -> None:
+        """Read these copies, at no more than ``LEDGERS_PER_S``."""
         counts: Counter[str] = Counter()
-        ledger_ids = sorted(targets)
-
-        async def read(ledger_id: int) -> None:
-            outcome, silent = await self._read_one(ledger_id, targets[ledger_id])
-            counts[outcome] += 1
-            _COUNTERS[outcome].inc()
-            if silent:
-                left[ledger_id] = silent
-
-        for start in range(0, len(ledger_ids), LEDGERS_AT_ONCE):
-            part = ledger_ids[start : start + LEDGERS_AT_ONCE]
+        for start in range(0, len(due), LEDGERS_AT_ONCE):
+            part = due[start : start + LEDGERS_AT_ONCE]
             began_s = self._clock.now_s()
-            await gather_in_parts(read, part, at_once=LEDGERS_AT_ONCE)
+            counts.update(await asyncio.gather(*map(self._read, part)))
             pace_s = len(part) / LEDGERS_PER_S - (self._clock.now_s() - began_s)
             if pace_s > 0:
                 await self._clock.sleep(pace_s)
+        for outcome, count in counts.items():
+            _COUNTERS[outcome].inc(count)
         log.debug("recent_copies.read", **counts)
-        return left
 
-    async def _read_one(
-        self, ledger_id: int, targets: frozenset[BookieId]
-    ) -> tuple[str, frozenset[BookieId]]:
+    async def _read(self, waiting: _Waiting) -> str:
+        """Read one repair's copies; what came of it. Copies without an answer are put off."""
+        copies = waiting.copies
+        try:
+            outcome, silent = await self._outcome(copies)
+            if not silent:
+                await self._settle(copies.record)
+                return outcome
+        except SessionLostError:
+            raise
+        except (UnavailableError, UnauthorizedError) as error:
+            log.warning("recent_copies.unread", ledger_id=copies.ledger_id, error=str(error))
+            outcome, silent = UNANSWERED, copies.targets
+        later = _Waiting(
+            copies=replace(copies, targets=silent), retry_s=min(2 * waiting.retry_s, RETRY_MAX_S)
+        )
+        self._put_off([later], wait_s=waiting.retry_s)
+        return outcome
+
+    async def _outcome(self, copies: CopiesToRead) -> tuple[str, frozenset[BookieId]]:
         """What came of it, and the targets that are to be asked again.
 
         A target that metadata names and that is not registered has to be asked when it is back: within
-        the recovery delay nobody marks its ledgers.
+        the recovery delay nothing marks its ledgers.
         """
+        ledger_id = copies.ledger_id
         try:
             versioned = await self._reader.metadata(ledger_id)
-        except (CorruptionError, UnauthorizedError):  # the index and the checks report that
+        except CorruptionError:  # the leader's index reports that
             return MOOT, frozenset()
-        named = frozenset() if versioned is None else targets & versioned.metadata.bookies
+        named = frozenset() if versioned is None else copies.targets & versioned.metadata.bookies
         if versioned is None or not named:
             return MOOT, frozenset()
         there = named & self._views.current.available
-        copies = await self._reader.of(versioned, there, sample_entries=SAMPLE_ENTRIES)
-        if copies is None or copies.is_key_suspect:
+        found = await self._reader.of(versioned, there, sample_entries=SAMPLE_ENTRIES)
+        if found is None or found.is_key_suspect:
             return MOOT, frozenset()
-        silent = (named - there) | copies.unknown
-        if copies.bad:
-            detail = f"a repair made these copies, and they are gone again: {copies.detail}"
-            await self._reports.report(RECENT_COPIES, ledger_id, copies.sight, detail)
+        silent = (named - there) | found.unknown
+        if found.bad:
+            detail = f"a repair made these copies, and they are gone again: {found.detail}"
+            await self._reports.report(RECENT_COPIES, ledger_id, found.sight, detail)
             return BAD, silent
         return (UNANSWERED if silent else GOOD), silent
 
-    async def _forget(self, path: str | None) -> None:
-        if path is None:
+    async def _settle(self, record: CopyRecord) -> None:
+        """The copies of one of the record's repairs need no further look."""
+        if record.unread > 1 or record.path is None:
+            record.unread -= 1
             return
-        with suppress(NoNodeError):  # another node took it over, and was quicker
-            await self._batcher.apply(Delete(path=path))
-        self._adopted.discard(path.rpartition("/")[2])
+        with suppress(NoNodeError):  # another node took it over, and was faster
+            await self._batcher.apply(Delete(path=record.path))
+        record.unread = 0
+        self._adopted.discard(record.path.rpartition("/")[2])
 
-    def _push(
-        self,
-        targets: Mapping[int, frozenset[BookieId]],
-        path: str | None,
-        *,
-        wait_s: float,
-        retry_s: float = RETRY_MIN_S,
-    ) -> None:
-        self._number += 1
-        due = _Due(
-            due_s=self._clock.now_s() + wait_s,
-            number=self._number,
-            targets=targets,
-            path=path,
-            retry_s=retry_s,
-        )
-        heapq.heappush(self._heap, due)
-        WAITING.set(sum(len(other.targets) for other in self._heap))
-        self._wake.set()
+    def _put_off(self, waiting: Sequence[_Waiting], *, wait_s: float) -> None:
+        second = ceil(self._clock.now_s() + wait_s)
+        if second not in self._due:
+            heapq.heappush(self._seconds, second)
+            self._wake.set()
+        self._due.setdefault(second, []).extend(waiting)
 
     # --- Records of sessions that have ended --------------------------------------------------------
 
@@ -261,8 +250,11 @@ class CopyRecheck:
             path = f"{recent_copies_path(self._ur)}/{name}"
             copies = await read_record(self._store, path, RecentCopies.from_record)
             self._adopted.add(name)  # one that cannot be read is a later release's: it stays
-            if copies is not None:
-                self.expect(RecordedCopies(copies=copies, path=path))
+            if copies is None:
+                continue
+            record = CopyRecord(path=path, unread=len(copies.targets))
+            for ledger_id, targets in copies.targets.items():
+                self.expect(CopiesToRead(ledger_id=ledger_id, targets=targets, record=record))
 
 
 def orphans(names: Collection[str], *, alive: Collection[str], known: Collection[str]) -> list[str]:

@@ -82,45 +82,46 @@ class RecentCopies:
         return cls(targets={i: frozenset(bookies) for i, bookies in targets.items()})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedCopies:
-    """Copies whose repairs have ended, and the znode of their record. ``path`` is None where the
-    record could not be written: then this process alone knows of the copies."""
-
-    copies: RecentCopies
-    path: str | None
-
-
 @dataclass(slots=True, eq=False)
-class _Record:
-    """One record, from the first copy that joins it until all its repairs have ended."""
+class CopyRecord:
+    """One record, from the first copy that joins it until all its copies were read again."""
 
     targets: dict[int, set[BookieId]] = field(default_factory=dict)
-    repairs: int = 0
-    """Repairs that joined, and have not ended yet."""
+    path: str | None = None
+    """None before it is written, and where it is refused: then this process alone knows of the copies."""
+    unread: int = 0
+    """Repairs whose copies are yet to be read again. At 0 the record is deleted."""
     is_written: asyncio.Event = field(default_factory=asyncio.Event)
     """Set also when the write has failed."""
     error: BookmenderError | None = None
-    path: str | None = None
-
-    @property
-    def copies(self) -> RecentCopies:
-        return RecentCopies(targets={i: frozenset(t) for i, t in self.targets.items()})
 
     @property
     def is_full(self) -> bool:
         return len(self.targets) >= LEDGERS_PER_RECORD_MAX
+
+    def to_json(self) -> bytes:
+        targets = {ledger_id: frozenset(bookies) for ledger_id, bookies in self.targets.items()}
+        return RecentCopies(targets=targets).to_json()
 
     def end(self, error: BookmenderError | None = None) -> None:
         self.error = error
         self.is_written.set()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopiesToRead:
+    """The copies of one repair, which has ended, and the record that they are part of."""
+
+    ledger_id: int
+    targets: frozenset[BookieId]
+    record: CopyRecord
+
+
 class CopyRecorder:
     """Writes the records of one session's copies. ``run`` must be running.
 
     ``session``: the uuid of the session's znode. ``on_ended``, which may be set before ``run`` begins, is
-    called once for each record, when all its repairs have ended.
+    called when a repair that recorded copies has ended.
     """
 
     def __init__(
@@ -135,9 +136,9 @@ class CopyRecorder:
         self._store, self._batcher = store, batcher
         self._directory = recent_copies_path(ur)
         self._session = session
-        self.on_ended: Callable[[RecordedCopies], None] = lambda ended: None
+        self.on_ended: Callable[[CopiesToRead], None] = lambda ended: None
         self._is_enabled = is_enabled
-        self._waiting: deque[_Record] = deque()
+        self._waiting: deque[CopyRecord] = deque()
         """Records that are still to be written; copies join the last one."""
         self._arrived = asyncio.Event()
         self._numbers = count()
@@ -162,33 +163,26 @@ class CopyRecorder:
             for record in self._waiting:
                 record.end(SessionLostError("stopped before the copies were recorded"))
 
-    def join(self, ledger_id: int, targets: Collection[BookieId]) -> _Record | None:
+    def join(self, ledger_id: int, targets: Collection[BookieId]) -> CopyRecord | None:
         """The record that the copies are to be part of. None: recording is switched off."""
         if not self._is_enabled:
             return None
         if not self._waiting or self._waiting[-1].is_full:
-            self._waiting.append(_Record())
+            self._waiting.append(CopyRecord())
         record = self._waiting[-1]
         record.targets.setdefault(ledger_id, set()).update(targets)
-        record.repairs += 1
         self._arrived.set()
         return record
 
-    def leave(self, record: _Record) -> None:
-        """One of the record's repairs has ended."""
-        record.repairs -= 1
-        self._hand_over_if_ended(record)
+    def ended(self, ledger_id: int, targets: Collection[BookieId], record: CopyRecord) -> None:
+        """A repair of the ledger has ended, which had these copies in the record."""
+        self.on_ended(CopiesToRead(ledger_id=ledger_id, targets=frozenset(targets), record=record))
 
-    def _hand_over_if_ended(self, record: _Record) -> None:
-        """Repairs may end before their record is written, because a copy failed: either comes last."""
-        if record.repairs == 0 and record.is_written.is_set() and record.error is None:
-            self.on_ended(RecordedCopies(copies=record.copies, path=record.path))
-
-    async def _write(self, record: _Record) -> None:
+    async def _write(self, record: CopyRecord) -> None:
         """A record that is refused (ACLs, a quota) stops no repair: this process knows of its copies."""
         path = f"{self._directory}/{self._session}.{next(self._numbers)}"
         try:
-            await self._create(path, record.copies.to_json())
+            await self._create(path, record.to_json())
         except (RejectedError, QuotaError) as error:
             if not self._has_told:
                 log.error("recent_copies.refused", path=path, error=str(error), next_step=OPEN_UP)
@@ -204,7 +198,6 @@ class CopyRecorder:
         else:
             record.path = path
             record.end()
-        self._hand_over_if_ended(record)
 
     async def _create(self, path: str, data: bytes) -> None:
         create = Create(path=path, data=data)
@@ -246,18 +239,15 @@ class RepairCopies:
 
     def __init__(self, recorder: CopyRecorder, ledger_id: int) -> None:
         self._recorder, self._ledger_id = recorder, ledger_id
-        self._targets: set[BookieId] = set()
-        self._records: list[_Record] = []
+        self._records: dict[CopyRecord, set[BookieId]] = {}
 
     def add(self, targets: Collection[BookieId]) -> None:
         """Begin to record copies on these bookies. Does not wait, so that the copy can go on beside it."""
-        new = set(targets) - self._targets
-        if not new:
-            return
-        self._targets |= new
-        record = self._recorder.join(self._ledger_id, new)
-        if record is not None:
-            self._records.append(record)
+        new = set(targets).difference(*self._records.values())
+        if new and (record := self._recorder.join(self._ledger_id, new)) is not None:
+            if record not in self._records:
+                record.unread += 1
+            self._records.setdefault(record, set()).update(new)
 
     async def wait_recorded(self) -> None:
         """Return when all of them are recorded. Raises UnavailableError: name none of them."""
@@ -268,6 +258,6 @@ class RepairCopies:
 
     def end(self) -> None:
         """The repair has ended, whatever came of it."""
-        for record in self._records:
-            self._recorder.leave(record)
+        for record, targets in self._records.items():
+            self._recorder.ended(self._ledger_id, targets, record)
         self._records.clear()

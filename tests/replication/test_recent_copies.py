@@ -9,7 +9,7 @@ from ledgers.errors import BookmenderError, CorruptionError, QuotaError, Unautho
 from ledgers.metadata import BookieId
 from ledgers.store import MultiFailed, Operation, OperationResult, SetData
 from replication.cluster.own_state import parse_record
-from replication.recent_copies import RecentCopies, RecordedCopies, recent_copies_path, session_of
+from replication.recent_copies import CopiesToRead, RecentCopies, recent_copies_path, session_of
 from tests.replication.cluster import Cluster, in_virtual_time, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working
@@ -76,7 +76,7 @@ async def test_repairs_that_go_on_together_share_records() -> None:
 @in_virtual_time
 async def test_a_record_that_is_refused_stops_no_repair(error: type[BookmenderError]) -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
-    ended: list[RecordedCopies] = []
+    ended: list[CopiesToRead] = []
     async with cluster.node() as node:
         node.recorder.on_ended = ended.append
         multi = node.store.multi
@@ -92,13 +92,13 @@ async def test_a_record_that_is_refused_stops_no_repair(error: type[BookmenderEr
         outcome = await repair_with(node)
 
     assert outcome.reason is None
-    assert [each.path for each in ended] == [None]
+    assert [each.record.path for each in ended] == [None]
 
 
 @in_virtual_time
 async def test_a_repair_that_fails_hands_its_record_over_too() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
-    ended: list[RecordedCopies] = []
+    ended: list[CopiesToRead] = []
     async with cluster.node() as node:
         node.recorder.on_ended = ended.append
 
@@ -110,7 +110,7 @@ async def test_a_repair_that_fails_hands_its_record_over_too() -> None:
             await repair_with(node)
         await asyncio.sleep(1)
 
-    assert [dict(each.copies.targets) for each in ended] == [{LEDGER: frozenset({B4})}]
+    assert [(each.ledger_id, each.targets) for each in ended] == [(LEDGER, frozenset({B4}))]
 
 
 @pytest.mark.parametrize(
