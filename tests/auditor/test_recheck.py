@@ -1,62 +1,32 @@
 """Recent copies that are read again: found, repaired, and remembered through every interruption."""
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from auditor.checks.copies import CopyReader
-from auditor.checks.reports import Reports
-from auditor.findings import Findings, read_findings
-from auditor.marking import BothQueues
-from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, CopyRecheck, orphans
+from auditor.findings import read_findings
+from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, orphans
 from ledgers.bookies import Transfer
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import NO_FAULT, Fault
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.recent_copies import recent_copies_path
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, queue_empty, until
+from tests.auditor.rechecking import recheck_of
+from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, Node, working
 
 AFTER_S = 120.0
 
 
-def recheck_of(node: Node, cluster: Cluster) -> CopyRecheck:
-    """As the daemon puts it together for a worker's session."""
-    recheck = CopyRecheck(
-        store=node.store,
-        batcher=node.batcher,
-        ur=UR,
-        queue=node.queue,
-        views=node.views,
-        reader=CopyReader(
-            manager=node.manager,
-            bookies=cluster.bookies,
-            views=node.views,
-            clock=cluster.clock,
-            rng=random.Random(0),
-            fallback_digest=DIGEST,
-        ),
-        reports=Reports(
-            BothQueues(node.store, node.batcher, UR, cluster.clock),
-            Findings(node.store, node.batcher, UR, cluster.clock),
-        ),
-        after_s=AFTER_S,
-        clock=cluster.clock,
-    )
-    node.recorder.on_ended = recheck.expect
-    return recheck
-
-
 @asynccontextmanager
 async def rechecking_node(cluster: Cluster, name: str = "node-1") -> AsyncIterator[Node]:
     """A node that repairs, and reads its copies again."""
     async with cluster.node(name) as node:
-        recheck = asyncio.create_task(recheck_of(node, cluster).run())
+        recheck = asyncio.create_task(recheck_of(node, cluster, after_s=AFTER_S).run())
         try:
             async with working(node):
                 yield node
@@ -104,7 +74,7 @@ async def test_a_copy_that_a_late_index_deletion_removed_is_made_again() -> None
 async def test_a_missing_copy_is_reported_with_the_bookie_that_lost_it() -> None:
     cluster = await lost_b2_with_one_spare()
     async with cluster.node() as node:
-        recheck = recheck_of(node, cluster)
+        recheck = recheck_of(node, cluster, after_s=AFTER_S)
         outcome = await node.repairer.repair(await node.take())
         assert outcome.reason is None
         cluster.bookie(B4).lose(LEDGER, 0)

@@ -1,7 +1,8 @@
 """Auditors and workers, many ledgers, and faults drawn from a seed: in the end everything is whole.
 
 Bookies go and come back, some with their disks empty; single entries vanish; bookies are ordered to
-drain, or to be away for a while; sessions expire; requests and replies are lost. No copy is destroyed
+drain, or to be away for a while; sessions expire; requests and replies are lost; bookies collect ledgers
+late, and take copies along that were made in between. No copy is destroyed
 while it may be the last one but one, so that whatever is missing in the end was lost by us; the others
 may be out of reach for long, and ledgers be split around them. Rule S1 is held against every single
 write of metadata (``Cluster``).
@@ -14,6 +15,7 @@ from contextlib import suppress
 
 import pytest
 
+from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MAX_S
 from auditor.settings import AuditorSettings
 from ledgers.errors import (
     BookmenderError,
@@ -29,8 +31,10 @@ from ledgers.memory.store import MemoryStore
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.store import Operation
 from replication.cluster.order_book import drain_place, maintenance_place
+from replication.queue import payloads
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
+from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, named_by, until
 from tests.replication.ledger_values import BOOKIES
 from tests.replication.nodes import UR, working
@@ -39,6 +43,7 @@ from tests.virtual_time import run
 
 LEDGER_COUNT = 12
 STORM_S = 90.0
+REREAD_S = 15.0
 ALIVE_MIN = 5
 SETTINGS = ReplicationSettings(
     ledgers_at_once=4,
@@ -68,6 +73,7 @@ class Storm:
         happenings = [self._kill, self._revive, self._revive, self._expire]
         happenings += [self._vanish, self._eclipse, self._eclipse]
         happenings += [self._drain, self._stop_draining, self._maintain]
+        happenings += [self._collect, self._flush]
         while self.cluster.clock.now_s() < end_s:
             await asyncio.sleep(self.rng.uniform(0.5, 6))
             await self.rng.choice(happenings)()
@@ -76,6 +82,8 @@ class Storm:
 
     async def _clear_up(self) -> None:
         await self._stop_draining()
+        for bookie in BOOKIES:  # whatever is copied from now on is lost again at the next flush
+            await self._collect_on(bookie)
         away = [b for b in BOOKIES if self.cluster.bookie(b).is_down]
         spared = [b for b in away if not await self._is_needed(b)][:1]
         for bookie in away:
@@ -107,6 +115,22 @@ class Storm:
             cluster.bookie(named[0]).lose(ledger_id, entry_id)
             await cluster.kill(*named[1:])
             await self._mark(ledger_id)
+
+    async def _collect(self) -> None:
+        """A bookie collects the ledgers that do not name it. Their indexes go with its next flush."""
+        await self._collect_on(self.rng.choice(BOOKIES))
+
+    async def _collect_on(self, bookie: BookieId) -> None:
+        """No ledger that a worker holds is collected: its lock is honoured."""
+        held = {payloads.ledger_id_of_lock(name) for name in await self.cluster.locked()}
+        for ledger_id in range(LEDGER_COUNT):
+            named = (await self.cluster.metadata(ledger_id)).bookies
+            if ledger_id not in held and bookie not in named:
+                self.cluster.bookie(bookie).collect_late(ledger_id)
+
+    async def _flush(self) -> None:
+        for bookie in BOOKIES:
+            self.cluster.bookie(bookie).flush()
 
     async def _drain(self) -> None:
         bookie = self.rng.choice(BOOKIES)
@@ -224,7 +248,10 @@ async def weather(seed: int) -> None:
 
     async def work() -> None:
         async with cluster.node(settings=SETTINGS) as node, working(node) as worker:
-            await asyncio.wait([worker])
+            recheck = asyncio.create_task(recheck_of(node, cluster, after_s=REREAD_S).run())
+            await asyncio.wait([worker, recheck], return_when=asyncio.FIRST_COMPLETED)
+            recheck.cancel()
+            await asyncio.gather(recheck, return_exceptions=True)
 
     async def audit() -> None:
         settings = AuditorSettings(bookie_check_interval_s=20)
@@ -234,6 +261,9 @@ async def weather(seed: int) -> None:
 
     halves = [asyncio.create_task(restarting(half)) for half in (work, work, audit, audit)]
     await storm.blow()
+    await until(cluster, lambda: is_calm(cluster))
+    await storm._flush()
+    await asyncio.sleep(ADOPT_INTERVAL_S + REREAD_S + RETRY_MAX_S)
     await until(cluster, lambda: is_calm(cluster))
     for half in halves:
         half.cancel()
