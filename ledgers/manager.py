@@ -10,8 +10,10 @@ from contextlib import suppress
 from msgspec import Struct
 
 from ledgers.errors import (
+    ConflictError,
     CorruptionError,
     LockLostError,
+    NodeExistsError,
     NoNodeError,
     NoSuchLedgerError,
     NotEmptyError,
@@ -129,24 +131,31 @@ class LedgerManager:
         *,
         read_as: VersionedMetadata,
         guards: Sequence[Operation] = (),
+        beside: Sequence[Operation] = (),
     ) -> VersionedMetadata:
         """Compare-and-set on the version of ``read_as``; ``guards`` must hold too (rule S3).
 
-        Raises ConflictError, NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
+        ``beside`` is applied in the same transaction. Raises ConflictError, also where ``beside`` does
+        not apply any more; NoSuchLedgerError, UnknownOutcomeError (the reply was lost: read);
         LockLostError when a guard does not hold.
         """
         operation = await self.write_operation(ledger_id, metadata, read_as=read_as)
         try:
-            results = await self._store.multi([*guards, operation])
+            results = await self._store.multi([*guards, operation, *beside])
         except MultiFailed as failure:
             if failure.index < len(guards):
                 raise LockLostError(
                     "what must hold for the write does not hold any more", ledger_id=ledger_id
                 ) from failure
-            if isinstance(failure.cause, NoNodeError):
+            is_metadata = failure.index == len(guards)
+            if is_metadata and isinstance(failure.cause, NoNodeError):
                 raise NoSuchLedgerError("no such ledger", ledger_id=ledger_id) from failure
+            if not is_metadata and isinstance(failure.cause, NoNodeError | NodeExistsError):
+                raise ConflictError(
+                    "a znode that is written beside the metadata changed", ledger_id=ledger_id
+                ) from failure
             raise failure.cause from failure
-        stat = results[-1]
+        stat = results[len(guards)]
         assert isinstance(stat, Stat), results
         return VersionedMetadata(
             ledger_id=ledger_id, metadata=metadata, stat=stat, data=operation.data

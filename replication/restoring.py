@@ -7,7 +7,6 @@ transaction the ledger is marked in our own queue: nodes check it in any case, a
 """
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ledgers.clock import Clock
@@ -23,17 +22,14 @@ from ledgers.errors import (
 from ledgers.formats.metadata_codec import parse_metadata
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata
-from ledgers.store import Check, Create, MetadataStore, MultiFailed, SetData, Stat
+from ledgers.store import Check, MetadataStore, MultiFailed, SetData, Stat
 from replication.cluster.cluster_view import ClusterView
-from replication.cluster.membership import ensure
-from replication.cluster.own_state import own_path
 from replication.journal import JournalRecord
 from replication.planning.copy_doubts import copy_doubts
 from replication.planning.survey import OpenEnd, Surveyor
-from replication.queue import payloads
 from replication.queue.lock_by_hand import Tell, locked
 from replication.queue.locks import guarded_multi
-from replication.queue.payloads import Mark
+from replication.queue.own_mark import own_mark_operations
 from replication.reasons import Reason
 from replication.recent_copies import record_by_hand
 from replication.waiting.notes import WaitingNote, WaitingNotes
@@ -228,7 +224,7 @@ class Restorer:
         self, ledger_id: int, guards: Sequence[Check], write: SetData
     ) -> None:
         for _ in range(MARK_TRIES_MAX):
-            mark = await self._mark_operations(ledger_id)
+            mark = await own_mark_operations(self._store, self._ur, ledger_id, self._clock)
             try:
                 await guarded_multi(self._store, guards, [write, *mark], ledger_id=ledger_id)
                 return
@@ -237,17 +233,3 @@ class Restorer:
                 if not is_of_mark or not isinstance(failure.cause, _CHANGED):
                     raise failure.cause from failure
         raise UnavailableError("its mark's directories keep changing", ledger_id=ledger_id)
-
-    async def _mark_operations(self, ledger_id: int) -> list[Create | SetData]:
-        """Where it is marked that stays, as nobody unmarks it while the lock is ours (rule S6). It is written anew as it is:
-        whoever read it, and the ledger's note, before takes it no more."""
-        path = payloads.mark_path(own_path(self._ur), ledger_id)
-        directory = path.rpartition("/")[0]
-        with suppress(NoNodeError):
-            data, stat = await self._store.get(path)
-            return [SetData(path=path, data=data, version=stat.version)]
-        mark = Create(path=path, data=payloads.mark_to_bytes(Mark(ctime_ms=self._clock.wall_ms())))
-        if await self._store.exists(directory) is not None:  # a crash left it behind
-            return [mark]
-        await ensure(self._store, directory.rpartition("/")[0])
-        return [Create(path=directory), mark]

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from auditor.checks.idle_sightings import Sighting, read_sightings, seen_again
@@ -24,6 +25,7 @@ from daemon.visit import Visit
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (
+    ConflictError,
     JournalError,
     LockLostError,
     NotEnoughBookiesError,
@@ -43,6 +45,7 @@ from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for
 from replication.planning.targets import Receivers
 from replication.queue.listing import read_marks
 from replication.queue.lock_by_hand import LockedError, Tell, locked
+from replication.queue.own_mark import own_mark_operations
 
 Told = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
@@ -224,7 +227,8 @@ class LedgerCloser:
         is_forced: bool = False,
         accepts_loss: bool = False,
     ) -> Closing:
-        """Recover and close it; one that is closed already stays as it is. Is it marked, the nodes try it at once.
+        """Recover and close it, and mark it in our own queue, so that nodes check its copies at once; one that is
+        closed already stays as it is.
 
         ``session``: proves that it is still ours (rule S3). ``is_forced``: whatever the doubts, but not while a hold
         stands, or so few answer that no end can be found, or nobody takes its last entries. ``accepts_loss``: see
@@ -284,7 +288,16 @@ class LedgerCloser:
                 distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
                 accepts_loss=accepts_loss,
                 guards=guards,
+                # The last entries may have fewer copies than the write quorum: nodes check them.
+                beside=partial(
+                    own_mark_operations, self._store, self._ur, found.ledger_id, self._clock
+                ),
             )
+        except ConflictError as error:
+            raise CloseRefusedError(
+                "its metadata was written while it was being looked at: its writer may be alive. "
+                "Give the same command again to look once more"
+            ) from error
         except UnprovenEndError as error:
             hint = await self._open_ledgers.way_out(found, error)
             raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error

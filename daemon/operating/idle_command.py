@@ -180,7 +180,10 @@ def closing_text(done: Closing, *, is_forced: bool) -> str:
     if done.closed is not None:
         metadata = done.closed.metadata
         end = f"{_reach(metadata.last_entry_id)}, {metadata.length:,} bytes"
-        return f"{ledger}: closed, {end}; whoever wrote it is locked out"
+        return (
+            f"{ledger}: closed, {end}; whoever wrote it is locked out. It is marked in bookmender's queue, "
+            "so that nodes check its copies now"
+        )
     metadata = done.found.metadata
     if metadata.is_closed:
         return f"{ledger}: closed already, {_reach(metadata.last_entry_id)}"

@@ -40,8 +40,17 @@ async def nothing_to_confirm(bookies: Collection[BookieId]) -> None:
     """For who believes every "no"."""
 
 
+Beside = Callable[[], Awaitable[Sequence[Operation]]]
+"""Called before each try to write CLOSED: what is to be applied in the same transaction."""
+
+
+async def nothing_beside() -> Sequence[Operation]:
+    """For a recovery that writes the metadata alone."""
+    return ()
+
+
 async def recover_ledger(
-    ledger_id: int,
+    found: VersionedMetadata,
     *,
     manager: LedgerManager,
     bookies: Bookies,
@@ -52,22 +61,26 @@ async def recover_ledger(
     distrusted: Collection[BookieId] = (),
     confirm: Confirm = nothing_to_confirm,
     guards: Sequence[Operation] = (),
+    beside: Beside = nothing_beside,
 ) -> VersionedMetadata:
     """Recover and close the ledger; its CLOSED metadata, whoever wrote it.
 
-    ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they are
+    ``found``: the metadata from which the caller decided to recover the ledger. If the ledger is OPEN,
+    its writer is locked out by a compare-and-set on this very version (rule S2). ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they are
     known to have lost entries. ``young``: set up after the ledger was made, and perhaps wiped (another
     cookie): likewise, unless they show that they lost nothing. ``confirm``: see there. ``guards`` ride with
     each metadata write.
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
-    LockLostError: a guard does not hold. ConflictError: the metadata changed in a way that no
-    writer and no recovery makes. May be cut short anywhere, and run by several at once.
+    LockLostError: a guard does not hold. ConflictError: the metadata changed since ``found``, so the
+    decision is to be made again; or it changed in a way that no writer and no recovery makes. May be
+    cut short anywhere, and run by several at once.
     """
-    versioned = await _mark(ledger_id, manager, guards)
+    versioned = await _mark(found, manager, guards)
     if versioned.metadata.is_closed:
         return versioned
+    ledger_id = versioned.ledger_id
     finder = EndFinder(
         ledger_id,
         versioned.metadata,
@@ -80,7 +93,7 @@ async def recover_ledger(
     )
     end = await finder.find_end()
     await confirm(versioned.metadata.last_segment.ensemble)
-    return await _close(versioned, end, manager, guards)
+    return await _close(versioned, end, manager, guards, beside)
 
 
 def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
@@ -91,19 +104,35 @@ def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
 
 
 async def _mark(
-    ledger_id: int, manager: LedgerManager, guards: Sequence[Operation]
+    found: VersionedMetadata, manager: LedgerManager, guards: Sequence[Operation]
 ) -> VersionedMetadata:
-    """Make sure that the ledger is no longer OPEN, so that no writer changes its ensemble."""
+    """Make sure that the ledger is no longer OPEN, so that no writer changes its ensemble.
+
+    The decision to fence was made from ``found``: an open fragment misses a bookie, or its writer seems
+    to be gone. It must not be carried out on a later version, in which the writer may have replaced the
+    bookie. Interleaving: 1. we read v5, which names a lost bookie; 2. we ask that bookie, for seconds;
+    3. the writer's ensemble change makes v6, which is healthy; 4. marking v6 IN_RECOVERY would lock out
+    a writer that is alive. So a write on v5 fails at step 4, and ConflictError goes up.
+    """
+    versioned = found
+    if found.metadata.state is not LedgerState.OPEN:
+        return found
+    marked = found.metadata.with_state(LedgerState.IN_RECOVERY)
     for _ in range(METADATA_TRIES_MAX):
-        versioned = await manager.read(ledger_id)
-        if versioned.metadata.state is not LedgerState.OPEN:
-            return versioned
-        marked = versioned.metadata.with_state(LedgerState.IN_RECOVERY)
         try:
-            return await manager.write(ledger_id, marked, read_as=versioned, guards=guards)
-        except (ConflictError, UnknownOutcomeError):
-            continue
-    raise UnavailableError("the metadata kept changing", ledger_id=ledger_id)
+            return await manager.write(found.ledger_id, marked, read_as=found, guards=guards)
+        except UnknownOutcomeError:
+            versioned = await manager.read(found.ledger_id)
+        if versioned.version == found.version:
+            continue  # the request was lost
+        if versioned.version == found.version + 1 and versioned.metadata == marked:
+            # Ours, or that of another recovery which decided from the same version: either locks the
+            # writer out, and two recoveries may run at once.
+            return versioned
+        raise ConflictError(
+            "the metadata changed while its mark was written", ledger_id=found.ledger_id
+        )
+    raise UnavailableError("the metadata kept changing", ledger_id=found.ledger_id)
 
 
 async def _close(
@@ -111,6 +140,7 @@ async def _close(
     end: RecoveredEnd,
     manager: LedgerManager,
     guards: Sequence[Operation],
+    beside: Beside,
 ) -> VersionedMetadata:
     """Write CLOSED, or adopt it from who was faster: then their end, and their ensembles, hold.
 
@@ -126,7 +156,11 @@ async def _close(
             raise ConflictError("the ensemble changed under a recovery", ledger_id=ledger_id)
         try:
             return await manager.write(
-                ledger_id, closed_at(metadata, end), read_as=versioned, guards=guards
+                ledger_id,
+                closed_at(metadata, end),
+                read_as=versioned,
+                guards=guards,
+                beside=await beside(),
             )
         except (ConflictError, UnknownOutcomeError):
             versioned = await manager.read(ledger_id)

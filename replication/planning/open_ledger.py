@@ -29,7 +29,12 @@ from ledgers.operations.ensembles import BookiePool, can_go_on_without
 from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
 from ledgers.operations.latecomers import latecomers
 from ledgers.operations.reader import replicas_in
-from ledgers.operations.recovery import nothing_to_confirm, recover_ledger
+from ledgers.operations.recovery import (
+    Beside,
+    nothing_beside,
+    nothing_to_confirm,
+    recover_ledger,
+)
 from ledgers.placement import Candidate
 from ledgers.store import Operation
 from ledgers.striping import covers
@@ -272,8 +277,9 @@ class OpenLedgers:
         distrusted: Collection[BookieId] = (),
         accepts_loss: bool = False,
         guards: Sequence[Operation],
+        beside: Beside = nothing_beside,
     ) -> VersionedMetadata:
-        """Fence, find the end, close. Errors are those of ``recover_ledger``.
+        """Fence, find the end, close. Errors are those of ``recover_ledger``; ``beside``: as there.
 
         ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``: those set up anew are
         believed, though entries may be cut off that only they had, and bookies that are silent now.
@@ -287,7 +293,7 @@ class OpenLedgers:
                 )
 
         closed = await recover_ledger(
-            versioned.ledger_id,
+            versioned,
             manager=self._manager,
             bookies=self._bookies,
             pool=self._pool,
@@ -297,6 +303,7 @@ class OpenLedgers:
             distrusted=distrusted,
             confirm=nothing_to_confirm if accepts_loss else confirm,
             guards=guards,
+            beside=beside,
         )
         log.info(
             "ledger.recovered",

@@ -75,7 +75,7 @@ class OurClient:
 
     async def recover(self, ledger_id: int) -> VersionedMetadata:
         return await recover_ledger(
-            ledger_id,
+            await self.manager.read(ledger_id),
             manager=self.manager,
             bookies=self.bookies,
             pool=self.pool,

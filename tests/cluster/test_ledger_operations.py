@@ -59,7 +59,7 @@ class Client:
 
     async def recover(self, ledger_id: int) -> LedgerMetadata:
         versioned = await recover_ledger(
-            ledger_id,
+            await self.manager.read(ledger_id),
             manager=self.manager,
             bookies=self.bookies,
             pool=self.pool,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,18 +11,19 @@ from auditor.checks.idle_sightings import Sighting
 from daemon.operating.close_ledger import CloseRefusedError, doubts_about
 from daemon.operating.idle_command import closing_text
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
-from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import LedgerState
-from replication.cluster.order_book import OrderBook, hold_place, tries_place
-from replication.cluster.orders import HoldOrder, Orders
-from replication.cluster.own_state import findings_path
+from ledgers.manager import VersionedMetadata
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
+from ledgers.metadata import LedgerState, Segment
+from replication.cluster.order_book import hold_place, tries_place
+from replication.cluster.orders import HoldOrder
+from replication.cluster.own_state import findings_path, own_path
 from replication.queue import payloads
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from replication.waiting.notes import WaitingNotes
 from tests.daemon.closing import DAY_S, close, closer, idle_ledger, unproven_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, UR, working
 from tests.replication.repairs import watch_fencing
 
@@ -234,12 +236,13 @@ async def test_once_it_is_closed_it_waits_for_nothing_that_was_in_the_way_before
 
 
 @in_virtual_time
-async def test_of_a_ledger_that_is_not_marked_nothing_is_ordered() -> None:
+async def test_a_ledger_that_was_not_marked_is_marked_where_java_does_not_look() -> None:
     cluster = await idle_ledger()
 
     await close(cluster)
 
-    assert await OrderBook(cluster.store, UR).read() == Orders()
+    assert await cluster.marked(own_path(UR)) == [LEDGER]
+    assert await cluster.marked() == []
 
 
 @in_virtual_time
@@ -303,3 +306,41 @@ async def test_a_look_changes_nothing() -> None:
     assert (found.last_entry_id, found.doubts, found.closed) == (9, (), None)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_a_ledger_that_its_writer_changes_after_the_last_look_is_not_closed() -> None:
+    cluster = await idle_ledger()
+    marking = cluster.manager.write
+
+    async def write(*args: Any, **options: Any) -> VersionedMetadata:
+        cluster.manager.write = marking  # type: ignore[method-assign]
+        found = await cluster.manager.read(LEDGER)
+        changed = Segment(first_entry_id=10, ensemble=(B1, B4, B3))
+        await marking(LEDGER, found.metadata.with_segment(changed), read_as=found)
+        return await marking(*args, **options)
+
+    cluster.manager.write = write  # type: ignore[method-assign]
+
+    with pytest.raises(CloseRefusedError, match="its writer may be alive"):
+        await close(cluster)
+
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_a_ledger_that_was_closed_with_too_few_copies_is_repaired_by_a_node() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
+    cluster.put(LEDGER, 10, B1, B2)
+    hangs = Fault(delay_s=6, error=UnavailableError)
+    cluster.bookies.faults = lambda b, op, i: hangs if b == B3 and op is not Op.ROOM else NO_FAULT
+    await close(cluster, is_forced=True)
+    assert cluster.good_copies(LEDGER, await cluster.metadata(), 10) == 2
+    cluster.bookies.faults = lambda b, op, i: NO_FAULT
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(60)
+
+    await cluster.assert_whole()
+    assert await cluster.marked(own_path(UR)) == []

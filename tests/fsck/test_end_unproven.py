@@ -175,7 +175,7 @@ async def can_recover(cluster: Cluster) -> bool:
     async with cluster.node() as node:
         try:
             await recover_ledger(
-                LEDGER,
+                found,
                 manager=cluster.manager,
                 bookies=cluster.bookies,
                 pool=BookiePool(writable=nobody, placement=RandomPlacement(random.Random(1))),

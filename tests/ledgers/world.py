@@ -82,9 +82,10 @@ class World:
         distrusted: Collection[BookieId] = (),
         guards: Sequence[Operation] = (),
     ) -> LedgerMetadata:
+        manager = manager or self.manager
         versioned = await recover_ledger(
-            ledger_id,
-            manager=manager or self.manager,
+            await manager.read(ledger_id),
+            manager=manager,
             bookies=self.bookies,
             pool=self.pool,
             clock=self.clock,

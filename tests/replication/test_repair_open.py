@@ -332,3 +332,32 @@ async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_ma
             cluster.bookies.stop_failing(B3, op)
         outcome = await node.repairer.repair(take)
         assert outcome.reason is Reason.OPEN_LEDGER_GRACE
+
+
+@in_virtual_time
+async def test_a_ledger_that_its_writer_repaired_while_a_lost_bookie_was_asked_is_not_fenced() -> (
+    None
+):
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        fenced = watch_fencing(cluster)
+        inner = cluster.bookies.read
+
+        async def replace_first(bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
+            if bookie == B2 and not (await cluster.metadata()).segments[1:]:
+                found = await cluster.manager.read(LEDGER)
+                changed = Segment(first_entry_id=10, ensemble=(B1, B4, B3))
+                await cluster.manager.write(
+                    LEDGER, found.metadata.with_segment(changed), read_as=found
+                )
+            return await inner(bookie, ledger_id, entry_id)
+
+        cluster.bookies.read = replace_first  # type: ignore[method-assign]
+
+        await node.repairer.repair(take, first.sighting)
+
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+    assert fenced == []
