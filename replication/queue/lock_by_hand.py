@@ -14,7 +14,7 @@ from ledgers.errors import (
 from ledgers.store import Check, MetadataStore, MultiFailed
 from replication.queue import payloads
 from replication.queue.listing import read_locks
-from replication.queue.locks import check_lock, delete_lock, make_lock
+from replication.queue.locks import LedgerLock
 from replication.queue.tree import prepare_tree
 from replication.waiting.notes import WaitingNote, WaitingNotes
 
@@ -52,17 +52,18 @@ async def locked(
     when the queue has a layout that we do not know.
     """
     await prepare_tree(store, ur)  # no node, ours or Java's, may ever have run
-    path, data = payloads.lock_path(ur, ledger_id), payloads.lock_to_bytes(holder)
+    lock = LedgerLock.of(payloads.lock_path(ur, ledger_id), session_id=store.session_id)
+    data = payloads.lock_to_bytes(holder)
     patience = _Patience(ledger_id, clock=clock, tell=tell)
-    while not await _lock(path, data, store, session):
+    while not await _lock(lock, data, store, session):
         patience.show(*await _who_and_why(ledger_id, store, ur))
         await clock.sleep(PAUSE_S)
     try:
-        yield check_lock(path)
+        yield lock.check
     finally:
         # It goes with our session: no reason to hide what was done, or was not.
         with suppress(UnavailableError):
-            await _unlock(path, store, session)
+            await _unlock(lock, store, session)
 
 
 class _Patience:
@@ -102,10 +103,10 @@ class _Patience:
             )
 
 
-async def _lock(path: str, data: bytes, store: MetadataStore, session: Check) -> bool:
+async def _lock(lock: LedgerLock, data: bytes, store: MetadataStore, session: Check) -> bool:
     """False when somebody has it."""
     try:
-        await store.multi([session, *make_lock(path, data)])
+        await store.multi([session, *lock.make(data)])
     except MultiFailed as failure:
         if isinstance(failure.cause, NodeExistsError):
             return False
@@ -128,10 +129,10 @@ async def _who_and_why(
     return holder or "somebody", note
 
 
-async def _unlock(path: str, store: MetadataStore, session: Check) -> None:
+async def _unlock(lock: LedgerLock, store: MetadataStore, session: Check) -> None:
     """If it still is ours; otherwise it went with our session."""
     try:
-        await store.multi([session, delete_lock(path)])
+        await store.multi([session, lock.delete])
     except MultiFailed as failure:
         if not isinstance(failure.cause, NoNodeError | ConflictError):
             raise failure.cause from failure

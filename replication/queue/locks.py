@@ -1,27 +1,54 @@
-"""The operations on a lock of ours, by whoever holds it. Java's stand at version 0, so neither deletes the other's."""
+"""The lock of a ledger as our sessions make it, and the operations on it.
+
+Java's locks stand at version 0 and ours at 1 or above, so neither side deletes the other's. Among
+ourselves the version differs as well, by session and ledger. Suppose that a lock of ours disappears
+while we hold it (an operator deletes ``locks``; a bookie's garbage collector resumes after its session
+expired), and another node of ours takes the ledger. Then our check of "the lock" must not hold on that
+node's lock: it would let our metadata write through (rule S3). With ``VERSION_MAX`` versions, three of
+four such writes fail; the version of the metadata, which the writes name too, guards the others.
+"""
 
 from collections.abc import Sequence
+from zlib import crc32
+
+from msgspec import Struct
 
 from ledgers.errors import LockLostError
 from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
 
-OWN_LOCK_VERSION = 1
+VERSION_MAX = 4
+"""Each version above 1 costs an operation when the lock is made."""
 
 
-def make_lock(path: str, data: bytes) -> list[Operation]:
-    """It stands at ``OWN_LOCK_VERSION`` from the first moment on."""
-    return [
-        Create(path=path, data=data, is_ephemeral=True),
-        SetData(path=path, data=data, version=0),
-    ]
+class LedgerLock(Struct, frozen=True, kw_only=True):
+    """A lock of one of our sessions. ``version`` is its znode's, from the moment that it exists."""
 
+    path: str
+    version: int
 
-def check_lock(path: str) -> Check:
-    return Check(path=path, version=OWN_LOCK_VERSION)
+    @classmethod
+    def of(cls, path: str, *, session_id: int) -> "LedgerLock":
+        """The lock that this session makes at this path, each time."""
+        return cls(path=path, version=1 + crc32(f"{session_id} {path}".encode()) % VERSION_MAX)
 
+    def make(self, data: bytes) -> list[Operation]:
+        """The operations that create it, in one transaction. ``data``: who holds it, as Java reads it."""
+        return [
+            Create(path=self.path, data=data, is_ephemeral=True),
+            *(
+                SetData(path=self.path, data=data, version=version)
+                for version in range(self.version)
+            ),
+        ]
 
-def delete_lock(path: str) -> Delete:
-    return Delete(path=path, version=OWN_LOCK_VERSION)
+    @property
+    def check(self) -> Check:
+        """Holds as long as the lock is the one that was made (rule S3)."""
+        return Check(path=self.path, version=self.version)
+
+    @property
+    def delete(self) -> Delete:
+        return Delete(path=self.path, version=self.version)
 
 
 async def guarded_multi(

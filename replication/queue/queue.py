@@ -1,7 +1,7 @@
 """The queue of marked ledgers: shared with Java, and our own beside it; one set of locks for both.
 
-A worker *takes* a marked ledger (our lock is made by {create, set data} in one multi, so it stands at
-version 1, where Java's stands at 0, and is only ever deleted at that version), is *done* with it
+A worker *takes* a marked ledger (our lock is made in one multi at a version above 0, where Java's stands
+at 0, and is only ever deleted at that version: ``locks``), is *done* with it
 (its marks go, each at the version read before locking, rule S6), or *gives* it *back*. A ledger may be
 marked in the shared tree, in our own (what Java would find whole: ledgers of draining bookies, repairs
 made by hand, damage where Java's workers do not look), or in both; it is one ledger with one lock. Znodes and payloads: BookKeeper's
@@ -49,7 +49,7 @@ from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
 from replication.queue.disable_switch import DisableSwitch
 from replication.queue.listing import locked_ledger_ids
-from replication.queue.locks import OWN_LOCK_VERSION, delete_lock, make_lock
+from replication.queue.locks import LedgerLock
 from replication.queue.mark_tree import MarkTree, SeenMark
 from replication.queue.take import QueuedLedger, Take
 from replication.queue.urgent import read_urgent
@@ -129,10 +129,11 @@ class Queue:
 
         While nobody can tell whether the lock is ours it is asked for: it would stand as long as the session.
         """
-        lock_path = payloads.lock_path(self._ur, queued.ledger_id)
+        path = payloads.lock_path(self._ur, queued.ledger_id)
+        lock = LedgerLock.of(path, session_id=self._store.session_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
-            *make_lock(lock_path, self._lock_data),
+            *lock.make(self._lock_data),
         ]
         try:
             await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_take)
@@ -145,9 +146,9 @@ class Queue:
         except SessionLostError:
             raise
         except UnavailableError:  # it may have been done
-            if not await self._answered(lambda: self._is_ours(lock_path)):
+            if not await self._answered(lambda: self._is_ours(lock)):
                 return None
-        return Take(queued=queued, lock_path=lock_path)
+        return Take(queued=queued, lock=lock)
 
     async def found_bad(self, take: Take) -> frozenset[BookieId]:
         """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
@@ -193,7 +194,7 @@ class Queue:
             for seen in take.queued.marks
             for delete in (seen.delete, Delete(path=seen.directory))
         ]
-        unlock = delete_lock(take.lock_path)
+        unlock = take.lock.delete
         try:
             results = await self._batcher.commit([*extra, *unmark, unlock])
         except MultiFailed as failure:
@@ -202,7 +203,7 @@ class Queue:
             if failure.index == len(extra) + len(unmark) and isinstance(
                 failure.cause, NoNodeError | ConflictError
             ):
-                raise LockLostError("our lock is gone", path=take.lock_path) from failure
+                raise LockLostError("our lock is gone", path=take.lock.path) from failure
             return await self._finish_in_steps(take, extra, on_applied)
         on_applied(results[: len(extra)])
         return True
@@ -254,7 +255,7 @@ class Queue:
             results = await self._batcher.commit([take.guard, *operations])
         except MultiFailed as failure:
             if failure.index == 0:
-                raise LockLostError("our lock is gone", path=take.lock_path) from failure
+                raise LockLostError("our lock is gone", path=take.lock.path) from failure
             raise failure.cause from failure
         return results[1:]
 
@@ -265,21 +266,21 @@ class Queue:
     async def give_back(self, take: Take) -> None:
         """Delete our lock, if it still is ours. The marks stay.
 
-        Another node of ours would have made it at the same version: only the session tells them
-        apart, and the batcher's guards prove it. Raises SessionLostError alone: it is tried until it is known
+        Another node of ours may have made it at the same version: the session tells them apart, and the
+        batcher's guards prove it. Raises SessionLostError alone: it is tried until it is known
         to be gone, as nobody else could take the ledger; but for one that ACLs keep us from deleting.
         """
         try:
-            await self._answered(lambda: self._unlock(take.lock_path))
+            await self._answered(lambda: self._unlock(take.lock))
         except RejectedError as error:
             log.error("lock.kept", ledger_id=take.ledger_id, error=str(error), next_step=OPEN_UP)
 
-    async def _unlock(self, lock_path: str) -> None:
+    async def _unlock(self, lock: LedgerLock) -> None:
         """Any number of times."""
-        if not await self._is_ours(lock_path):
+        if not await self._is_ours(lock):
             return
         with suppress(NoNodeError, ConflictError):
-            await self._batcher.apply(delete_lock(lock_path))
+            await self._batcher.apply(lock.delete)
 
     async def is_marked(self, ledger_id: int) -> bool:
         """In either tree."""
@@ -290,11 +291,11 @@ class Queue:
 
         Raises LockLostError when the ledger is marked and the lock is not ours any more.
         """
-        if await self._is_ours(take.lock_path):
+        if await self._is_ours(take.lock):
             return False
         stats = [await self._store.exists(seen.path) for seen in take.queued.marks]
         if any(stats):
-            raise LockLostError("our lock is gone", path=take.lock_path)
+            raise LockLostError("our lock is gone", path=take.lock.path)
         return True
 
     def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
@@ -339,15 +340,15 @@ class Queue:
             call, event="queue.unanswered", clock=self._clock, errors=errors
         )
 
-    async def _is_ours(self, lock_path: str) -> bool:
+    async def _is_ours(self, lock: LedgerLock) -> bool:
         """Whether the lock stands, made by this very session; after a lost reply, too.
 
         The connection may be to another server since, one that has not heard of it yet.
         """
-        await self._store.sync(lock_path)
-        stat = await self._store.exists(lock_path)
+        await self._store.sync(lock.path)
+        stat = await self._store.exists(lock.path)
         return (
             stat is not None
             and stat.ephemeral_owner == self._store.session_id
-            and stat.version == OWN_LOCK_VERSION
+            and stat.version == lock.version
         )

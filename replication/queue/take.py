@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from ledgers.metadata import BookieId
 from ledgers.store import Check
-from replication.queue.locks import check_lock
+from replication.queue.locks import LedgerLock
 from replication.queue.mark_tree import SeenMark
 
 
@@ -48,7 +48,7 @@ class Take(Struct, frozen=True, kw_only=True):
     """A ledger whose lock we hold, and the marks that it stands for, as they were before we took it."""
 
     queued: QueuedLedger
-    lock_path: str
+    lock: LedgerLock
 
     @property
     def ledger_id(self) -> int:
@@ -57,4 +57,4 @@ class Take(Struct, frozen=True, kw_only=True):
     @property
     def guard(self) -> Check:
         """Holds as long as the lock is the one we made (rule S3)."""
-        return check_lock(self.lock_path)
+        return self.lock.check

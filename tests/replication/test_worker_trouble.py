@@ -320,7 +320,7 @@ async def test_a_lock_that_cannot_be_given_back_at_first_is_given_back_later() -
 
         async def fail_on_1(take: Take, sighting: object = None, **_: object) -> Outcome:
             if take.ledger_id == 1 and failures:
-                throttled.add(take.lock_path)
+                throttled.add(take.lock.path)
                 raise failures.pop()
             return await repair(take)
 
