@@ -38,14 +38,13 @@ from ledgers.metadata import BookieId
 from ledgers.operations.tasks import wait_woken
 from ledgers.store import Delete, MetadataStore, children_if_any
 from replication.cluster.cluster_view import ViewSource
-from replication.cluster.own_state import names_in, nodes_path, read_record
+from replication.cluster.own_state import names_in, nodes_path, read_record, recent_copies_path
 from replication.queue.batching import Batcher
 from replication.queue.queue import Queue
 from replication.recent_copies import (
     CopiesToRead,
     CopyRecord,
     RecentCopies,
-    recent_copies_path,
     session_of,
 )
 

@@ -24,7 +24,7 @@ from ledgers.errors import (
 from ledgers.formats.layout import Layout, MetadataUri, parse_layout
 from ledgers.formats.metadata_codec import parse_metadata, serialize_metadata
 from ledgers.metadata import LedgerMetadata
-from ledgers.store import Create, MetadataStore, MultiFailed, Operation, SetData, Stat
+from ledgers.store import Check, Create, MetadataStore, MultiFailed, Operation, SetData, Stat
 from ledgers.zookeeper.id_generator import new_ledger_id
 from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.walk import OnStray, ledger_trees, walk_ledger_ids
@@ -169,6 +169,10 @@ class LedgerManager:
         return await self.put_back_operation(
             ledger_id, data, present=read_as.data, version=read_as.version
         )
+
+    def check(self, versioned: VersionedMetadata) -> Check:
+        """Holds as long as the metadata has not been written since it was read."""
+        return Check(path=self.path(versioned.ledger_id), version=versioned.version)
 
     async def put_back_operation(
         self, ledger_id: int, data: bytes, *, present: bytes, version: int

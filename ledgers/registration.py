@@ -20,7 +20,7 @@ from ledgers.formats.bookie_info import (
     registered_address,
 )
 from ledgers.metadata import BookieId
-from ledgers.store import Event, MetadataStore, Stat, children_if_any
+from ledgers.store import ANY_VERSION, Check, Event, MetadataStore, Stat, children_if_any
 
 log = structlog.get_logger()
 
@@ -106,6 +106,19 @@ class Registration:
         except UnauthorizedError:
             return False
         return znode is not None and znode[1].czxid == registered.czxid
+
+    async def czxid_now(self, registered: RegisteredBookie) -> int:
+        """The czxid of this registration's znode, as this session reads it now; 0: it is gone, or hidden by ACLs."""
+        try:
+            znode = await self._get(self._path(registered))
+        except UnauthorizedError:
+            return 0
+        return 0 if znode is None else znode[1].czxid
+
+    def check_of(self, registered: RegisteredBookie) -> Check:
+        """Holds as long as a bookie is registered there. It may be another life of the bookie: the check
+        of a transaction compares no czxid."""
+        return Check(path=self._path(registered), version=ANY_VERSION)
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode (``UNTOLD_CZXID``)."""

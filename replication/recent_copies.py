@@ -36,7 +36,7 @@ from ledgers.errors import (
 from ledgers.metadata import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.cluster.membership import ensure
-from replication.cluster.own_state import OPEN_UP, own_path, part, wholes
+from replication.cluster.own_state import OPEN_UP, part, recent_copies_path, wholes
 from replication.queue.batching import Batcher
 from replication.queue.locks import guarded_multi
 
@@ -44,10 +44,6 @@ log = structlog.get_logger()
 
 LEDGERS_PER_RECORD_MAX = 1_000
 """Keeps a record below 25 KB for each target that it names."""
-
-
-def recent_copies_path(ur: str) -> str:
-    return f"{own_path(ur)}/recent_copies"
 
 
 def session_of(record_name: str) -> str:

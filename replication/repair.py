@@ -30,7 +30,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerState
-from ledgers.store import OperationResult, SetData, Stat
+from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import BadSources, Copier, Memory
 from replication.copying.results import CopyResults
@@ -159,7 +159,9 @@ class Repairer:
         _, found_bad = await asyncio.gather(
             self._views.confirm(take.queued.replicas), self._queue.found_bad(take)
         )
-        return found_bad
+        view = self._views.current
+        missed = take.queued.missed_while_registered(view.czxid)
+        return found_bad | (missed & view.available)
 
     async def _round(
         self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
@@ -227,9 +229,14 @@ class Repairer:
             moves_misplaced=self._moves_misplaced and not take.queued.replicas,
         )
         if plan.is_whole:
-            if not self._is_unchanged(survey.metadata.bookies, survey.view):
+            bookies = survey.metadata.bookies
+            if not self._is_unchanged(bookies, survey.view):
                 return None
-            return await self._finish(take)
+            if not await self._views.are_as_in(survey.view, bookies & survey.view.available):
+                return None
+            return await self._finish(
+                take, [self._manager.check(survey.versioned), *self._member_checks(take, survey)]
+            )
         return await self._write(take, await self._carry_out(plan, survey, memory, slots), memory)
 
     async def _mend_closed_part(
@@ -249,7 +256,8 @@ class Repairer:
         results = await self._carry_out(plan, survey, memory, slots)
         if results.metadata == survey.metadata:
             return False
-        await memory.copies.wait_recorded()
+        if not await self._confirm_targets(results, memory):
+            return True
         write = await self._rewrite(results)
         self._tell_written(results, write, await self._queue.write(take, [write]))
         return True
@@ -280,8 +288,31 @@ class Repairer:
             has_bad_sources=bool(bad_sources),
         )
 
-    async def _finish(self, take: Take) -> Outcome:
-        return DONE if await self._queue.finish(take) else MARKED_AGAIN
+    async def _confirm_targets(self, results: CopyResults, memory: Memory) -> bool:
+        """Make sure, right before metadata names new bookies, that it may (rules S3, S6).
+
+        Their copies must be recorded, to be read again later. And each of them must be the registration
+        that acknowledged the copies, by a read that begins now. Interleaving: 1. the target acknowledges;
+        2. this process stands still, within its session; 3. the target is stopped, wiped and started
+        again; 4. this process goes on, with that event still unread. The compare-and-set would succeed
+        and name an empty bookie. False: another round is needed. Raises UnavailableError.
+        """
+        await memory.copies.wait_recorded()
+        return await self._views.are_as_in(results.survey.view, results.new_targets)
+
+    def _member_checks(self, take: Take, survey: Survey) -> list[Check]:
+        """What must hold in the transaction that deletes the mark: the bookies that the mark names, and
+        that the survey found there, are registered still.
+
+        If such a bookie goes again right now, Java's auditor has no reason to write the mark, which names
+        the bookie already: the version that we delete it at would not change. For a bookie that the mark
+        does not name, it would.
+        """
+        named = take.queued.replicas & survey.metadata.bookies
+        return self._views.checks_of(survey.view, named)
+
+    async def _finish(self, take: Take, checks: Sequence[Check] = ()) -> Outcome:
+        return DONE if await self._queue.finish(take, checks) else MARKED_AGAIN
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
         """Whether none of them has come, gone, begun another life or to drain since the view was taken.
@@ -359,7 +390,8 @@ class Repairer:
         survey, after = results.survey, results.metadata
         write = None
         if after != survey.metadata:
-            await memory.copies.wait_recorded()
+            if not await self._confirm_targets(results, memory):
+                return None
             write = await self._rewrite(results)
         is_ended = survey.metadata.state is not LedgerState.IN_RECOVERY  # else that may come first
         is_proven = (
@@ -370,7 +402,8 @@ class Repairer:
         if write is not None:
             on_applied = partial(self._tell_written, results, write)
             if is_proven and results.is_complete:
-                is_done = await self._queue.finish(take, [write], on_applied=on_applied)
+                checks = self._member_checks(take, survey)
+                is_done = await self._queue.finish(take, [write, *checks], on_applied=on_applied)
                 return DONE if is_done else MARKED_AGAIN
             on_applied(await self._queue.write(take, [write]))
         if results.is_split or not results.in_the_way:
@@ -379,7 +412,7 @@ class Repairer:
         if is_ended and only_to_empty and take.queued.is_loss_besides(only_to_empty):
             if not is_proven:
                 return None
-            if await self._queue.unmark_loss(take):
+            if await self._queue.unmark_loss(take, self._member_checks(take, survey)):
                 return MARKED_AGAIN
         return waiting(gravest(results.in_the_way))
 
@@ -392,7 +425,7 @@ class Repairer:
     def _tell_written(
         self, results: CopyResults, write: SetData, replies: Sequence[OperationResult]
     ) -> None:
-        (stat,) = replies
+        stat = replies[0]
         assert isinstance(stat, Stat), replies
         self._on_written(
             VersionedMetadata(

@@ -19,7 +19,8 @@ from ledgers.errors import SessionLostError, UnavailableError, UnsupportedError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, Registration
-from ledgers.store import Stat
+from ledgers.shared_reads import SharedReads
+from ledgers.store import Check, Stat
 from replication.cluster.order_book import OrderBook
 from replication.cluster.orders import Orders
 
@@ -100,6 +101,7 @@ class ViewSource(Changing):
         """As they stand, windows that are over included."""
         self._current: ClusterView | None = None
         self._reading = asyncio.Lock()  # guards the two above: an older reading must not come last
+        self._czxids = SharedReads(registration.czxid_now)
         self._addresses: dict[BookieId, Address] = {}
         self._is_blind = False
         """The last try to read was in vain."""
@@ -143,6 +145,29 @@ class ViewSource(Changing):
             async with self._reading:
                 if self.current.bookies is shown:  # nobody was quicker
                     await self._read_all()
+
+    async def are_as_in(self, view: ClusterView, bookies: Collection[BookieId]) -> bool:
+        """Whether each of them is registered by the same znode as in the view, by a read that begins now.
+
+        What ``current`` shows may be old: this process may have stood still with an event unread. If a
+        registration differs, the view is read again. Raises UnavailableError.
+        """
+        shown = [view.bookies.available.get(bookie) for bookie in bookies]
+        there = [registered for registered in shown if registered is not None and registered.czxid]
+        if len(there) == len(shown):
+            czxids = await asyncio.gather(*map(self._czxids.get, there))
+            if all(r.czxid == czxid for r, czxid in zip(there, czxids, strict=True)):
+                return True
+        await self.refresh()
+        return False
+
+    def checks_of(self, view: ClusterView, bookies: Collection[BookieId]) -> list[Check]:
+        """Operations that hold as long as those of the bookies that the view shows are registered."""
+        return [
+            self._registration.check_of(view.bookies.available[bookie])
+            for bookie in sorted(bookies)
+            if bookie in view.bookies.available
+        ]
 
     async def set_up_since(
         self, view: ClusterView, bookies: Collection[BookieId]

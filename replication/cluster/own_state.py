@@ -62,6 +62,10 @@ def findings_path(ur: str, ledger_id: int | None = None) -> str:
     return parent if ledger_id is None else f"{parent}/{ledger_id}"
 
 
+def recent_copies_path(ur: str) -> str:
+    return f"{own_path(ur)}/recent_copies"
+
+
 def fsck_executors_path(ur: str) -> str:
     return f"{own_path(ur)}/fsck/executors"
 

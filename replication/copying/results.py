@@ -42,6 +42,11 @@ class CopyResults(
         return rewritten(self.survey.metadata, [*self._moves, *self._splits])
 
     @property
+    def new_targets(self) -> frozenset[BookieId]:
+        """Bookies that the metadata comes to name, in some fragment, on the strength of a copy."""
+        return frozenset(change.target for change in (*self._moves, *self._splits))
+
+    @property
     def is_split(self) -> bool:
         """Whether a segment is cut anew: what lies beside the lost entries can now be seen to."""
         return len(self.metadata.segments) > len(self.survey.metadata.segments)

@@ -27,13 +27,14 @@ LEDGERS_ENOUGH = 20_000
 
 
 class SeenMark(Struct, frozen=True, kw_only=True):
-    """A mark as it was read. ``version`` and ``czxid`` are those of its znode: who adds a bookie to it leaves the
-    latter as it is."""
+    """A mark as it was read. ``version``, ``czxid`` and ``mzxid`` are those of its znode: adding a bookie to it
+    changes the first and the last."""
 
     path: str
     mark: Mark
     version: int
     czxid: int = 0
+    mzxid: int = 0
 
     @property
     def check(self) -> Check:
@@ -118,7 +119,9 @@ class MarkTree:
             mark = payloads.parse_mark(data)
         except CorruptionError:  # the ledger is checked from its metadata: this is but a hint
             mark = Mark()
-        return SeenMark(path=path, mark=mark, version=stat.version, czxid=stat.czxid)
+        return SeenMark(
+            path=path, mark=mark, version=stat.version, czxid=stat.czxid, mzxid=stat.mzxid
+        )
 
     async def holds(self, ledger_id: int) -> bool:
         try:

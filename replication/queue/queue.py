@@ -184,7 +184,7 @@ class Queue:
     ) -> bool:
         """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.
 
-        ``extra`` may hold the metadata write. When the ledger was marked again meanwhile, only
+        ``extra`` may hold the metadata write, and checks of what the ledger was found whole by. When the ledger was marked again meanwhile, only
         ``extra`` is applied (and the deletion of a mark that has not changed), and False returned: the
         new mark stays, and the lock is still ours. ``on_applied``: takes the results of ``extra``. Raises the
         cause of an operation of ``extra`` that failed, or LockLostError when the lock is not ours any more; nothing was applied then.
@@ -214,27 +214,37 @@ class Queue:
         """A mark has changed, or its directory holds something strange: what can be done still?"""
         if extra:
             on_applied(await self.write(take, extra))
-        unmarked = [await self._unmark(take, seen) for seen in take.queued.marks]
+        checks = [each for each in extra if isinstance(each, Check)]
+        unmarked = [await self._unmark(take, seen, checks) for seen in take.queued.marks]
         if not all(unmarked):
             return False
         await self.give_back(take)
         return True
 
-    async def _unmark(self, take: Take, seen: SeenMark) -> bool:
+    async def _unmark(self, take: Take, seen: SeenMark, checks: Sequence[Check]) -> bool:
         """False when the mark has been extended, and so stays."""
         try:
-            await self.write(take, [seen.delete])
-        except ConflictError:
-            return False
-        except NoNodeError:  # an operator's hand, or a second deletion: it is gone, as it should
-            pass
+            await self._batcher.commit([take.guard, *checks, seen.delete])
+        except MultiFailed as failure:
+            if failure.index == 0:
+                raise LockLostError("our lock is gone", path=take.lock.path) from failure
+            if failure.index <= len(checks):
+                raise failure.cause from failure
+            if isinstance(failure.cause, ConflictError):
+                return False
+            # An operator's hand, or a second deletion: it is gone, as it should.
+            if not isinstance(failure.cause, NoNodeError):
+                raise failure.cause from failure
         tree = self._own if self._own.owns(seen) else self._shared
         await tree.delete_if_empty(seen.directory)
         return True
 
-    async def unmark_loss(self, take: Take) -> bool:
-        """No copy is lost any more: only the mark in our own queue stays. False when another loss was marked meanwhile."""
-        return await self._unmark(take, take.queued.marks[0])
+    async def unmark_loss(self, take: Take, checks: Sequence[Check]) -> bool:
+        """No copy is lost any more: only the mark in our own queue stays. False when another loss was marked meanwhile.
+
+        ``checks``: must hold in the same multi; raises the cause of one that does not.
+        """
+        return await self._unmark(take, take.queued.marks[0], checks)
 
     async def renew_marks(self, take: Take) -> None:
         """Write them anew as they are: whoever read them before, and the ledger's note with them, takes it no more."""

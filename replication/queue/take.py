@@ -1,5 +1,6 @@
 """A marked ledger as a worker finds it in the queue, and takes it."""
 
+from collections.abc import Callable
 from functools import cached_property
 
 from msgspec import Struct
@@ -32,6 +33,18 @@ class QueuedLedger(
         """Whether it is marked in both trees, and the shared mark names bookies, but none of these."""
         lost = self.marks[0].mark.replicas
         return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
+
+    def missed_while_registered(self, czxid: Callable[[BookieId], int]) -> frozenset[BookieId]:
+        """Bookies that the shared mark names although they were registered when it was last written.
+
+        Such a bookie was not lost: entries were missed that it should have, by Java's auditor, for
+        example, which reads between the ends where ``auditorLedgerVerificationPercentage`` is set. Its
+        ends prove nothing. ``czxid``: of a bookie's registration, 0 where that is not known.
+        """
+        if not self.is_loss:
+            return frozenset()  # our own queue: the finding beside the mark says who lost what
+        shared = self.marks[0]
+        return frozenset(b for b in shared.mark.replicas if czxid(b) < shared.mzxid)
 
     @cached_property
     def since_ms(self) -> int:

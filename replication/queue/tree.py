@@ -3,7 +3,13 @@
 from ledgers.errors import NodeExistsError
 from ledgers.store import MetadataStore
 from replication.cluster.membership import ensure
-from replication.cluster.own_state import nodes_path, orders_path, own_path, waiting_path
+from replication.cluster.own_state import (
+    nodes_path,
+    orders_path,
+    own_path,
+    recent_copies_path,
+    waiting_path,
+)
 from replication.queue import payloads
 
 
@@ -16,6 +22,7 @@ async def prepare_tree(store: MetadataStore, ur: str) -> None:
         payloads.election_path(ur),
         nodes_path(ur),
         waiting_path(ur),
+        recent_copies_path(ur),
         orders_path(ur),
         payloads.marks_path(own_path(ur)),
     ):

@@ -11,9 +11,8 @@ from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, orphans
 from ledgers.bookies import Transfer
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import NO_FAULT, Fault
-from replication.cluster.own_state import own_path
+from replication.cluster.own_state import own_path, recent_copies_path
 from replication.queue import payloads
-from replication.recent_copies import recent_copies_path
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -120,6 +120,6 @@ async def test_another_loss_that_is_marked_meanwhile_is_not_taken_for_the_one_th
         assert take is not None
         await cluster.mark(B1)
 
-        assert not await node.queue.unmark_loss(take)
+        assert not await node.queue.unmark_loss(take, [])
 
     assert await cluster.marked() == [LEDGER]

@@ -150,7 +150,7 @@ async def test_a_mark_that_nobody_can_read_is_still_work() -> None:
 
         stat = await cluster.store.exists(MARK)
         assert stat is not None
-        seen = SeenMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid)
+        seen = SeenMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
         assert queued.marks == (seen,)
         assert await node.queue.take(queued) is not None
 

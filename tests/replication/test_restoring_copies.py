@@ -7,9 +7,9 @@ import pytest
 
 from ledgers.memory.store import MemoryStore
 from ledgers.store import Delete, Operation
-from replication.cluster.own_state import parse_record, waiting_path
+from replication.cluster.own_state import parse_record, recent_copies_path, waiting_path
 from replication.queue import payloads
-from replication.recent_copies import RecentCopies, recent_copies_path
+from replication.recent_copies import RecentCopies
 from replication.restoring import RestoreRefusedError
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4
