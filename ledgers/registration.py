@@ -18,6 +18,7 @@ from ledgers.formats.bookie_info import (
     parse_address,
     parse_bookie_id,
     registered_address,
+    spelled_address,
 )
 from ledgers.metadata import BookieId
 from ledgers.store import ANY_VERSION, Check, Event, MetadataStore, Stat, children_if_any
@@ -60,6 +61,51 @@ class BookieView:
     def address(self, bookie: BookieId) -> Address | None:
         registered = self.available.get(bookie)
         return None if registered is None else registered.address
+
+    @cached_property
+    def superseded(self) -> frozenset[BookieId]:
+        """Registered bookies at whose address another bookie registered later. Requests to them would reach that one."""
+        return frozenset(
+            bookie
+            for bookie, registered in self.available.items()
+            if registered.address is not None and self._owners[registered.address] != bookie
+        )
+
+    def locate(self, bookie: BookieId, *, last_known: Address | None = None) -> Address:
+        """Return the address at which this bookie itself answers, as far as the registrations show.
+
+        An absent bookie is looked for at its ``last_known`` address, else at the one that its id spells out, but
+        only while no other bookie is registered there: that one would answer "no such entry" for entries that
+        it never stored (rule S5). Raises UnavailableError.
+        """
+        address = self.address(bookie)
+        if address is None:
+            address = last_known or spelled_address(bookie)
+        if (owner := self._owners.get(address, bookie)) == bookie:
+            return address
+        others = [b for b, each in self.available.items() if each.address == address]
+        named = ", ".join(sorted(b for b in others if b != bookie)) if owner is None else owner
+        raise UnavailableError(f"another bookie is registered at its address: {named}")
+
+    @cached_property
+    def _owners(self) -> Mapping[Address, BookieId | None]:
+        """Which bookie answers at each registered address; None where that cannot be told."""
+        sharing: dict[Address, list[RegisteredBookie]] = {}
+        for registered in self.available.values():
+            if registered.address is not None:
+                sharing.setdefault(registered.address, []).append(registered)
+        return {address: latest_registrant(bookies) for address, bookies in sharing.items()}
+
+
+def latest_registrant(sharing: Sequence[RegisteredBookie]) -> BookieId | None:
+    """Return which of the bookies that registered one address answers there; None where that cannot be told.
+
+    A port has one process. Where two ids registered one address, the process of the earlier one is gone, and only
+    its session has not expired yet. Where ACLs hide a czxid, the order of the registrations is unknown.
+    """
+    if len(sharing) > 1 and any(registered.czxid == 0 for registered in sharing):
+        return None
+    return max(sharing, key=lambda registered: registered.czxid).bookie_id
 
 
 class Registration:
@@ -119,6 +165,42 @@ class Registration:
         """Holds as long as a bookie is registered there. It may be another life of the bookie: the check
         of a transaction compares no czxid."""
         return Check(path=self._path(registered), version=ANY_VERSION)
+
+    async def doubtful_since(
+        self, view: BookieView, bookies: Collection[BookieId]
+    ) -> Mapping[BookieId, str]:
+        """Return which of these bookies may not have answered at their addresses since ``view``, and why.
+
+        A bookie is beyond doubt if its registration is the znode that the view shows, and no bookie has registered at
+        its address that the view does not show. Costs a sync, two listings, a read for each bookie, and one for each
+        bookie that is new. Raises UnavailableError.
+        """
+        await self._store.sync(self._available)
+        doubts = {
+            bookie: "it is not registered as it was"
+            for bookie in bookies
+            if bookie not in view.available or not await self.is_as_in(view, bookie)
+        }
+        addresses = {bookie: view.address(bookie) for bookie in bookies}
+        for newcomer in sorted(await self._listed() - view.available.keys()):
+            registered = await self._find(newcomer, is_read_only=False)
+            if registered is not None and registered.address is not None:
+                doubts |= {
+                    bookie: f"{newcomer} registered at its address"
+                    for bookie, address in addresses.items()
+                    if address == registered.address
+                }
+        return doubts
+
+    async def _listed(self) -> set[BookieId]:
+        """Return every id in the two lists of bookies.
+
+        A bookie that becomes read-only between the two listings is in both results. One that becomes writable is in
+        neither; that is rare, and ``read`` lists writable bookies twice for it.
+        """
+        writable = await self._writable_names()
+        read_only = await children_if_any(self._store, self._read_only)
+        return writable | self._ids(self._read_only, read_only)
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Every bookie that was ever set up and not decommissioned; its cookie's znode (``UNTOLD_CZXID``)."""

@@ -357,10 +357,19 @@ class Repairer:
         """Recover and close the ledger, for the next round to repair it."""
         if held := held_back(self._views.current.orders):
             return waiting(held)
+
+        async def record(targets: Collection[BookieId]) -> None:
+            memory.copies.add(targets)
+            await memory.copies.wait_recorded()
+
         try:
             async with slots.lent_after(PATIENCE_S):
                 await self._open_ledgers.recover(
-                    versioned, view, distrusted=memory.distrusted, guards=self._queue.guards(take)
+                    versioned,
+                    view,
+                    distrusted=memory.distrusted,
+                    guards=self._queue.guards(take),
+                    record=record,
                 )
         except (ConflictError, JournalError, QuotaError, SessionLostError, LockLostError):
             raise
@@ -376,7 +385,7 @@ class Repairer:
         except BookmenderError as error:
             detail = f"{error}{not_believed(versioned, view)}"
             now = self._views.current
-            if wanted := wanted_for_coverage(versioned.metadata, now.available):
+            if wanted := wanted_for_coverage(versioned.metadata, now.answering):
                 detail = f"{detail}; {whereabouts(wanted, now)}"
                 return waiting(Blocked(reason=Reason.NO_COVERAGE, detail=detail))
             return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))

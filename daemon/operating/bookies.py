@@ -211,7 +211,7 @@ async def drain_progress(cluster: Visit, orders: Orders) -> dict[BookieId, Drain
 
 async def _rooms(view: BookieView) -> Mapping[BookieId, Room]:
     """Of those that answer."""
-    async with open_bookies(view.address, clock=SystemClock(), rng=random.Random()) as client:
+    async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
         return await _ask_all(client, view.available)
 
 

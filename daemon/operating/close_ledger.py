@@ -7,7 +7,7 @@ would lock the writer out for nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.last_entries import LastEntry, last_entry_of
-from ledgers.store import Check, MetadataStore, Operation
+from ledgers.store import Check, MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
 from replication.cluster.own_state import own_path, read_found_bad
@@ -46,6 +46,7 @@ from replication.planning.targets import Receivers
 from replication.queue.listing import read_marks
 from replication.queue.lock_by_hand import LockedError, Tell, locked
 from replication.queue.own_mark import own_mark_operations
+from replication.recent_copies import record_by_hand
 
 Told = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
@@ -108,7 +109,7 @@ def doubts_about(
 
 def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> str:
     """Why a recovery could not find the ledger's end now, and what helps, for people; empty where it may."""
-    silent = silent_of(told)
+    silent = silent_of(told, view)
     if not wanted_for_coverage(metadata, told.keys() - silent):
         return ""
     return (
@@ -117,8 +118,9 @@ def why_unclosable(metadata: LedgerMetadata, told: Told, view: ClusterView) -> s
     )
 
 
-def silent_of(told: Told) -> frozenset[BookieId]:
-    return frozenset(bookie for bookie, last in told.items() if last is None)
+def silent_of(told: Told, view: ClusterView) -> frozenset[BookieId]:
+    """Return the bookies that do not answer. What is said in the place of one that is not registered is not its answer."""
+    return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
 
 
 def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
@@ -128,8 +130,13 @@ def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
 
 def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
     if bookie in view.available:
-        return "registered, but silent"
-    return "away" if bookie in view.cookies else "gone for good: it has no cookie"
+        is_superseded = bookie not in view.answering
+        return (
+            "another bookie is registered at its address"
+            if is_superseded
+            else "registered, but silent"
+        )
+    return "not registered" if bookie in view.cookies else "gone for good: it has no cookie"
 
 
 def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
@@ -204,9 +211,10 @@ class LedgerCloser:
         """As ``why_unclosable``, and likewise where its last entries could not be written again."""
         if why := why_unclosable(found.metadata, told, self._views.current):
             return why
-        if await self._open_ledgers.can_write_back(found.metadata, told):
+        silent = silent_of(told, self._views.current)
+        answers = {b: None if b in silent else last for b, last in told.items()}
+        if await self._open_ledgers.can_write_back(found.metadata, answers):
             return ""
-        silent = silent_of(told)
         why = self._open_ledgers.why_no_target(found, silent)
         return f"{_no_answer(silent, self._views.current)}, and {why}, then give the same command again"
 
@@ -279,8 +287,18 @@ class LedgerCloser:
         return before
 
     async def _recover(
-        self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Operation]
+        self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Check]
     ) -> VersionedMetadata:
+        async def record(targets: Collection[BookieId]) -> None:
+            await record_by_hand(
+                self._store,
+                self._ur,
+                ledger_id=found.ledger_id,
+                targets=targets,
+                session=guards[0],
+                guards=guards,
+            )
+
         try:
             return await self._open_ledgers.recover(
                 found,
@@ -288,6 +306,7 @@ class LedgerCloser:
                 distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
                 accepts_loss=accepts_loss,
                 guards=guards,
+                record=record,
                 # The last entries may have fewer copies than the write quorum: nodes check them.
                 beside=partial(
                     own_mark_operations, self._store, self._ur, found.ledger_id, self._clock
@@ -308,7 +327,7 @@ class LedgerCloser:
             raise
         except UnavailableError as error:
             told = await self._last_entries(found)
-            silent = silent_of(told)
+            silent = silent_of(told, self._views.current)
             hint = (
                 whom_to_start(found.metadata, silent)
                 if wanted_for_coverage(found.metadata, told.keys() - silent)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ledgers.bookie.connection import Connection
 from ledgers.clock import Clock
 from ledgers.errors import BookmenderError, NoAnswerError, UnavailableError
+from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 
 OnBroken = Callable[[Connection, Exception], None]
@@ -45,11 +46,13 @@ class Channel:
         bookie: BookieId,
         connect: Callable[[OnBroken], Awaitable[Connection]],
         *,
+        locate: Callable[[], Address],
         clock: Clock,
         rng: random.Random,
         settings: BackOffSettings,
     ) -> None:
-        self._bookie, self._connect = bookie, connect
+        """``locate``: where the bookie is now, as ``Resolve`` says."""
+        self._bookie, self._connect, self._locate = bookie, connect, locate
         self._clock, self._rng, self._settings = clock, rng, settings
         # One attempt at a time; who waits for it shares its outcome. A caller that is cancelled in
         # its attempt takes it along, and the next in line makes another.
@@ -66,8 +69,9 @@ class Channel:
         return self._connection
 
     async def connection(self) -> Connection:
-        """Raises UnavailableError; at once while the bookie is left alone."""
+        """Raises UnavailableError; at once while the bookie is left alone, or no address is known to be its own."""
         async with self._attempt:
+            await self._leave_if_elsewhere()
             if self._connection is None or self._connection.is_broken:
                 self._check_may_connect()
                 try:
@@ -76,6 +80,25 @@ class Channel:
                     self._failed(error)
                     raise
             return self._connection
+
+    async def _leave_if_elsewhere(self) -> None:
+        """Close a connection to an address that is not the bookie's any more, and fail what is in flight there.
+
+        A connection may have been made to a bookie that took over the address before it was seen to register. Its
+        answers would be taken for answers of this bookie for as long as the connection lives. Raises UnavailableError.
+        """
+        try:
+            address = self._locate()
+        except UnavailableError:
+            await self._leave()
+            raise
+        if self._connection is not None and self._connection.address != address:
+            await self._leave()
+
+    async def _leave(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
 
     def retry_now(self) -> None:
         """Forget past failures: the bookie is known to be back."""

@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 from ledgers.bookie.budget import Budgets
@@ -32,7 +33,7 @@ from ledgers.bookie.protocol.messages import (
 from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
-from ledgers.formats.bookie_info import Address, Resolve, parse_address
+from ledgers.formats.bookie_info import Resolve
 from ledgers.metadata import BookieId
 
 V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
@@ -233,7 +234,7 @@ class BookieClient:
         async def connect(on_broken: OnBroken) -> Connection:
             return await Connection.open(
                 bookie,
-                self._address(bookie),
+                self._resolve(bookie),
                 codec=codec,
                 reads=self._budgets.reads(bookie),
                 settings=self._settings.connection,
@@ -241,14 +242,13 @@ class BookieClient:
             )
 
         return Channel(
-            bookie, connect, clock=self._clock, rng=self._rng, settings=self._settings.back_off
+            bookie,
+            connect,
+            locate=partial(self._resolve, bookie),
+            clock=self._clock,
+            rng=self._rng,
+            settings=self._settings.back_off,
         )
-
-    def _address(self, bookie: BookieId) -> Address:
-        address = self._resolve(bookie) or parse_address(bookie)
-        if address is None:
-            raise UnavailableError("nobody knows this bookie's address", bookie=bookie)
-        return address
 
 
 def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:

@@ -91,6 +91,8 @@ class Connection(asyncio.Protocol):
         self._adds = ReadBudget(
             count_max=settings.adds_in_flight_max, bytes_max=settings.added_bytes_in_flight_max
         )
+        self.address: Address | None = None
+        """Where it was opened to."""
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max)
@@ -117,6 +119,7 @@ class Connection(asyncio.Protocol):
         Raises UnavailableError.
         """
         connection = cls(bookie, codec=codec, reads=reads, settings=settings, on_broken=on_broken)
+        connection.address = address
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
                 await connection._loop.create_connection(lambda: connection, *address)

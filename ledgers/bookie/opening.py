@@ -8,18 +8,18 @@ from ledgers.bookie.budget import READS_IN_FLIGHT_DEFAULT, Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock
-from ledgers.formats.bookie_info import Resolve
+from ledgers.formats.bookie_info import Resolve, spelled_address
 
 
 @asynccontextmanager
 async def open_bookies(
-    resolve: Resolve = lambda bookie: None,
+    resolve: Resolve = spelled_address,
     *,
     clock: Clock,
     rng: random.Random,
     reads_in_flight_max: int = READS_IN_FLIGHT_DEFAULT,
 ) -> AsyncIterator[BookieClient]:
-    """Closed at the end. ``resolve``: ids that it does not know are read as ``host:port``.
+    """Closed at the end. ``resolve``: by default ids are read as ``host:port``.
 
     ``reads_in_flight_max``: at one bookie, single reads and bulk together (rule S10).
     """

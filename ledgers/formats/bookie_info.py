@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ledgers.errors import CorruptionError
+from ledgers.errors import CorruptionError, UnavailableError
 from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.formats.protobuf import decoded, parse_binary
 from ledgers.metadata import BookieId
@@ -32,8 +32,8 @@ class Address(NamedTuple):
     port: int
 
 
-Resolve = Callable[[BookieId], Address | None]
-"""Where a bookie listens, as its registration says; None where that is not known."""
+Resolve = Callable[[BookieId], Address]
+"""Returns where a bookie listens. Raises UnavailableError, which says why, where no address is known to be its own."""
 
 
 def parse_address(bookie_id: str) -> Address | None:
@@ -42,6 +42,14 @@ def parse_address(bookie_id: str) -> Address | None:
     if match is None or not 0 < int(match[2]) < 65_536:
         return None
     return Address(host=match[1].strip("[]"), port=int(match[2]))
+
+
+def spelled_address(bookie: BookieId) -> Address:
+    """Return the address that the id spells out, whatever is registered. Raises UnavailableError where it is a name."""
+    address = parse_address(bookie)
+    if address is None:
+        raise UnavailableError("no known address", bookie=bookie)
+    return address
 
 
 def registered_address(bookie_id: str, data: bytes) -> Address | None:

@@ -88,6 +88,10 @@ class MemoryBookies:
         """One bookie, to look into it or to break it; a new one for a new id."""
         return self._bookies.setdefault(bookie, MemoryBookie())
 
+    def take_address(self, newcomer: BookieId, *, of: BookieId) -> None:
+        """From now on, requests to ``of`` reach ``newcomer``, which was set up at the same address."""
+        self._bookies[of] = self.bookie(newcomer)
+
     def fail(self, bookie: BookieId, op: Op, fault: Fault) -> None:
         """From now on, every such request."""
         self._failing[bookie, op] = fault

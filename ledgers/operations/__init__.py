@@ -1,5 +1,5 @@
 """What is done to a ledger: ``creation``, ``writer``, ``opening``, ``reader``, ``recovery`` with its
-``fencing``, and the ``rescue`` of what is left where that proves no end.
+``fencing`` and its ``recovery_verdicts``, and the ``rescue`` of what is left where that proves no end.
 
 They share ``appending`` (adds to a write set, with ``acks`` and ``ensembles``), ``asking`` (several
 bookies for one answer), ``ahead`` (reads in advance) and ``tasks``. ``latecomers`` are bookies that a recovery does

@@ -12,10 +12,8 @@ the noes of others are believed, though one that neither gives nor denies it hol
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Literal, TypeVar
 
 import structlog
 
@@ -26,11 +24,19 @@ from ledgers.errors import BookmenderError, UnavailableError, UnprovenEndError
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.appending import QuorumAppender
-from ledgers.operations.asking import OTHERS_S, Results, ask, given, said
+from ledgers.operations.asking import OTHERS_S, Results, ask, said
 from ledgers.operations.ensembles import BookiePool, can_go_on_without
 from ledgers.operations.latecomers import first_entry_of, latecomers
 from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
+from ledgers.operations.recovery_verdicts import (
+    Proof,
+    RecoveredEnd,
+    counted,
+    fenced_text,
+    has_every_answer,
+    recovery_verdict,
+)
 from ledgers.operations.rescue import Rescue
 from ledgers.operations.tasks import task_scope
 
@@ -42,56 +48,6 @@ FILL_ADDS, FILL_BYTES = 500, 8 * 1024 * 1024
 """Adds, and bytes of the entries added, under way at a time where a latecomer is given its first entry last."""
 STRAGGLERS_S = 1.0
 """How long copies beyond the A needed are waited for before the ledger is closed."""
-
-T = TypeVar("T")
-Proof = bytes | Literal[Answer.ABSENT]
-"""The entry, or that it cannot have been acknowledged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveredEnd:
-    """Where a ledger ends. ``segments``: the ensembles that recovery changed on the way."""
-
-    last_entry_id: int
-    length: int
-    segments: tuple[Segment, ...] = ()
-
-
-def recovery_verdict(
-    results: Results[bytes],
-    *,
-    write_quorum: int,
-    ack_quorum: int,
-    distrusted: Collection[BookieId] = (),
-    awaited: Collection[BookieId] = (),
-) -> Proof | None:
-    """What the fenced bookies of an entry's write set prove: the entry, its absence, or nothing yet.
-
-    One good copy is enough: the entry may have been acknowledged. It cannot have been once W - A + 1
-    bookies explicitly do not have it: fewer than A are left that might, and those that said no
-    are fenced. Errors, time-outs and bad digests prove nothing. No absence is proven before the ``awaited``
-    have replied, whatever they reply.
-    """
-    if (entry := given(results)) is not None:
-        return entry
-    if any(bookie not in results for bookie in awaited):
-        return None
-    absent_count = sum(
-        result.answer is Answer.ABSENT and bookie not in distrusted
-        for bookie, result in results.items()
-    )
-    return Answer.ABSENT if absent_count > write_quorum - ack_quorum else None
-
-
-def has_every_answer(results: Results[T]) -> bool:
-    """Whether every bookie gave what it has, be it good or not, or denied to have any."""
-    return all(result.answer is not Answer.UNKNOWN for result in results.values())
-
-
-def _fenced(results: Results[T]) -> str:
-    """Those that are known to refuse the writer from now on; others may be, their answer lost."""
-    fenced = [bookie for bookie, result in results.items() if result.answer is not Answer.UNKNOWN]
-    return ", ".join(sorted(fenced)) or "none"
 
 
 class EndFinder:
@@ -108,13 +64,20 @@ class EndFinder:
         clock: Clock,
         young: Collection[BookieId],
         distrusted: Collection[BookieId],
+        registered: Collection[BookieId] | None,
     ) -> None:
-        """``young``, ``distrusted``: as in ``recover_ledger``."""
+        """``young``, ``distrusted``, ``registered``: as in ``recover_ledger``."""
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._pool, self._clock = pool, clock
-        self._latecomers = latecomers(metadata, young).difference(distrusted)
+        members = frozenset(metadata.last_segment.ensemble)
+        # Kept apart from the bookies that may have lost entries: for those there is the rescue, while a bookie that is
+        # not registered is merely out of reach. What the bookie that answers in its place says is nobody's word.
+        self._unregistered = members.difference(members if registered is None else registered)
+        self._latecomers = latecomers(metadata, young) - self._unregistered.union(distrusted)
         self._distrusted = {*young, *distrusted}
+        self._counted: set[BookieId] = set()
+        """Bookies whose answers were counted."""
         self._answers: dict[BookieId, Answer] = {}
         self._shown: dict[BookieId, int] = {}
         """The last entry that each bookie showed when it was fenced."""
@@ -135,31 +98,44 @@ class EndFinder:
 
     async def _fence(self) -> tuple[Tail | None, Results[Tail]]:
         """Fence every bookie of the last ensemble; those known to be fenced cover it. None: they do not."""
-        decide = partial(tail_verdict, metadata=self._metadata, distrusted=self._distrusted)
         ensemble = self._metadata.last_segment.ensemble
         tail, results = await ask(
-            ensemble, self._fenced_tail, decide, clock=self._clock, linger_s=OTHERS_S
+            ensemble,
+            self._fenced_tail,
+            lambda told: tail_verdict(told, self._metadata, distrusted=self._unbelieved),
+            clock=self._clock,
+            linger_s=OTHERS_S,
         )
         self._answers = {bookie: result.answer for bookie, result in results.items()}
+        self._counted |= counted(results, self._unbelieved)
         return tail, results
+
+    @property
+    def _unbelieved(self) -> frozenset[BookieId]:
+        """Bookies whose "no" proves nothing. A latecomer leaves this set when it shows that it lost nothing."""
+        return self._unregistered | self._distrusted
 
     async def _end_after(self, tail: Tail) -> RecoveredEnd:
         last_entry_id, length = await self._write_back(tail.lac)
         if length is None:
             length = await self._length_at(last_entry_id, otherwise=tail.length)
         return RecoveredEnd(
-            last_entry_id=last_entry_id, length=length, segments=tuple(self._changed.values())
+            last_entry_id=last_entry_id,
+            length=length,
+            members=self._metadata.last_segment.ensemble,
+            believed=frozenset(self._counted),
+            segments=tuple(self._changed.values()),
         )
 
     async def _unproven(self, results: Results[Tail]) -> UnavailableError:
         """The error to raise, once what is left of the last segment has its copies again."""
-        is_every_answer = has_every_answer(results)
+        is_every_answer = has_every_answer(results) and self._unregistered.isdisjoint(results)
         cause = (
             "its end cannot be proven, as too many of its bookies may have lost entries of the last segment"
             if is_every_answer
             else "too few bookies of the last ensemble could be fenced"
         )
-        context = {} if is_every_answer else {"fenced": _fenced(results), "replies": said(results)}
+        context = {} if is_every_answer else self._who_answered(results)
         if self._distrusted.isdisjoint(results):
             return UnavailableError(cause, ledger_id=self._ledger_id, **context)
         rescue = Rescue(
@@ -168,6 +144,7 @@ class EndFinder:
             add=self._add_again,
             shown=max(self._shown.values(), default=LAC_NONE),
             withheld=() if is_every_answer else self._latecomers,
+            unregistered=self._unregistered,
             clock=self._clock,
         )
         saved = await rescue.run()
@@ -178,6 +155,14 @@ class EndFinder:
             ledger_id=self._ledger_id,
             **context,
         )
+
+    def _who_answered(self, results: Results[Tail]) -> dict[str, str]:
+        """Return what an error tells of the replies. Those in the name of unregistered bookies count for nothing."""
+        replies = {b: result for b, result in results.items() if b not in self._unregistered}
+        context = {"fenced": fenced_text(replies), "replies": said(replies)}
+        if self._unregistered:
+            context["not_registered"] = ", ".join(sorted(self._unregistered))
+        return context
 
     async def _add_again(self, bookie: BookieId, entry: bytes) -> None:
         await self._bookies.add(
@@ -245,29 +230,36 @@ class EndFinder:
                 await appender.settle(STRAGGLERS_S)
             return appender.confirmed, length
 
-    async def _those_to_do_without(self, lac: int) -> Mapping[BookieId, BookmenderError]:
-        """Bookies that are not to be given their first entry, and why.
+    async def _those_to_do_without(self, lac: int) -> dict[BookieId, BookmenderError]:
+        """Return the bookies that the entries are not sent to, and why.
 
-        It would make a latecomer believed: cut short before it has the others, too, this recovery would leave it denying
-        to the next one what it was never given. Where it is needed it is given those first.
+        First those that are not registered: another bookie may acknowledge entries in the place of one, which
+        metadata would go on naming. Second the latecomers that are not believed, as far as the others
+        suffice. Its first entry makes a latecomer believed. If this recovery were cut short before the
+        latecomer had the other entries, the next recovery would believe its "no" for entries that it was
+        never given. A latecomer that is needed is given the other entries first.
         """
         members = set(self._metadata.last_segment.ensemble)
+        unregistered: dict[BookieId, BookmenderError] = dict.fromkeys(
+            self._unregistered, UnavailableError("it is not registered")
+        )
         firsts = {
             bookie: first_entry_id
             for bookie in members & self._latecomers & self._distrusted
             if (first_entry_id := first_entry_of(self._metadata, bookie)) > lac
         }
         if not firsts:
-            return {}
+            return unregistered
         writable = {candidate.bookie for candidate in await self._pool.writable()}
         failing = (members - writable) | firsts.keys()
         if await can_go_on_without(self._metadata, failing, pool=self._pool, clock=self._clock):
-            return dict.fromkeys(firsts, UnavailableError("it may have been wiped since it joined"))
-        return await self._give_all_but(firsts, lac)
+            wiped = UnavailableError("it may have been wiped since it joined")
+            return unregistered | dict.fromkeys(firsts, wiped)
+        return unregistered | await self._give_all_but(firsts, lac)
 
     async def _give_all_but(
         self, firsts: Mapping[BookieId, int], lac: int
-    ) -> Mapping[BookieId, BookmenderError]:
+    ) -> dict[BookieId, BookmenderError]:
         """Give whatever comes after the LAC to its write set, up to the end, but to these bookies their first entry; who
         of them did not take it."""
         failed: dict[BookieId, BookmenderError] = {}
@@ -284,7 +276,8 @@ class EndFinder:
             try:
                 async for entry in entries:
                     entry_id = EntryHeader.of(entry).entry_id
-                    takers = [b for b in self._replicas(entry_id) if b not in failed]
+                    unable = self._unregistered.union(failed)
+                    takers = [b for b in self._replicas(entry_id) if b not in unable]
                     part += [(each, entry) for each in takers if firsts.get(each) != entry_id]
                     part_bytes += len(entry)
                     if len(part) >= FILL_ADDS or part_bytes >= FILL_BYTES:
@@ -304,7 +297,7 @@ class EndFinder:
             recovery_verdict,
             write_quorum=self._metadata.write_quorum,
             ack_quorum=self._metadata.ack_quorum,
-            distrusted=self._distrusted,
+            distrusted=self._unbelieved,
             awaited=[b for b in replicas if self._shown.get(b, LAC_NONE) >= entry_id],
         )
         verdict, results = await ask(
@@ -321,7 +314,10 @@ class EndFinder:
                 entry_id=entry_id,
                 replies=said(results),
             )
-        return verdict if isinstance(verdict, bytes) else None
+        if isinstance(verdict, bytes):
+            return verdict
+        self._counted |= counted(results, self._unbelieved)
+        return None
 
     def _replicas(self, entry_id: int) -> Sequence[BookieId]:
         """Its write set."""

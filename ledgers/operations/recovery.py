@@ -22,22 +22,23 @@ from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.operations.ensembles import BookiePool, with_ensemble
-from ledgers.operations.fencing import EndFinder, RecoveredEnd
+from ledgers.operations.fencing import EndFinder
 from ledgers.operations.opening import ledger_digest
+from ledgers.operations.recovery_verdicts import RecoveredEnd
 from ledgers.store import Operation
 
 METADATA_TRIES_MAX = 10
 """Compare-and-sets of one step, before a ledger whose metadata never rests is given up for now."""
 
 
-Confirm = Callable[[Collection[BookieId]], Awaitable[None]]
-"""Called with the last ensemble once the end is found, and before it is written: what bookies answered till then stands
-for good. Raises UnavailableError where one of them may have lost entries since ``young`` was said: its "no" may be
-an empty disk's."""
+Confirm = Callable[[RecoveredEnd], Awaitable[None]]
+"""Called once the end is found, right before CLOSED is written. Raises UnavailableError where an answer that the end
+rests on may not stand: its bookie may have lost entries since ``young`` was determined, or another bookie may have
+answered in its place since ``registered`` was."""
 
 
-async def nothing_to_confirm(bookies: Collection[BookieId]) -> None:
-    """For who believes every "no"."""
+async def nothing_to_confirm(end: RecoveredEnd) -> None:
+    """The ``Confirm`` of callers that believe every "no"."""
 
 
 Beside = Callable[[], Awaitable[Sequence[Operation]]]
@@ -59,6 +60,7 @@ async def recover_ledger(
     fallback: EntryDigest | None = None,
     young: Collection[BookieId] = (),
     distrusted: Collection[BookieId] = (),
+    registered: Collection[BookieId] | None = None,
     confirm: Confirm = nothing_to_confirm,
     guards: Sequence[Operation] = (),
     beside: Beside = nothing_beside,
@@ -68,8 +70,10 @@ async def recover_ledger(
     ``found``: the metadata from which the caller decided to recover the ledger. If the ledger is OPEN,
     its writer is locked out by a compare-and-set on this very version (rule S2). ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they are
     known to have lost entries. ``young``: set up after the ledger was made, and perhaps wiped (another
-    cookie): likewise, unless they show that they lost nothing. ``confirm``: see there. ``guards`` ride with
-    each metadata write.
+    cookie): likewise, unless they show that they lost nothing. ``registered``: the bookies that are registered, each the last
+    that registered at its address (None: all bookies). Another bookie may answer in the place of any other one: so its
+    "no" proves nothing, it does not count as fenced, and no entry is sent to it. An entry that it gives counts, as
+    the digest proves it. ``confirm``: see there. ``guards`` ride with each metadata write.
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
@@ -90,9 +94,10 @@ async def recover_ledger(
         clock=clock,
         young=young,
         distrusted=distrusted,
+        registered=registered,
     )
     end = await finder.find_end()
-    await confirm(versioned.metadata.last_segment.ensemble)
+    await confirm(end)
     return await _close(versioned, end, manager, guards, beside)
 
 

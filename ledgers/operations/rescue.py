@@ -35,14 +35,17 @@ class Rescue:
         add: Add,
         shown: int,
         withheld: Collection[BookieId],
+        unregistered: Collection[BookieId] = (),
         clock: Clock,
     ) -> None:
         """``shown``: the last entry that any bookie is known to have. ``withheld``: who is not given his first entry,
-        as there may be others that nobody can give now."""
+        as there may be others that nobody can give now. ``unregistered``: bookies that are given nothing, as another
+        bookie may take it in their place."""
         self._metadata = metadata
         self._read, self._add = read, add
         self._shown = shown
         self._withheld = frozenset(withheld)
+        self._unregistered = frozenset(unregistered)
         self._clock = clock
         self._unable: set[BookieId] = set()
         """Bookies that took no copy: they are given no more."""
@@ -104,7 +107,9 @@ class Rescue:
         )
 
     async def _try_add(self, bookie: BookieId, entry: bytes) -> None:
-        if bookie not in self._unable:
+        if bookie in self._unregistered:
+            self._unable.add(bookie)
+        elif bookie not in self._unable:
             try:
                 await self._add(bookie, entry)
             except BookmenderError:

@@ -56,14 +56,20 @@ class ClusterView:
         return frozenset(self.bookies.available)
 
     @cached_property
+    def answering(self) -> frozenset[BookieId]:
+        """Available, and at an address that no other bookie took since: those whose "no" is their own (rule S5)."""
+        return self.available - self.bookies.superseded
+
+    @cached_property
     def checked(self) -> frozenset[BookieId]:
         """Available, and to stay so: those whose copies count (rule S16)."""
         return self.available - self.orders.draining.keys()
 
     @cached_property
     def receiving(self) -> frozenset[BookieId]:
-        """Writable, and neither draining nor under maintenance: the possible targets (rule S11)."""
-        return self.writable - self.orders.draining.keys() - self.orders.maintenance.keys()
+        """Writable, answering, neither draining nor under maintenance: the possible targets (rule S11)."""
+        able = self.writable & self.answering
+        return able - self.orders.draining.keys() - self.orders.maintenance.keys()
 
     def czxid(self, bookie: BookieId) -> int:
         """Of the bookie's registration, which tells one life of it from the next; 0: not registered."""
@@ -106,8 +112,17 @@ class ViewSource(Changing):
         self._is_blind = False
         """The last try to read was in vain."""
 
-    def resolve(self, bookie: BookieId) -> Address | None:
-        """Where the bookie is, or was when last seen: an absent one is asked too (rule S13)."""
+    def resolve(self, bookie: BookieId) -> Address:
+        """Return where the bookie answers, or did when last seen: an absent one is asked too (rule S13).
+
+        Raises UnavailableError where no address is known, or another bookie is registered there
+        (``BookieView.locate``).
+        """
+        bookies = BookieView() if self._current is None else self._current.bookies
+        return bookies.locate(bookie, last_known=self._addresses.get(bookie))
+
+    def last_address(self, bookie: BookieId) -> Address | None:
+        """Return the address that the bookie registered last, whoever has it now: for racks, not for requests."""
         return self._addresses.get(bookie)
 
     @property
@@ -183,6 +198,20 @@ class ViewSource(Changing):
             for bookie, cookie in now.items()
             if bookie not in then or then[bookie].czxid != cookie.czxid
         )
+
+    async def doubts_about(
+        self, view: ClusterView, *, members: Collection[BookieId], believed: Collection[BookieId]
+    ) -> Mapping[BookieId, str]:
+        """Return the bookies whose answers since ``view`` may not stand, and why; empty where all stand.
+
+        ``members``: bookies that must not have been set up again since. ``believed``: bookies whose "no" was
+        counted: each must have answered at its address by itself all the time. Raises UnavailableError.
+        """
+        doubts = dict(await self._registration.doubtful_since(view.bookies, believed))
+        superseded = self.current.bookies.superseded.intersection(believed)
+        doubts |= dict.fromkeys(superseded, "another bookie is registered at its address")
+        anew = await self.set_up_since(view, members)
+        return doubts | dict.fromkeys(anew, "it was set up again")
 
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""

@@ -168,7 +168,7 @@ class RackKeeper(Changing):
     async def _names(self, view: ClusterView) -> Mapping[BookieId, tuple[str, ...]]:
         """Of every bookie, those that are away included."""
         bookies = sorted(view.available | view.cookies.keys())
-        addresses = {bookie: self._views.resolve(bookie) for bookie in bookies}
+        addresses = {bookie: self._views.last_address(bookie) for bookie in bookies}
         names = {bookie: names_of(bookie, address) for bookie, address in addresses.items()}
         hosts = sorted({of_bookie[-1] for of_bookie in names.values() if len(of_bookie) > 1})
         ips = dict(zip(hosts, await asyncio.gather(*map(self._resolve_host, hosts)), strict=True))

@@ -13,7 +13,7 @@ fenced at all.
 """
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -29,12 +29,8 @@ from ledgers.operations.ensembles import BookiePool, can_go_on_without
 from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
 from ledgers.operations.latecomers import latecomers
 from ledgers.operations.reader import replicas_in
-from ledgers.operations.recovery import (
-    Beside,
-    nothing_beside,
-    nothing_to_confirm,
-    recover_ledger,
-)
+from ledgers.operations.recovery import Beside, nothing_beside, recover_ledger
+from ledgers.operations.recovery_verdicts import RecoveredEnd
 from ledgers.placement import Candidate
 from ledgers.store import Operation
 from ledgers.striping import covers
@@ -152,12 +148,15 @@ def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
     never wiped, suffice for it (rule S5)."""
     metadata, young = versioned.metadata, view.initialised_after(versioned.stat.czxid)
     members = metadata.last_segment.ensemble
-    if _do_cover(view.available - young, metadata):
+    if _do_cover(view.answering - young, metadata):
         return ""
     doubtful = {
-        "away": [b for b in members if b not in view.available],
+        "not registered": [b for b in members if b not in view.available],
+        "another bookie is registered at the address": [
+            b for b in members if b in view.available and b not in view.answering
+        ],
         "set up after the ledger was made, so that their 'no' is not believed": [
-            b for b in members if b in young and b in view.available
+            b for b in members if b in young and b in view.answering
         ],
     }
     return "; ".join(f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named)
@@ -175,7 +174,7 @@ def wiped_from_end(
     members = metadata.last_segment.ensemble
     young = view.initialised_after(versioned.stat.czxid).intersection(members)
     wiped = young - latecomers(metadata, young).difference(lacking)
-    are_needed = bool(wiped) and not _do_cover(view.available - wiped, metadata)
+    are_needed = bool(wiped) and not _do_cover(view.answering - wiped, metadata)
     return tuple(b for b in members if b in wiped) if are_needed else ()
 
 
@@ -193,7 +192,7 @@ def is_to_be_ended(survey: Survey, distrusted: Collection[BookieId] = ()) -> boo
     return (
         members <= view.checked  # who drains is fenced on an order alone (rule S16)
         and all(finding.verdict is Verdict.GOOD for finding in survey.findings)
-        and _do_cover(believed, survey.metadata)
+        and _do_cover(believed & view.answering, survey.metadata)
     )
 
 
@@ -231,6 +230,10 @@ def written_back_to(
         for entry_id in entries
         for bookie in replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)
     )
+
+
+RecordTargets = Callable[[Collection[BookieId]], Awaitable[None]]
+"""Records copies on new bookies, to be read again later (rule S6)."""
 
 
 class OpenLedgers:
@@ -277,20 +280,22 @@ class OpenLedgers:
         distrusted: Collection[BookieId] = (),
         accepts_loss: bool = False,
         guards: Sequence[Operation],
+        record: RecordTargets,
         beside: Beside = nothing_beside,
     ) -> VersionedMetadata:
         """Fence, find the end, close. Errors are those of ``recover_ledger``; ``beside``: as there.
 
+        ``record``: called with the bookies that took over from failed ones, before metadata names them.
         ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``: those set up anew are
         believed, though entries may be cut off that only they had, and bookies that are silent now.
         """
 
-        async def confirm(members: Collection[BookieId]) -> None:
-            if anew := await self._views.set_up_since(view, members):
-                raise UnavailableError(
-                    f"set up anew while its end was sought, so that it is to be sought once more: {', '.join(sorted(anew))}",
-                    ledger_id=versioned.ledger_id,
-                )
+        async def confirm(end: RecoveredEnd) -> None:
+            """Called right before CLOSED is written, in every recovery."""
+            if new_targets := end.new_members:
+                await record(new_targets)
+            if not accepts_loss:
+                await self._confirm_answers(versioned.ledger_id, view, end)
 
         closed = await recover_ledger(
             versioned,
@@ -301,7 +306,8 @@ class OpenLedgers:
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
             distrusted=distrusted,
-            confirm=nothing_to_confirm if accepts_loss else confirm,
+            registered=view.answering,
+            confirm=confirm,
             guards=guards,
             beside=beside,
         )
@@ -311,6 +317,22 @@ class OpenLedgers:
             last_entry_id=closed.metadata.last_entry_id,
         )
         return closed
+
+    async def _confirm_answers(self, ledger_id: int, view: ClusterView, end: RecoveredEnd) -> None:
+        """Make sure that the answers which the end rests on stand. Raises UnavailableError where one may not.
+
+        This defends against what happens after the view was read, and would pass for a "no" of the old bookie:
+        1. A member is wiped and set up again: its cookie is another.
+        2. A member goes, and another bookie answers at its address: the member's registration is gone or another, or
+           the other bookie's registration is new.
+        """
+        doubts = await self._views.doubts_about(view, members=end.members, believed=end.believed)
+        if doubts:
+            told = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
+            raise UnavailableError(
+                f"bookies changed while the end was sought, so the ledger must be recovered again: {told}",
+                ledger_id=ledger_id,
+            )
 
     async def way_out(self, versioned: VersionedMetadata, error: UnprovenEndError) -> str:
         """What an operator can do where ``recover`` failed so: a hint."""
@@ -341,7 +363,7 @@ class OpenLedgers:
         metadata, view = versioned.metadata, self._views.current
         members = metadata.last_segment.ensemble
         rules = self._receivers.why_no_candidate(view, members)
-        missed = [b for b in members if b in silent or b not in view.available]
+        missed = [b for b in members if b in silent or b not in view.answering]
         start = f"start {', '.join(missed)}, or " if missed else ""
         return (
             f"each of its last entries has to be on {metadata.ack_quorum} bookies (its ack quorum) before it is closed, "
@@ -349,12 +371,17 @@ class OpenLedgers:
         )
 
     async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
-        """Members of the last ensemble that say neither what they have nor that they have nothing."""
-        members = versioned.metadata.last_segment.ensemble
+        """Return the members of the last ensemble that say neither what they have nor that they have nothing.
+
+        Whatever is said in the place of a bookie that is not registered counts as nothing.
+        """
+        members, answering = versioned.metadata.last_segment.ensemble, self._views.current.answering
         told = await asyncio.gather(
             *(last_entry_id(self._bookies, bookie, versioned.ledger_id) for bookie in members)
         )
-        return frozenset(b for b, last in zip(members, told, strict=True) if last is None)
+        return frozenset(
+            b for b, last in zip(members, told, strict=True) if last is None or b not in answering
+        )
 
     @property
     def _pool(self) -> BookiePool:

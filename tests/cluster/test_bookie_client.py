@@ -19,6 +19,7 @@ from ledgers.bookies import Transfer
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest
 from ledgers.errors import NoSuchEntryError, UnavailableError
+from ledgers.formats.bookie_info import spelled_address
 from ledgers.metadata import DigestType
 from tests.cluster.conftest import MakeCluster
 
@@ -40,7 +41,7 @@ async def client(
 ) -> AsyncIterator[BookieClient]:
     budgets = Budgets()
     made = BookieClient(
-        resolve=lambda bookie: None,
+        resolve=spelled_address,
         budgets=budgets,
         bulk=BulkTransfers(budgets),
         clock=SystemClock(),

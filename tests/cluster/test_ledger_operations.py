@@ -87,7 +87,7 @@ async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
         return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
     try:
-        async with open_bookies(view.address, clock=CLOCK, rng=Random()) as bookies:
+        async with open_bookies(view.locate, clock=CLOCK, rng=Random()) as bookies:
             yield Client(
                 manager=await LedgerManager.open(store, uri),
                 bookies=bookies,

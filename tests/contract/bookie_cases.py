@@ -18,6 +18,7 @@ from ledgers.bookies import LAST_ENTRY, Bookies, LacAnswer
 from ledgers.clock import SystemClock
 from ledgers.entry import EntryDigest, master_key
 from ledgers.errors import NoSuchEntryError
+from ledgers.formats.bookie_info import spelled_address
 from ledgers.memory.bookies import MemoryBookies
 from ledgers.metadata import BookieId, DigestType
 
@@ -68,7 +69,7 @@ def client(protocol: str) -> BookieClient:
     assert protocol in ("v2", "v3")
     budgets = Budgets()
     return BookieClient(
-        resolve=lambda bookie: None,
+        resolve=spelled_address,
         budgets=budgets,
         bulk=BulkTransfers(budgets),
         clock=SystemClock(),

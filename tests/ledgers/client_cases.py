@@ -1,14 +1,14 @@
 """A client, and bookies for it to ask."""
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.client import BookieClient, BookieClientSettings
 from ledgers.bookies import Standing, Transfer, TransferResult
 from ledgers.entry import HEADER
-from ledgers.formats.bookie_info import Address
+from ledgers.formats.bookie_info import Resolve, spelled_address
 from ledgers.metadata import BookieId
 from tests.ledgers.scripted_bookie import (
     Peer,
@@ -59,7 +59,7 @@ async def client_of(
     *,
     settings: BookieClientSettings = SETTINGS,
     clock: ManualClock | None = None,
-    resolve: Callable[[BookieId], Address | None] = lambda bookie: None,
+    resolve: Resolve = spelled_address,
     bulk: NoBulk | None = None,
 ) -> AsyncIterator[BookieClient]:
     client = BookieClient(

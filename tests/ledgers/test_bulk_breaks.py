@@ -7,6 +7,7 @@ import pytest
 from ledgers.bookie.bulk.lane import IDLE_MAX_S
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError
+from ledgers.formats.bookie_info import Address, spelled_address
 from ledgers.metadata import BookieId
 from tests.fake_bookie import ADD, READ
 from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
@@ -60,7 +61,11 @@ def test_a_bookie_whose_host_no_name_can_be_is_unknown() -> None:
         assert (await scene.run(scene.halves(10))).entry_count == 10
 
     misnamed: set[BookieId] = set()
-    play(act, resolve=lambda bookie: ("a..b", 3181) if bookie in misnamed else None)
+
+    def resolve(bookie: BookieId) -> Address:
+        return Address("a..b", 3181) if bookie in misnamed else spelled_address(bookie)
+
+    play(act, resolve=resolve)
 
 
 def test_a_bookie_that_cannot_be_reached_is_unknown() -> None:
@@ -289,7 +294,11 @@ def test_a_bookie_that_went_away_is_not_stormed() -> None:
         assert attempts.count(scene.a.bookie_id) < 10
         await scene.a.start()
 
-    play(act, resolve=attempts.append)
+    def resolve(bookie: BookieId) -> Address:
+        attempts.append(bookie)
+        return spelled_address(bookie)
+
+    play(act, resolve=resolve)
 
 
 def test_silence_is_noticed_after_a_time_without_any_connection() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from ledgers.bookies import Answer, Transfer
 from ledgers.entry import EntryDigest
+from ledgers.formats.bookie_info import Address, spelled_address
 from ledgers.metadata import BookieId, DigestType
 from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
 from tests.vectors import cases
@@ -259,7 +260,7 @@ def test_totals_count_what_was_read_and_written() -> None:
 
 def test_a_bookie_is_found_by_its_registered_address() -> None:
     async def run(scene: Scene) -> None:
-        addresses[BookieId("rack-1/bookie")] = ("127.0.0.1", int(scene.a.bookie_id.split(":")[1]))
+        addresses[BookieId("rack-1/bookie")] = spelled_address(scene.a.bookie_id)
         scene.fill(range(5))
         transfer = Transfer(
             ledger_id=LEDGER_ID, digest=DIGEST, reads={BookieId("rack-1/bookie"): range(5)}
@@ -269,5 +270,5 @@ def test_a_bookie_is_found_by_its_registered_address() -> None:
 
         assert result.entry_count == 5
 
-    addresses: dict[BookieId, tuple[str, int]] = {}
-    play(run, resolve=addresses.get)
+    addresses: dict[BookieId, Address] = {}
+    play(run, resolve=lambda bookie: addresses.get(bookie) or spelled_address(bookie))

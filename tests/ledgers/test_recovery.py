@@ -13,7 +13,7 @@ from ledgers.errors import (
 )
 from ledgers.metadata import BookieId, LedgerState
 from ledgers.operations.asking import Result
-from ledgers.operations.fencing import recovery_verdict
+from ledgers.operations.recovery_verdicts import recovery_verdict
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, E, World
 from tests.virtual_time import run

@@ -14,6 +14,8 @@ from typing import Any, ParamSpec
 from ledgers.bookies import Bookies
 from ledgers.entry import EntryDigest
 from ledgers.errors import NoNodeError, UnauthorizedError
+from ledgers.formats.bookie_info import spelled_address
+from ledgers.formats.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.formats.layout import Layout
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory.bookie import MemoryBookie
@@ -86,6 +88,13 @@ class Cluster:
 
     async def register(self, bookie: BookieId, *, is_read_only: bool = False) -> None:
         await self.store.create(f"{ROOT}/available/{'readonly/' if is_read_only else ''}{bookie}")
+
+    async def register_at(self, bookie: BookieId, other: BookieId) -> None:
+        """Register the bookie at the address of the other one."""
+        address = spelled_address(other)
+        info = BookieServiceInfoFormat()
+        info.endpoints.add(id="bookie", protocol="bookie-rpc", host=address.host, port=address.port)
+        await self.store.create(f"{ROOT}/available/{bookie}", info.SerializeToString())
 
     async def unregister(self, bookie: BookieId) -> None:
         try:

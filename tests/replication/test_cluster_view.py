@@ -124,7 +124,7 @@ async def test_rule_s13_an_absent_bookie_can_still_be_found_where_it_was() -> No
         await settle()
 
         assert node.views.resolve(B1) == Address("b1", 3181)
-        assert node.views.resolve(BookieId("nobody:1")) is None
+        assert node.views.resolve(BookieId("nobody:1")) == Address("nobody", 1), "by its id"
 
 
 # --- What is ordered -------------------------------------------------------------------------------

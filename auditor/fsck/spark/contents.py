@@ -112,7 +112,7 @@ async def entry_rows(reach: Reach, ledger_ids: Sequence[int]) -> AsyncIterator[l
         manager = await LedgerManager.open(store, uri)
         view = await Registration(store, uri.root).read()
         async with open_bookies(
-            view.address,
+            view.locate,
             clock=SystemClock(),
             rng=random.Random(),
             reads_in_flight_max=reach.reads_in_flight_per_bookie,

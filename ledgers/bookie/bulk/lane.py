@@ -10,7 +10,7 @@ import structlog
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
 from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
 from ledgers.errors import BookmenderError, CorruptionError, NoAnswerError, UnavailableError
-from ledgers.formats.bookie_info import Resolve, parse_address
+from ledgers.formats.bookie_info import Address, Resolve
 from ledgers.metadata import BookieId
 
 log = structlog.get_logger()
@@ -40,13 +40,6 @@ class Common:
     is_paused: bool = False
     """Whether no new reads are to be issued."""
     is_closed: bool = False
-
-    def address(self, bookie: BookieId) -> tuple[str, int]:
-        """Raises UnavailableError when the id is neither registered nor ``host:port``."""
-        address = self.resolve(bookie) or parse_address(bookie)
-        if address is None:
-            raise UnavailableError("bookie's address is unknown", bookie=bookie)
-        return address
 
 
 @dataclass(slots=True)
@@ -90,6 +83,8 @@ class Lane(ABC):
         self._transport: asyncio.Transport | None = None
         self._inbox: Inbox | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._address: Address | None = None
+        """Where the last connection went."""
         self._back_off_s = 0.0
         self._retry_s = 0.0
         """Loop time before which no new connection is tried."""
@@ -159,6 +154,18 @@ class Lane(ABC):
         self._back_off()
         self._fail_all(error)
 
+    def leave_if_elsewhere(self) -> None:
+        """Drop a connection to an address that is not the bookie's any more: another bookie may answer there."""
+        if not self.is_open:
+            return
+        try:
+            is_elsewhere = self._common.resolve(self.bookie) != self._address
+        except UnavailableError as error:
+            self.break_off(error)
+        else:
+            if is_elsewhere:
+                self.break_off(UnavailableError("the address changed", bookie=self.bookie))
+
     def forget_failures(self) -> None:
         """The bookie is known to be back: it is worth a connection at once."""
         self._back_off_s = self._retry_s = 0.0
@@ -193,7 +200,7 @@ class Lane(ABC):
     async def _open(self) -> None:
         try:
             async with asyncio.timeout(self._common.timeout_s):
-                host, port = self._common.address(self.bookie)
+                host, port = self._address = self._common.resolve(self.bookie)
                 await self._loop.create_connection(
                     lambda: Inbox(self, self._common.receive_buffer), host, port
                 )

@@ -7,7 +7,7 @@ speak V2 only, for reads or for adds, never both. Nothing is retried here.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ledgers.bookie.budget import Budgets, ReadBudget, Window
 from ledgers.bookie.bulk.batches import BatchReads
@@ -30,7 +30,7 @@ from ledgers.bookie.bulk.singles import SingleReads
 from ledgers.bookie.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S
 from ledgers.bookie.bulk.target import TargetLane
 from ledgers.bookies import Standing, Transfer, TransferResult
-from ledgers.formats.bookie_info import Resolve
+from ledgers.formats.bookie_info import Resolve, spelled_address
 from ledgers.metadata import BookieId
 
 TIMEOUT_S = 5.0
@@ -49,7 +49,7 @@ MEMORY_ENTRIES_MAX = 32_768
 class BulkTransfers:
     """Carries out transfers. Belongs to one loop.
 
-    ``resolve``: a registered bookie's address; ids that it does not know are read as ``host:port``.
+    ``resolve``: where a bookie answers; by default its id is read as ``host:port``.
     ``timeout_s``: how long a bookie may leave a transfer without any reply, or a connection
     unestablished. ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry
     is asked of its source until the target acknowledged it. ``memory_entries_max``,
@@ -62,7 +62,7 @@ class BulkTransfers:
         self,
         budgets: Budgets,
         *,
-        resolve: Resolve = lambda bookie: None,
+        resolve: Resolve = spelled_address,
         timeout_s: float = TIMEOUT_S,
         writes_in_flight_max: int = WRITES_IN_FLIGHT_MAX,
         writes_bytes_max: int = WRITES_BYTES_MAX,
@@ -177,6 +177,8 @@ class BulkTransfers:
 
     def _start(self, job: Job) -> None:
         transfer = job.transfer
+        for lane in self._lanes_to(transfer):
+            lane.leave_if_elsewhere()
         if transfer.target is not None:
             job.writing = Writing(job, self._target(transfer.target))
         for asked, writing in ((transfer.reads, job.writing), (transfer.checks, None)):
@@ -219,6 +221,7 @@ class BulkTransfers:
         loop = asyncio.get_running_loop()
         lanes = self._lanes()
         for lane in lanes:
+            lane.leave_if_elsewhere()
             lane.check_progress(loop.time())
             lane.close_if_idle(loop.time())
         self.memory.unpark_if_free()
@@ -231,6 +234,14 @@ class BulkTransfers:
         for source in self._sources.values():
             for lane in source.lanes:
                 lane.wake()
+
+    def _lanes_to(self, transfer: Transfer) -> Iterator[Lane]:
+        """Yield the lanes that were made so far to the bookies of a transfer."""
+        for bookie in {*transfer.reads, *transfer.checks}:
+            if bookie in self._sources:
+                yield from self._sources[bookie].lanes
+        if transfer.target in self._targets:
+            yield self._targets[transfer.target]
 
     def _lanes(self) -> list[Lane]:
         sources = self._sources.values()

@@ -1,0 +1,82 @@
+"""A bookie is set up under another id at the address of one that is gone for good, on real bookies (rule S5)."""
+
+import asyncio
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from daemon.demo.shapes import Ending
+from ledgers.entry import EntryDigest, EntryHeader
+from tests.cluster.conftest import MakeCluster
+from tests.cluster.steps import bench, events, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(200)]
+
+SETTINGS = {"REPLICATION_OPEN_LEDGER_GRACE_S": "3", "HOLD_ENABLED": "false"}
+
+
+def test_an_acknowledged_entry_survives_the_no_of_a_newcomer(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(bookies=4, session_timeout_s=20.0)
+    uri = cluster.metadata_service_uri
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(
+                shape(0, entry_count=10, quorums=(3, 3, 2), ending=Ending.ABANDONED)
+            )
+            await on.workload.abandon()
+            metadata = await on.metadata(ledger)
+            gone, slow, _ = metadata.last_segment.ensemble
+            assert metadata.digest_type is not None
+            assert metadata.password is not None
+            digest = EntryDigest(metadata.digest_type, metadata.password)
+
+            # 1. Entry 10 is acknowledged by two bookies; the third copy was lost on its way.
+            last = EntryHeader.of(await on.workload.bookies.read(slow, ledger.ledger_id, 9))
+            entry = digest.pack(
+                ledger_id=ledger.ledger_id,
+                entry_id=10,
+                lac=9,
+                length=last.length + 5,
+                payload=b"acked",
+            )
+            for bookie in (gone, slow):
+                await on.workload.bookies.add(bookie, entry, master_key=digest.master_key)
+
+            # 2. One of the two dies with its disk, and a newcomer gets its address.
+            await asyncio.to_thread(cluster.terminate, gone)
+            shutil.rmtree(cluster._servers.bookie_folder(gone))
+            settings = {**cluster.spec.bookie_settings, "bookieId": "newcomer"}
+            spec = replace(cluster.spec, bookie_settings=settings)
+            cluster._bookies[gone] = cluster._servers.bookie(spec, gone)
+            await wait_for(lambda: "newcomer" in cluster.writable(), "newcomer")
+
+            # 3. The other one hangs for a moment, just when the ledger is recovered.
+            node = start("node", settings=SETTINGS)
+            await wait_for(
+                lambda: any("grace" in e["reason"] for e in events(node, "ledger.put_aside")),
+                "grace",
+            )
+            cluster.pause(slow)
+            try:
+                await wait_for(
+                    lambda: any(
+                        "grace" not in e["reason"] for e in events(node, "ledger.put_aside")
+                    ),
+                    "recovery that failed",
+                )
+                assert not (await on.metadata(ledger)).is_closed
+            finally:
+                cluster.resume(slow)
+
+            async def is_closed() -> bool:
+                return (await on.metadata(ledger)).is_closed
+
+            await wait_for(is_closed, "closed ledger")
+            assert (await on.metadata(ledger)).last_entry_id == 10
+
+    asyncio.run(run())

@@ -1,0 +1,75 @@
+"""Which bookie answers at an address, by what is registered. Pure."""
+
+import pytest
+
+from ledgers.errors import UnavailableError
+from ledgers.formats.bookie_info import Address
+from ledgers.metadata import BookieId
+from ledgers.registration import BookieView, RegisteredBookie, latest_registrant
+
+OLD, NEW, NAMED = BookieId("a:3181"), BookieId("newcomer"), BookieId("bk-old")
+PLACE, ELSEWHERE = Address("a", 3181), Address("b", 3181)
+
+
+def registered(bookie: BookieId, czxid: int, address: Address | None = PLACE) -> RegisteredBookie:
+    return RegisteredBookie(bookie_id=bookie, address=address, czxid=czxid, is_writable=True)
+
+
+def view(*bookies: RegisteredBookie) -> BookieView:
+    return BookieView(writable={each.bookie_id: each for each in bookies})
+
+
+@pytest.mark.parametrize(
+    ("bookies", "asked", "last_known", "expected"),
+    [
+        pytest.param([registered(OLD, 1)], OLD, None, PLACE, id="registered"),
+        pytest.param([registered(NAMED, 1)], NAMED, None, PLACE, id="its id is no address"),
+        pytest.param([], OLD, None, PLACE, id="absent, and never seen: by its id"),
+        pytest.param([], NAMED, ELSEWHERE, ELSEWHERE, id="absent: where it was last"),
+        pytest.param([], NAMED, None, None, id="absent, and nothing tells"),
+        pytest.param([registered(NEW, 2)], OLD, None, None, id="another bookie took its address"),
+        pytest.param([registered(NEW, 2)], NAMED, PLACE, None, id="took its last known address"),
+        pytest.param(
+            [registered(OLD, 1), registered(NEW, 2)],
+            OLD,
+            None,
+            None,
+            id="its session is not over yet",
+        ),
+        pytest.param(
+            [registered(OLD, 1), registered(NEW, 2)], NEW, None, PLACE, id="the later one answers"
+        ),
+        pytest.param(
+            [registered(OLD, 0), registered(NEW, 2)], NEW, None, None, id="ACLs hide who came later"
+        ),
+        pytest.param(
+            [registered(NEW, 2, ELSEWHERE)], OLD, None, PLACE, id="the other one is elsewhere"
+        ),
+    ],
+)
+def test_an_id_resolves_only_where_no_other_bookie_answers(
+    bookies: list[RegisteredBookie],
+    asked: BookieId,
+    last_known: Address | None,
+    expected: Address | None,
+) -> None:
+    shown = view(*bookies)
+
+    if expected is None:
+        with pytest.raises(UnavailableError):
+            shown.locate(asked, last_known=last_known)
+    else:
+        assert shown.locate(asked, last_known=last_known) == expected
+
+
+def test_the_error_names_the_bookie_that_has_the_address() -> None:
+    with pytest.raises(UnavailableError, match="another bookie is registered at its address: newc"):
+        view(registered(NEW, 2)).locate(OLD)
+
+
+def test_a_superseded_bookie_is_the_one_that_registered_earlier() -> None:
+    assert view(registered(OLD, 1), registered(NEW, 2)).superseded == {OLD}
+
+
+def test_the_latest_registrant_of_one_is_that_one() -> None:
+    assert latest_registrant([registered(OLD, 0)]) == OLD
