@@ -34,6 +34,7 @@ from ledgers.store import (
     SetData,
     request_bytes,
 )
+from replication.cluster.membership import ensure
 from replication.cluster.own_state import own_path
 from replication.queue import payloads
 from replication.queue.batching import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
@@ -203,9 +204,11 @@ class Marker:
             await self._batcher.apply(leaf)
 
     async def _ensure(self, directory: str) -> None:
-        """Create the directory and those above it, up to the marks' own, unless they are there."""
+        """Create the directory and those above it, unless they are there."""
         above = directory.rpartition("/")[0]
-        if above != payloads.marks_path(self._ur):
+        if above == payloads.marks_path(self._ur):
+            await ensure(self._store, above)  # missing only where somebody deleted the whole queue
+        else:
             await self._ensure(above)
         with suppress(NodeExistsError):
             await self._batcher.apply(Create(path=directory))

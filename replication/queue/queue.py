@@ -43,7 +43,7 @@ from ledgers.store import (
     OperationResult,
     SetData,
 )
-from replication.cluster.membership import Half, LiveNode, live_nodes
+from replication.cluster.membership import Half, LiveNode, ensure, live_nodes
 from replication.cluster.own_state import OPEN_UP, own_path, read_found_bad
 from replication.queue import payloads
 from replication.queue.batching import Batcher, WithdrawnError
@@ -140,6 +140,10 @@ class Queue:
         except WithdrawnError:
             return None
         except MultiFailed as failure:
+            is_of_lock = failure.index >= len(queued.marks)
+            if is_of_lock and isinstance(failure.cause, NoNodeError):
+                await self._restore_locks_directory()
+                return None
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
             raise failure.cause from failure
@@ -149,6 +153,12 @@ class Queue:
             if not await self._answered(lambda: self._is_ours(lock)):
                 return None
         return Take(queued=queued, lock=lock)
+
+    async def _restore_locks_directory(self) -> None:
+        """Without it no lock can be made. An operator may delete it with a lock that seems stuck."""
+        path = payloads.locks_path(self._ur)
+        log.warning("locks.directory_missing", path=path, next_step="it is created again")
+        await ensure(self._store, path)
 
     async def found_bad(self, take: Take) -> frozenset[BookieId]:
         """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a

@@ -1,0 +1,93 @@
+"""Directories that an operator deletes while everything runs: repairs go on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from ledgers.errors import BookmenderError
+from ledgers.store import children_if_any
+from replication.cluster.own_state import (
+    findings_path,
+    nodes_path,
+    orders_path,
+    own_path,
+    recent_copies_path,
+    waiting_path,
+)
+from replication.queue import payloads
+from replication.waiting.unproven_ends import unproven_path
+from tests.auditor.auditing import auditing
+from tests.auditor.rechecking import recheck_of
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import ROOT, UR, working
+
+BEFORE, LEDGERS = 3, 6
+
+
+async def delete_all(cluster: Cluster, path: str) -> None:
+    """As ZooKeeper's command line does with deleteall."""
+    for name in await children_if_any(cluster.store, path):
+        await delete_all(cluster, f"{path}/{name}")
+    await cluster.store.delete(path)
+
+
+async def restarting(session: Callable[[], Awaitable[None]]) -> None:
+    """As ``daemon.threads`` does: a session that ends is followed by another one."""
+    while True:
+        try:
+            await session()
+        except (BookmenderError, ExceptionGroup):
+            await asyncio.sleep(1)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(payloads.locks_path(UR), id="locks"),
+        pytest.param(payloads.marks_path(UR), id="the shared queue"),
+        pytest.param(payloads.marks_path(own_path(UR)), id="our own queue"),
+        pytest.param(payloads.election_path(UR), id="election"),
+        pytest.param(waiting_path(UR), id="waiting"),
+        pytest.param(findings_path(UR), id="findings"),
+        pytest.param(unproven_path(UR), id="unproven ends"),
+        pytest.param(recent_copies_path(UR), id="recent copies"),
+        pytest.param(orders_path(UR), id="orders"),
+        pytest.param(nodes_path(UR), id="nodes"),
+        pytest.param(own_path(UR), id="all that is ours"),
+        pytest.param(UR, id="the whole queue"),
+    ],
+)
+@in_virtual_time
+async def test_ledgers_are_repaired_after_a_directory_was_deleted(path: str) -> None:
+    cluster = await Cluster.start()
+    for ledger_id in range(LEDGERS):
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+
+    async def work() -> None:
+        async with cluster.node() as node, working(node) as worker:
+            recheck = asyncio.create_task(recheck_of(node, cluster, after_s=60).run())
+            await asyncio.wait([worker, recheck], return_when=asyncio.FIRST_COMPLETED)
+            recheck.cancel()
+
+    async def audit() -> None:
+        async with auditing(cluster) as leader:
+            assert leader.task is not None
+            await asyncio.wait([leader.task])
+
+    halves = [asyncio.create_task(restarting(half)) for half in (work, audit)]
+    await asyncio.sleep(5)
+    if await cluster.store.exists(path) is not None:
+        await delete_all(cluster, path)
+
+    await cluster.kill(B2)
+    await asyncio.sleep(3_600)
+
+    for half in halves:
+        half.cancel()
+    await asyncio.gather(*halves, return_exceptions=True)
+    assert await cluster.store.exists(f"{ROOT}/available") is not None
+    await cluster.assert_whole(*range(LEDGERS))
+    for ledger_id in range(LEDGERS):
+        assert B2 not in (await cluster.metadata(ledger_id)).bookies
