@@ -57,6 +57,8 @@ class MemoryBookie:
         self._ledgers: dict[int, _Ledger] = {}
         self._collected: set[int] = set()
         self._index_deletions: set[int] = set()
+        self.dropped: set[int] = set()
+        """Ledgers of which it lost entries after it had acknowledged them."""
 
     # --- Requests ------------------------------------------------------------------------------
 
@@ -148,7 +150,8 @@ class MemoryBookie:
     def flush(self) -> None:
         """The write cache goes to disk, which changes what the last entry is."""
         for ledger_id in self._index_deletions:
-            self._ledgers.pop(ledger_id, None)
+            if self._ledgers.pop(ledger_id, None) is not None:
+                self.dropped.add(ledger_id)
         self._index_deletions.clear()
         for ledger in self._ledgers.values():
             ledger.unflushed.clear()

@@ -7,7 +7,7 @@ once deleted its copy and takes no more of it.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from ledgers.bookies import Bookies
@@ -18,6 +18,7 @@ from ledgers.errors import (
     NotEnoughBookiesError,
     ReadOnlyError,
     RejectedError,
+    UnavailableError,
 )
 from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.operations.acks import AckWindow
@@ -60,10 +61,13 @@ class QuorumAppender:
         confirmed: int,
         is_recovery: bool,
         on_change: OnChange,
+        unregistered: Collection[BookieId] = (),
     ) -> None:
+        """``unregistered``: bookies that nothing is sent to, because another bookie may acknowledge it in their place."""
         self._bookies, self._clock, self._scope = bookies, clock, scope
         self._master_key, self._is_recovery = master_key, is_recovery
         self._on_change = on_change
+        self._unregistered = frozenset(unregistered)
         self._ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
         self._acks = AckWindow(
             confirmed=confirmed,
@@ -136,6 +140,8 @@ class QuorumAppender:
 
     async def _fly(self, entry_id: int, entry: bytes, *, index: int, bookie: BookieId) -> None:
         try:
+            if bookie in self._unregistered:
+                raise UnavailableError("it is not registered", bookie=bookie)
             await self._bookies.add(
                 bookie,
                 entry,

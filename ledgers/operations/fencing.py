@@ -206,6 +206,7 @@ class EndFinder:
                 confirmed=lac,
                 is_recovery=True,
                 on_change=self._note_change,
+                unregistered=self._unregistered,
             )
             last_add = None
             async with aclosing(read_ahead(count(lac + 1), self._read)) as entries:
@@ -231,31 +232,26 @@ class EndFinder:
             return appender.confirmed, length
 
     async def _those_to_do_without(self, lac: int) -> dict[BookieId, BookmenderError]:
-        """Return the bookies that the entries are not sent to, and why.
+        """Return the latecomers that the entries are not sent to, and why.
 
-        First those that are not registered: another bookie may acknowledge entries in the place of one, which
-        metadata would go on naming. Second the latecomers that are not believed, as far as the others
-        suffice. Its first entry makes a latecomer believed. If this recovery were cut short before the
-        latecomer had the other entries, the next recovery would believe its "no" for entries that it was
-        never given. A latecomer that is needed is given the other entries first.
+        Its first entry makes a latecomer believed. If this recovery were cut short before the latecomer had
+        the other entries, the next recovery would believe its "no" for entries that it was never given. So
+        a latecomer that is not believed is given nothing if the others suffice. One that is needed is
+        given the other entries first.
         """
         members = set(self._metadata.last_segment.ensemble)
-        unregistered: dict[BookieId, BookmenderError] = dict.fromkeys(
-            self._unregistered, UnavailableError("it is not registered")
-        )
         firsts = {
             bookie: first_entry_id
             for bookie in members & self._latecomers & self._distrusted
             if (first_entry_id := first_entry_of(self._metadata, bookie)) > lac
         }
         if not firsts:
-            return unregistered
+            return {}
         writable = {candidate.bookie for candidate in await self._pool.writable()}
         failing = (members - writable) | firsts.keys()
         if await can_go_on_without(self._metadata, failing, pool=self._pool, clock=self._clock):
-            wiped = UnavailableError("it may have been wiped since it joined")
-            return unregistered | dict.fromkeys(firsts, wiped)
-        return unregistered | await self._give_all_but(firsts, lac)
+            return dict.fromkeys(firsts, UnavailableError("it may have been wiped since it joined"))
+        return await self._give_all_but(firsts, lac)
 
     async def _give_all_but(
         self, firsts: Mapping[BookieId, int], lac: int

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Mapping
+from typing import Any
 
 from auditor.checks.idle_sightings import Sighting, idle_path, sightings_to_json
 from daemon.operating.close_ledger import Closing, LedgerCloser
@@ -29,10 +30,10 @@ async def remember(cluster: Cluster, sightings: Mapping[int, Sighting]) -> None:
     await cluster.store.create(idle_path(UR), sightings_to_json(sightings), with_parents=True)
 
 
-async def idle_ledger(state: LedgerState = LedgerState.OPEN) -> Cluster:
+async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> Cluster:
     """Entries 0 to 9, of which the check says that they came more than a day ago."""
     cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3), state=state)
+    await cluster.write_ledger((B1, B2, B3), state=state, **fields)
     await remember(cluster, {LEDGER: Sighting(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
     await asyncio.sleep(DAY_S)
     return cluster

@@ -165,7 +165,7 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first(
         pytest.param(
             (B1,),
             (B2,),
-            f"away: {B2}; set up after the ledger was made, so that their 'no' is not believed: {B1}",
+            f"not registered: {B2}; set up after the ledger was made, so that their 'no' is not believed: {B1}",
             id="one was wiped, and one is away",
         ),
     ],

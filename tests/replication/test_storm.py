@@ -43,7 +43,7 @@ from tests.virtual_time import run
 
 LEDGER_COUNT = 12
 STORM_S = 90.0
-REREAD_S = 15.0
+FLUSH_S, REREAD_S = 10.0, 15.0
 ALIVE_MIN = 5
 SETTINGS = ReplicationSettings(
     ledgers_at_once=4,
@@ -73,7 +73,7 @@ class Storm:
         happenings = [self._kill, self._revive, self._revive, self._expire]
         happenings += [self._vanish, self._eclipse, self._eclipse]
         happenings += [self._drain, self._stop_draining, self._maintain]
-        happenings += [self._collect, self._flush]
+        happenings += [self._collect]
         while self.cluster.clock.now_s() < end_s:
             await asyncio.sleep(self.rng.uniform(0.5, 6))
             await self.rng.choice(happenings)()
@@ -121,16 +121,21 @@ class Storm:
         await self._collect_on(self.rng.choice(BOOKIES))
 
     async def _collect_on(self, bookie: BookieId) -> None:
-        """No ledger that a worker holds is collected: its lock is honoured."""
-        held = {payloads.ledger_id_of_lock(name) for name in await self.cluster.locked()}
+        """Each ledger under its lock, as bookies do."""
         for ledger_id in range(LEDGER_COUNT):
-            named = (await self.cluster.metadata(ledger_id)).bookies
-            if ledger_id not in held and bookie not in named:
-                self.cluster.bookie(bookie).collect_late(ledger_id)
+            lock = payloads.lock_path(UR, ledger_id)
+            with suppress(NodeExistsError):
+                await self.cluster.store.create(lock, is_ephemeral=True)
+                if bookie not in (await self.cluster.metadata(ledger_id)).bookies:
+                    self.cluster.bookie(bookie).collect_late(ledger_id)
+                await self.cluster.store.delete(lock)
 
-    async def _flush(self) -> None:
-        for bookie in BOOKIES:
-            self.cluster.bookie(bookie).flush()
+    async def flush(self) -> None:
+        """The bookies' checkpoints, until cancelled."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            for bookie in BOOKIES:
+                self.cluster.bookie(bookie).flush()
 
     async def _drain(self) -> None:
         bookie = self.rng.choice(BOOKIES)
@@ -260,9 +265,9 @@ async def weather(seed: int) -> None:
             await asyncio.wait([leader.task])
 
     halves = [asyncio.create_task(restarting(half)) for half in (work, work, audit, audit)]
+    halves.append(asyncio.create_task(storm.flush()))
     await storm.blow()
     await until(cluster, lambda: is_calm(cluster))
-    await storm._flush()
     await asyncio.sleep(ADOPT_INTERVAL_S + REREAD_S + RETRY_MAX_S)
     await until(cluster, lambda: is_calm(cluster))
     for half in halves:
