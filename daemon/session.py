@@ -21,7 +21,7 @@ from daemon.zookeeper import open_store
 from ledgers.bookie.budget import Budgets
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient, BookieClientSettings
-from ledgers.clock import Clock, SystemClock
+from ledgers.clock import SystemClock
 from ledgers.errors import SessionLostError
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
@@ -32,6 +32,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.cluster.order_book import OrderBook
+from replication.cluster.shared_clock import SharedClock
 from replication.journal import ClusterJournal, MetadataJournal
 from replication.queue.payloads import underreplication_path
 from replication.queue.tree import prepare_tree
@@ -49,7 +50,7 @@ class Session:
     views: ViewSource
     membership: Membership
     local: BookieId | None
-    clock: Clock
+    clock: SharedClock
     rng: random.Random
 
     @property
@@ -86,8 +87,9 @@ async def open_session(
                 watcher = tasks.create_task(session.views.run())
                 limiter = tasks.create_task(keep_to_requests_per_s(settings, session.views, store))
                 ender = tasks.create_task(end_with_session(store))
+                ticker = tasks.create_task(session.membership.keep_synchronised(session.clock))
                 yield session
-                for task in (watcher, limiter, ender):
+                for task in (watcher, limiter, ender, ticker):
                     task.cancel()
         finally:
             log.info("session.closed", half=half.value, request_count=store.request_count)
@@ -99,7 +101,7 @@ async def _join(
     store: ZooKeeperStore, settings: Settings, half: Half, journal: MetadataJournal
 ) -> Session:
     """Everything that needs the session before work can begin; it is in the list of nodes then."""
-    uri, clock = settings.uri, SystemClock()
+    uri, clock = settings.uri, SharedClock(SystemClock())
     cluster = await read_instance_id(store, uri.root)
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
     ur = underreplication_path(uri.root)
@@ -115,6 +117,8 @@ async def _join(
         started_ms=clock.wall_ms(),
     )
     membership = await Membership.join(store, ur, info)
+    await membership.synchronise(clock)
+    await views.refresh()  # holds and windows, by the time that all nodes agree on
     log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
     return Session(
         store=store,

@@ -16,7 +16,8 @@ from ledgers.clock import SystemClock
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
-from replication.cluster.membership import Half, NodeInfo
+from replication.cluster.membership import Half, Membership, NodeInfo
+from replication.cluster.shared_clock import SharedClock
 from replication.queue.payloads import underreplication_path
 
 T = TypeVar("T")
@@ -71,6 +72,14 @@ def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T
 def log_errors_only(settings: Settings) -> None:
     """To standard error: what a command has to say, it prints."""
     set_up_logs(replace(settings.log, level="error"))
+
+
+async def shared_clock(cluster: Visit) -> SharedClock:
+    """ZooKeeper's time, for what a command writes until when: all nodes go by that clock."""
+    clock = SharedClock(SystemClock())
+    membership = await Membership.join(cluster.store, cluster.ur, by_hand())
+    await membership.synchronise(clock)
+    return clock
 
 
 def by_hand() -> NodeInfo:

@@ -12,8 +12,8 @@ from daemon.operating.java_leader import leader_concerns
 from daemon.operating.progress import tell
 from daemon.operating.unreadable_orders import unreadable_texts
 from daemon.option_types import Duration, ReasonText
-from daemon.visit import Visit, run_visit
-from ledgers.clock import SystemClock
+from daemon.visit import Visit, run_visit, shared_clock
+from ledgers.clock import Clock, SystemClock
 
 
 class _ShowingGroup(click.Group):
@@ -61,7 +61,7 @@ def hold() -> None:
 @output_option
 def show(config: Path | None, output: str) -> None:
     """Whether a hold stands, since when and why. Exits 1 if so, 0 if not. One that cannot be read stands."""
-    state = run_visit(config, _read)
+    state = run_visit(config, lambda cluster: _read(cluster, SystemClock()))
     _print(state, output)
     sys.exit(0 if state.hold is None else EXIT_FAILED)
 
@@ -79,8 +79,9 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
     """
 
     async def act(cluster: Visit) -> HoldState:
-        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=SystemClock())
-        return await _read(cluster)
+        clock = await shared_clock(cluster)
+        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
+        return await _read(cluster, clock)
 
     _print(run_visit(config, act), output)
 
@@ -101,11 +102,12 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     """
 
     async def act(cluster: Visit) -> tuple[HoldState, bool]:
-        before = await read_hold(cluster, clock=SystemClock())
+        clock = await shared_clock(cluster)
+        before = await read_hold(cluster, clock=clock)
         if before.hold is None or (before.away and not yes):
             return before, False
-        has_ended = await end_hold(cluster, before.away, clock=SystemClock())
-        return await read_hold(cluster, clock=SystemClock()), has_ended
+        has_ended = await end_hold(cluster, before.away, clock=clock)
+        return await read_hold(cluster, clock=clock), has_ended
 
     state, has_ended = run_visit(config, act)
     _print(state, output)
@@ -118,9 +120,9 @@ def end(config: Path | None, output: str, yes: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-async def _read(cluster: Visit) -> HoldState:
+async def _read(cluster: Visit, clock: Clock) -> HoldState:
     """And tell who does not keep to one that stands."""
-    state = await read_hold(cluster, clock=SystemClock())
+    state = await read_hold(cluster, clock=clock)
     if state.hold is not None:
         tell(await leader_concerns(cluster, "holds"))
     return state

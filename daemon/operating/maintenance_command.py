@@ -24,7 +24,7 @@ from daemon.operating.progress import counted, duration_text, tell
 from daemon.operating.unreadable_orders import unreadable_texts, unreadable_windows
 from daemon.option_types import Duration, ReasonText
 from daemon.status.leader import is_named_by_none
-from daemon.visit import Visit, run_visit
+from daemon.visit import Visit, run_visit, shared_clock
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
@@ -121,7 +121,7 @@ async def _change(
 ) -> None:
     """Open its window, or end it, as is wanted, if either is."""
     if duration_s is not None:
-        clock = SystemClock()
+        clock = await shared_clock(cluster)
         await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
         tell(await concerns(cluster, bookie, clock=clock))
     if end:

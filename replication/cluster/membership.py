@@ -29,6 +29,7 @@ from replication.cluster.own_state import (
     time_ms,
     whole,
 )
+from replication.cluster.shared_clock import SharedClock
 from replication.queue.batching import Guard
 
 
@@ -97,6 +98,7 @@ class Membership:
     path: str
     _store: MetadataStore
     _ur: str
+    _info: NodeInfo
     _known: dict[str, LiveNode | None] = field(default_factory=dict)
     """By znode name; None for one that we cannot read. A node's data never changes."""
 
@@ -104,7 +106,15 @@ class Membership:
     async def join(cls, store: MetadataStore, ur: str, info: NodeInfo) -> "Membership":
         path = f"{nodes_path(ur)}/{uuid.uuid4()}"
         await store.create(path, info.to_json(), is_ephemeral=True, with_parents=True)
-        return cls(path, store, ur)
+        return cls(path, store, ur, info)
+
+    async def synchronise(self, clock: SharedClock) -> None:
+        """Set the clock by ZooKeeper's stamp on this session's znode."""
+        await clock.synchronise(self._store, self.path, self._info.to_json())
+
+    async def keep_synchronised(self, clock: SharedClock) -> None:
+        """Do so now and then, until cancelled. Raises SessionLostError."""
+        await clock.keep_synchronised(self._store, self.path, self._info.to_json())
 
     @property
     def uuid(self) -> str:

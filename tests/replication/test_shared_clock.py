@@ -1,0 +1,101 @@
+"""One wall-clock time for all nodes, whatever their hosts' clocks say."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.membership import Membership
+from replication.cluster.order_book import OrderBook, hold_place
+from replication.cluster.orders import HoldOrder
+from replication.cluster.shared_clock import SYNCHRONISE_INTERVAL_S, SharedClock
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1
+from tests.replication.nodes import ROOT, UR, node_info
+from tests.replication.repairs import keep_away
+from tests.virtual_time import LoopClock
+
+HOUR_S = 3_600
+
+
+class SkewedClock(LoopClock):
+    """A host's clock that is wrong, and may be set."""
+
+    def __init__(self, skew_s: float) -> None:
+        super().__init__()
+        self.skew_s = skew_s
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + int(self.skew_s * 1000)
+
+
+async def clock_of(cluster: Cluster, own: SkewedClock) -> SharedClock:
+    clock = SharedClock(own)
+    membership = await Membership.join(cluster.store, UR, node_info("node"))
+    await membership.synchronise(clock)
+    return clock
+
+
+@pytest.mark.parametrize("skew_s", [-HOUR_S, 0, HOUR_S])
+@in_virtual_time
+async def test_the_time_is_zookeepers_however_wrong_the_host_is(skew_s: float) -> None:
+    cluster = await Cluster.start()
+    clock = await clock_of(cluster, SkewedClock(skew_s))
+
+    await asyncio.sleep(100)
+
+    assert abs(clock.wall_ms() - cluster.clock.wall_ms()) < 10
+    assert abs(clock.skew_s - skew_s) < 0.01
+
+
+@in_virtual_time
+async def test_a_host_whose_clock_is_set_goes_on_with_the_same_time() -> None:
+    cluster = await Cluster.start()
+    own = SkewedClock(0)
+    clock = await clock_of(cluster, own)
+
+    own.skew_s = HOUR_S
+
+    assert abs(clock.wall_ms() - cluster.clock.wall_ms()) < 10
+
+
+@in_virtual_time
+async def test_a_skew_is_told_once() -> None:
+    cluster = await Cluster.start()
+    own = SkewedClock(60)
+    clock = SharedClock(own)
+    membership = await Membership.join(cluster.store, UR, node_info("node"))
+
+    with capture_logs() as logs:
+        await membership.synchronise(clock)
+        ticking = asyncio.create_task(membership.keep_synchronised(clock))
+        await asyncio.sleep(3 * SYNCHRONISE_INTERVAL_S)
+        ticking.cancel()
+
+    assert [(each["event"], each["skew_s"]) for each in logs] == [("clock.skewed", 60.0)]
+
+
+@pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
+@in_virtual_time
+async def test_a_hold_and_a_window_last_as_long_for_a_node_with_a_wrong_clock(
+    skew_s: float,
+) -> None:
+    cluster = await Cluster.start()
+    now_ms = cluster.clock.wall_ms()
+    hold = HoldOrder(since_ms=now_ms, until_ms=now_ms + 600_000)
+    await cluster.store.create(hold_place(UR).path, hold.to_json(), with_parents=True)
+    await keep_away(cluster, B1, for_s=600)
+    clock = await clock_of(cluster, SkewedClock(skew_s))
+    views = ViewSource(Registration(cluster.store, ROOT), clock, OrderBook(cluster.store, UR))
+
+    await asyncio.sleep(590)
+    before = (await views.refresh()).orders
+    await asyncio.sleep(20)
+    after = (await views.refresh()).orders
+
+    assert before.is_held
+    assert B1 in before.maintenance
+    assert not after.is_held
+    assert B1 not in after.maintenance
