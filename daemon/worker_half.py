@@ -227,6 +227,7 @@ class _Parts:
             ),
             copier=Copier(answering, receivers),
             recorder=self.recorder,
+            clock=session.clock,
             moves_misplaced=self.settings.checks.repairs_placement,
             on_written=self.on_written,
         )

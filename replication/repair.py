@@ -14,6 +14,7 @@ from functools import partial
 
 from msgspec.structs import replace
 
+from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -59,6 +60,9 @@ PATIENCE_S = 0.5
 ten times that, but the other ledgers shall not wait for it."""
 PATIENT_BYTES_PER_S = 1_000_000
 """Likewise while it is copied, and so much longer as it is larger."""
+SPLIT_AFTER_S = 3_600.0
+"""How long a ledger is marked before a segment is split around entries that a bookie which is away may
+still have. Until then its return repairs the ledger; afterwards the other entries are worth more."""
 SECOND_CHECK_ENTRIES = 1_000
 """Copying more than this takes so long that the survivors are judged again before the unmark."""
 
@@ -78,6 +82,7 @@ class Repairer:
         open_ledgers: OpenLedgers,
         copier: Copier,
         recorder: CopyRecorder,
+        clock: Clock,
         moves_misplaced: bool = False,
         on_written: OnWritten = lambda written: None,
     ) -> None:
@@ -90,6 +95,7 @@ class Repairer:
         self._open_ledgers = open_ledgers
         self._copier = copier
         self._recorder = recorder
+        self._clock = clock
         self._moves_misplaced = moves_misplaced
         self._on_written = on_written
         self._bad_sources = BadSources()
@@ -117,6 +123,7 @@ class Repairer:
         )
         outcome = None
         try:
+            memory.may_split = self._clock.wall_ms() - take.queued.since_ms >= SPLIT_AFTER_S * 1000
             outcome = await self._go_through_rounds(take, sighting, memory, slots or Slots(1))
         finally:
             memory.copies.end()
@@ -286,6 +293,7 @@ class Repairer:
             # A target that is another one by now may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
             has_bad_sources=bool(bad_sources),
+            may_split=memory.may_split,
         )
 
     async def _confirm_targets(self, results: CopyResults, memory: Memory) -> bool:

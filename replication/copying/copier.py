@@ -42,6 +42,8 @@ class Memory:
     """Members that did not give what they should have, when it was to be copied from them."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: where, and the czxid of the target's registration (rule S3)."""
+    may_split: bool = False
+    """As in ``CopyResults``."""
     has_presumed: bool = False
     """It was tried once to copy before anything was asked: from now on bookies are asked first."""
     entry_count: int = 0

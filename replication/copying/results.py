@@ -14,7 +14,13 @@ from replication.copying.foresight import Foresight
 from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
 from replication.planning.plan import Plan, Repair
-from replication.planning.rewrite import LOST_PLACES_MAX, Change, lost_places, rewritten
+from replication.planning.rewrite import (
+    LOST_PLACES_MAX,
+    Change,
+    joined,
+    lost_places,
+    rewritten,
+)
 from replication.planning.survey import Survey
 from replication.reasons import Blocked, Reason
 
@@ -27,7 +33,8 @@ class CopyResults(
 ):  # dict: the properties are computed once
     """``outcomes``: of each repair of the plan. ``is_unchanged``: whether a target is still the bookie
     that acknowledged its copies. ``has_bad_sources``: members were found to lack what a check does not ask for, so that
-    they are to be read whole. ``are_foreseen``: nothing was copied, and nobody asked (``Foresight``)."""
+    they are to be read whole. ``are_foreseen``: nothing was copied, and nobody asked (``Foresight``).
+    ``may_split``: whether a segment is split around entries that a bookie which is away may still have."""
 
     survey: Survey
     plan: Plan
@@ -35,10 +42,18 @@ class CopyResults(
     is_unchanged: Callable[[BookieId], bool]
     has_bad_sources: bool = False
     are_foreseen: bool = False
+    may_split: bool = True
 
     @cached_property
     def metadata(self) -> LedgerMetadata:
         """With every index that was copied whole, or but for entries that nobody has (``_splits``)."""
+        before, after = self.survey.metadata, self._rewritten
+        # An earlier repair may have split a segment while bookies were away. No entry is lost now.
+        may_join = before.is_closed and after != before and self.is_complete
+        return joined(after) if may_join else after
+
+    @cached_property
+    def _rewritten(self) -> LedgerMetadata:
         return rewritten(self.survey.metadata, [*self._moves, *self._splits])
 
     @property
@@ -49,7 +64,7 @@ class CopyResults(
     @property
     def is_split(self) -> bool:
         """Whether a segment is cut anew: what lies beside the lost entries can now be seen to."""
-        return len(self.metadata.segments) > len(self.survey.metadata.segments)
+        return len(self._rewritten.segments) > len(self.survey.metadata.segments)
 
     @property
     def is_complete(self) -> bool:
@@ -182,7 +197,9 @@ class CopyResults(
         """Copies that lack nothing but entries of which there is no good copy.
 
         None of a ledger that is not closed, nor while no entry at all proves our key (rule S7), nor
-        where a bookie that is away for maintenance may have them, nor around more than a few places.
+        where a bookie that is away for maintenance may have them, nor around more than a few places. Unless
+        ``may_split``, nor where a bookie that is not registered may have them and keeps its cookie: two bookies
+        that restart together would leave ledgers cut into many segments.
         """
         if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
             return []
@@ -191,7 +208,7 @@ class CopyResults(
         away = {
             finding.fragment.first_entry_id
             for finding in self.survey.findings
-            if finding.verdict is Verdict.AWAY
+            if finding.verdict is Verdict.AWAY or (not self.may_split and self._may_return(finding))
         }
         splits = [
             Change(
@@ -206,6 +223,10 @@ class CopyResults(
             and self.is_unchanged(repair.target)
         ]
         return splits if len(lost_places(splits)) <= LOST_PLACES_MAX else []
+
+    def _may_return(self, finding: IndexFinding) -> bool:
+        """Whether its bookie is not registered, and was not decommissioned."""
+        return finding.verdict is Verdict.LOST and finding.bookie in self.survey.view.cookies
 
     @property
     def _is_key_proven(self) -> bool:

@@ -48,6 +48,26 @@ def rewritten(metadata: LedgerMetadata, changes: Iterable[Change]) -> LedgerMeta
     return replace(metadata, segments=segments)
 
 
+def joined(metadata: LedgerMetadata) -> LedgerMetadata:
+    """Return the same metadata with neighbouring segments of equal ensembles as one.
+
+    Which bookie index stores an entry depends on the entry's id alone, so every copy stays where it is.
+    For closed ledgers of which no entry is lost: segments that were split around lost entries have equal
+    ensembles, too, and are to stay apart (see the module). Segments with unknown fields stay as they are.
+    """
+    assert metadata.is_closed, metadata
+    segments: list[Segment] = []
+    for segment in metadata.segments:
+        last = segments[-1] if segments else None
+        if (
+            last is None
+            or last != replace(segment, first_entry_id=last.first_entry_id)
+            or segment.unknown_fields
+        ):
+            segments.append(segment)
+    return replace(metadata, segments=tuple(segments))
+
+
 def lost_places(changes: Iterable[Change]) -> list[range]:
     """The runs of entries that the changes leave lost, ascending, neighbouring ones joined."""
     bounds = sorted((run.start, run.stop) for change in changes for run in change.lost.runs)

@@ -179,6 +179,7 @@ async def _node(
         ),
         copier=Copier(answering, receivers),
         recorder=recorder,
+        clock=clock,
         moves_misplaced=moves_misplaced,
         on_written=written.append,
     )

@@ -1,5 +1,7 @@
 """Repairs of ledgers of which some entries have no good copy anywhere: the rest is repaired."""
 
+import asyncio
+
 import pytest
 
 from ledgers.errors import UnavailableError
@@ -8,9 +10,10 @@ from ledgers.metadata import BookieId, LedgerState
 from replication.outcome import OutcomeKind
 from replication.planning.rewrite import LOST_PLACES_MAX
 from replication.reasons import Reason
+from replication.repair import SPLIT_AFTER_S
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
-from tests.replication.nodes import LEDGER
+from tests.replication.nodes import LEDGER, ROOT, working
 from tests.replication.repairs import (
     VERSION_1,
     assert_still_marked,
@@ -268,3 +271,86 @@ async def test_what_a_move_that_may_not_be_written_copied_in_vain_is_told() -> N
     outcome = await repair(cluster)
 
     assert f"; {2 * count + 1} copies of other entries are not made" in outcome.detail
+
+
+# --- Bookies that are away for a moment -------------------------------------------------------------
+
+
+async def marked_now(cluster: Cluster, *replicas: BookieId) -> None:
+    await cluster.mark(*replicas, ctime_ms=cluster.clock.wall_ms())
+
+
+@in_virtual_time
+async def test_two_bookies_that_restart_together_leave_no_segment_behind() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=29)
+    await cluster.kill(B1, B2)
+    await marked_now(cluster, B1, B2)
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(60)
+        assert len(await segments(cluster)) == 1
+        await cluster.revive(B1)
+        await cluster.revive(B2)
+
+        await asyncio.sleep(60)
+
+    assert len(await segments(cluster)) == 1
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_after_an_hour_the_rest_of_a_ledger_is_repaired_without_the_bookies_that_are_away() -> (
+    None
+):
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=5)
+    await cluster.kill(B1, B2)
+    await marked_now(cluster, B1, B2)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(SPLIT_AFTER_S + 600)
+
+    assert len(await segments(cluster)) > 1
+    metadata = await cluster.metadata()
+    assert cluster.good_copies(LEDGER, metadata, 1) == 2, "B3 had the only copy that was there"
+
+
+@in_virtual_time
+async def test_a_bookie_without_a_cookie_is_not_waited_for() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=5)
+    await cluster.kill(B1, B2)
+    for bookie in (B1, B2):
+        await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
+    await marked_now(cluster, B1, B2)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(60)
+
+    assert len(await segments(cluster)) > 1
+
+
+@in_virtual_time
+async def test_equal_segments_are_joined_by_a_repair_that_leaves_nothing_lacking() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
+    await cluster.kill(B3)
+
+    await repair(cluster)
+
+    assert await segments(cluster) == [(0, (B1, B2, B4))]
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_equal_segments_around_a_lost_entry_stay_apart() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
+    for bookie in (B1, B2):  # entry 9 is theirs
+        cluster.bookie(bookie).lose(LEDGER, 9)
+    await cluster.kill(B3)
+
+    await repair(cluster)
+
+    assert len(await segments(cluster)) > 1

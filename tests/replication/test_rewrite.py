@@ -3,14 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgers.fragments import fragments
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, Segment
 from ledgers.striping import write_set
 from replication.planning.entry_runs import EntryRuns
-from replication.planning.rewrite import Change, lost_places, rewritten
+from replication.planning.rewrite import Change, joined, lost_places, rewritten
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, closed_ledger
 
 Segments = list[tuple[int, tuple[BookieId, ...]]]
@@ -182,3 +183,38 @@ def test_segments_ascend_and_none_is_empty_or_names_a_bookie_twice(
     assert {s.first_entry_id for s in before.segments} <= set(starts)
     assert all(len(set(s.ensemble)) == len(s.ensemble) for s in after.segments)
     assert replace(after, segments=before.segments) == before
+
+
+@pytest.mark.parametrize(
+    ("segments", "expected"),
+    [
+        pytest.param([(0, (B1, B2)), (5, (B1, B2))], [0], id="equal neighbours"),
+        pytest.param([(0, (B1, B2)), (5, (B2, B1))], [0, 5], id="another order is another place"),
+        pytest.param(
+            [(0, (B1, B2)), (3, (B1, B3)), (5, (B1, B2))], [0, 3, 5], id="equal, but not neighbours"
+        ),
+        pytest.param(
+            [(0, (B1, B2)), (3, (B1, B2)), (5, (B1, B2)), (7, (B1, B3))],
+            [0, 7],
+            id="three in a row",
+        ),
+    ],
+)
+def test_neighbouring_segments_of_equal_ensembles_become_one(
+    segments: list[tuple[int, tuple[BookieId, ...]]], expected: list[int]
+) -> None:
+    ledger = replace(
+        closed_ledger((B1, B2)),
+        segments=tuple(Segment(first_entry_id=first, ensemble=e) for first, e in segments),
+    )
+
+    assert [segment.first_entry_id for segment in joined(ledger).segments] == expected
+
+
+def test_a_segment_with_fields_that_we_do_not_know_is_not_joined() -> None:
+    ledger = closed_ledger((B1, B2))
+    strange = Segment(first_entry_id=5, ensemble=(B1, B2), unknown_fields=b"x")
+
+    joint = joined(replace(ledger, segments=(*ledger.segments, strange)))
+
+    assert len(joint.segments) == 2
