@@ -75,12 +75,19 @@ class ZooKeeperSettings:
     requests_per_s: int = 0
     """Requests that each half of this node sends to ZooKeeper in a second at most. 0: no limit but
     the one that ZooKeeper's own latency sets."""
+    request_bytes_max: int = 1_000_000
+    """The largest request, in bytes. Keep it some kilobytes below the servers' jute.maxbuffer: 1,048,575
+    unless it was raised (Pulsar's start scripts set 10,485,760). Metadata beyond it is not repaired."""
 
     def __post_init__(self) -> None:
         for key, least in (("session_timeout_s", 1.0), ("connect_timeout_s", 0.5)):
             value = getattr(self, key)
             if not least <= value <= 600:
                 raise SettingsError.not_allowed(f"zookeeper.{key}", value, f"{least:g} to 600")
+        if not 100_000 <= self.request_bytes_max <= 1_000_000_000:
+            raise SettingsError.not_allowed(
+                "zookeeper.request_bytes_max", self.request_bytes_max, "100000 to 1000000000"
+            )
         if not 0 <= self.requests_per_s <= 1_000_000:
             raise SettingsError.not_allowed(
                 "zookeeper.requests_per_s", self.requests_per_s, "0 to 1000000"

@@ -13,6 +13,7 @@ async def open_store(settings: Settings, *, ends_with_loop: bool = False) -> Zoo
             session_timeout_s=settings.zookeeper.session_timeout_s,
             connect_timeout_s=settings.zookeeper.connect_timeout_s,
             ends_with_loop=ends_with_loop,
+            request_bytes_max=settings.zookeeper.request_bytes_max,
         )
     except UnavailableError as error:
         raise UnavailableError(

@@ -33,6 +33,10 @@ Journal = Callable[[int, bytes, bytes], Awaitable[None]]
 """Receives ledger id, bytes before, bytes after, and keeps them; an error from it keeps the write from happening."""
 
 
+WRITE_SLACK_BYTES = 8 * 1024
+"""For the other operations of a transaction, and for longer bookie ids."""
+
+
 class VersionedMetadata(Struct, frozen=True, kw_only=True):
     """A ledger's metadata as it was read or written. ``data``: the znode's bytes."""
 
@@ -169,6 +173,15 @@ class LedgerManager:
         return await self.put_back_operation(
             ledger_id, data, present=read_as.data, version=read_as.version
         )
+
+    def has_room_for(self, versioned: VersionedMetadata) -> bool:
+        """Whether this metadata could be written again, changed a little, in a transaction with others."""
+        return len(versioned.data) + WRITE_SLACK_BYTES <= self.request_bytes_max
+
+    @property
+    def request_bytes_max(self) -> int:
+        """The largest request that the store sends."""
+        return self._store.request_bytes_max
 
     def check(self, versioned: VersionedMetadata) -> Check:
         """Holds as long as the metadata has not been written since it was read."""

@@ -23,6 +23,10 @@ class ReadOnlyStore:
         self._store = store
 
     @property
+    def request_bytes_max(self) -> int:
+        return self._store.request_bytes_max
+
+    @property
     def state(self) -> SessionState:
         return self._store.state
 

@@ -114,10 +114,15 @@ class Event(Struct, frozen=True, kw_only=True):
 class MetadataStore(Protocol):
     """Asynchronous, pipelined access. One loop owns a store; calls come from that loop only.
 
+    A write of more than ``request_bytes_max`` bytes raises RejectedError, and is not sent.
+
     Every call may raise ``UnavailableError`` (timed out, connection lost), ``UnknownOutcomeError``
     (a write whose reply was lost), ``SessionLostError`` or ``UnauthorizedError`` (ACLs); the further
     errors stand with each. Reads and writes issued while SUSPENDED wait for the session.
     """
+
+    @property
+    def request_bytes_max(self) -> int: ...
 
     @property
     def state(self) -> SessionState: ...

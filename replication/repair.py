@@ -24,8 +24,8 @@ from ledgers.errors import (
     NoSuchLedgerError,
     NotEnoughBookiesError,
     QuotaError,
+    RejectedError,
     SessionLostError,
-    UnauthorizedError,
     UnknownOutcomeError,
     UnprovenEndError,
 )
@@ -143,10 +143,10 @@ class Repairer:
                 outcome = await self._round(take, sighting, memory, slots)
             except JournalError as error:
                 return waiting(Blocked(reason=Reason.JOURNAL, detail=str(error)))
-            except (QuotaError, UnauthorizedError) as error:
-                return waiting(Blocked(reason=Reason.WRITE_REFUSED, detail=str(error)))
             except (ConflictError, NoNodeError):  # the metadata moved on, or is gone: read again
                 continue
+            except (QuotaError, RejectedError) as error:  # the store would refuse the write again
+                return waiting(Blocked(reason=Reason.WRITE_REFUSED, detail=str(error)))
             except UnknownOutcomeError:
                 if await self._queue.is_finished(take):
                     outcome = DONE
@@ -218,7 +218,7 @@ class Repairer:
             return None
         survey = presumed.survey
         plan = plan_repair(survey, self._copier.targets(take.ledger_id, view, memory))
-        if plan.blocked or not plan.repairs:
+        if plan.blocked or not plan.repairs or self._write_refusal(versioned, plan):
             return None
         results = await self._carry_out(plan, survey, memory, slots, asked=presumed.asked)
         return results if results.outcomes[0].gave_all_asked else None
@@ -244,6 +244,8 @@ class Repairer:
             return await self._finish(
                 take, [self._manager.check(survey.versioned), *self._member_checks(take, survey)]
             )
+        if refused := self._write_refusal(survey.versioned, plan):
+            return waiting(refused)
         return await self._write(take, await self._carry_out(plan, survey, memory, slots), memory)
 
     async def _mend_closed_part(
@@ -258,7 +260,7 @@ class Repairer:
         if survey is None:
             return False
         plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))
-        if not plan.repairs:
+        if not plan.repairs or self._write_refusal(survey.versioned, plan):
             return False
         results = await self._carry_out(plan, survey, memory, slots)
         if results.metadata == survey.metadata:
@@ -268,6 +270,19 @@ class Repairer:
         write = await self._rewrite(results)
         self._tell_written(results, write, await self._queue.write(take, [write]))
         return True
+
+    def _write_refusal(self, versioned: VersionedMetadata, plan: Plan) -> Blocked | None:
+        """Why the metadata could not be written after these copies, so that none is made in vain."""
+        if all(repair.is_in_place for repair in plan.repairs):
+            return None
+        if self._manager.has_room_for(versioned):
+            return None
+        detail = (
+            f"its metadata is {len(versioned.data):,} bytes, too large to be written again: "
+            f"zookeeper.request_bytes_max is {self._manager.request_bytes_max:,}. Raise it on all nodes if the "
+            "servers' jute.maxbuffer allows more"
+        )
+        return Blocked(reason=Reason.WRITE_REFUSED, detail=detail)
 
     async def _carry_out(
         self,

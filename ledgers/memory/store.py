@@ -34,7 +34,7 @@ from ledgers.store import (
     Stat,
 )
 from ledgers.zookeeper.parents import create_with_parents
-from ledgers.zookeeper.session import READ_TRIES_MAX, Session, check_size
+from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, Session, check_size
 
 T = TypeVar("T")
 
@@ -148,6 +148,7 @@ class MemoryStore:
         self._tree = tree
         self._session_id = tree.begin(self.session)
         self._request_count = 0
+        self.request_bytes_max = REQUEST_BYTES_MAX
 
     @property
     def state(self) -> SessionState:
@@ -219,7 +220,7 @@ class MemoryStore:
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         if not operations:
             return []
-        check_size(operations)
+        check_size(operations, request_bytes_max=self.request_bytes_max)
         try:
             return await self._exchange(lambda: self._apply(operations), operations)
         except _ConnectionBroke:

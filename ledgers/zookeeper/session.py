@@ -12,7 +12,8 @@ from ledgers.errors import RejectedError, SessionLostError
 from ledgers.store import Event, EventKind, Operation, SessionState, request_bytes
 
 REQUEST_BYTES_MAX = 1_000_000
-"""Past its jute.maxbuffer, 1 MiB, ZooKeeper cuts the connection, and others' requests with it."""
+"""The default limit on a request. Past its jute.maxbuffer, 1 MiB unless it was raised, a server cuts the
+connection, and others' requests with it."""
 READ_TRIES_MAX = 5
 """Connections that a read may see break before it fails; a write sees one only."""
 
@@ -157,12 +158,12 @@ def session_lost() -> SessionLostError:
     return SessionLostError("the ZooKeeper session is lost")
 
 
-def check_size(operations: Sequence[Operation]) -> None:
-    """Raises RejectedError for a request that no server takes."""
+def check_size(operations: Sequence[Operation], *, request_bytes_max: int) -> None:
+    """Raises RejectedError for a request that is larger than the servers are known to take."""
     weight_bytes = request_bytes(operations)
-    if weight_bytes > REQUEST_BYTES_MAX:
+    if weight_bytes > request_bytes_max:
         raise RejectedError(
-            f"ZooKeeper takes no request of more than {REQUEST_BYTES_MAX} bytes",
+            f"the request is larger than zookeeper.request_bytes_max, {request_bytes_max} bytes",
             path=operations[0].path,
             request_bytes=weight_bytes,
         )

@@ -45,14 +45,21 @@ from ledgers.zookeeper.kazoo_watch import (
 from ledgers.zookeeper.outbox import Outbox
 from ledgers.zookeeper.parents import create_with_parents
 from ledgers.zookeeper.requests import REPLY_ERRORS, error_of, request_of, results_of, stat_of
-from ledgers.zookeeper.session import READ_TRIES_MAX, check_size
+from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, check_size
 
 
 class ZooKeeperStore:
     """One session: a ``MetadataStore``. Made by ``open``; ``close`` it also when it is lost."""
 
-    def __init__(self, session: KazooSession, *, is_secured: bool) -> None:
+    def __init__(
+        self,
+        session: KazooSession,
+        *,
+        is_secured: bool,
+        request_bytes_max: int = REQUEST_BYTES_MAX,
+    ) -> None:
         self._session = session
+        self.request_bytes_max = request_bytes_max
         self._is_secured = is_secured
         self._clock = SystemClock()
         self._outbox = Outbox(session, can_join=not session.is_old)
@@ -69,12 +76,13 @@ class ZooKeeperStore:
         credentials: Sequence[tuple[str, str]] = (),
         is_secured: bool = False,
         ends_with_loop: bool = False,
+        request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> "ZooKeeperStore":
         """A new session. ``hosts``: ``host:port`` joined by commas; any of them may be asked first.
 
         ``credentials``: pairs like ``("digest", "user:password")``. ``is_secured``: what we create
         is for that identity alone, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``: whether it ends
-        when the loop stands still for three session time-outs, for what it holds to be others'.
+        when the loop stands still for three session time-outs, for what it holds to be others'. ``request_bytes_max``: what the servers' jute.maxbuffer allows.
         Raises UnavailableError when no server answers, UnauthorizedError, SettingsError.
         """
         session = KazooSession(
@@ -84,7 +92,7 @@ class ZooKeeperStore:
             ends_with_loop=ends_with_loop,
         )
         await session.open(timeout_s=connect_timeout_s)
-        return cls(session, is_secured=is_secured)
+        return cls(session, is_secured=is_secured, request_bytes_max=request_bytes_max)
 
     @property
     def state(self) -> SessionState:
@@ -160,7 +168,7 @@ class ZooKeeperStore:
         if not operations:
             return []
         requests = [request_of(each, is_secured=self._is_secured) for each in operations]
-        check_size(operations)
+        check_size(operations, request_bytes_max=self.request_bytes_max)
         replies = await self._write(Transaction(requests), operations[0].path)
         return results_of(operations, replies)
 
@@ -219,7 +227,7 @@ class ZooKeeperStore:
         raise UnavailableError("the connection broke again and again", path=path) from lost
 
     async def _write_one(self, operation: Operation) -> Any:
-        check_size([operation])
+        check_size([operation], request_bytes_max=self.request_bytes_max)
         request = request_of(operation, is_secured=self._is_secured)
         return await self._write(request, operation.path)
 
