@@ -210,7 +210,12 @@ class Auditor:
             return Missing()
         return Missing(
             lost_since_s=self._absences.lost_since_s(delay_s=self._delay.current.delay_s),
-            reborn=reborn_bookies(view.cookies, self._identities, first_seen=self._first_seen),
+            reborn=reborn_bookies(
+                view.cookies,
+                self._identities,
+                first_seen=self._first_seen,
+                trusted=view.orders.trusted_cookies,
+            ),
         )
 
     async def _note_causes(self, missing: Missing) -> None:

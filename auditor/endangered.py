@@ -7,6 +7,7 @@ import heapq
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from auditor.index.ledger_index import IndexedLedger
 from ledgers.metadata import BookieId
@@ -81,9 +82,11 @@ def reborn_bookies(
     identities: Mapping[BookieId, int],
     *,
     first_seen: Mapping[BookieId, int] | None = None,
+    trusted: Mapping[BookieId, int] = MappingProxyType({}),
 ) -> dict[BookieId, Rebirth]:
     """Bookies that were set up since their ledgers were looked at. ``identities``: the cookies' czxids then;
-    ``first_seen``: those of any time before, also while nobody was to look.
+    ``first_seen``: those of any time before, also while nobody was to look. ``trusted``: cookies' czxids that an
+    operator's order calls old (``IdentitiesOrder``).
 
     One that comes back under its old id may have lost everything (its disk was replaced): its
     return withdraws no mark, and where there is none, calls for one (rule S6). Of one whose cookie ACLs shut away
@@ -96,7 +99,7 @@ def reborn_bookies(
             was_known=former.get(bookie, stat.czxid) != stat.czxid,
         )
         for bookie, stat in cookies.items()
-        if stat.czxid not in (identities.get(bookie), UNTOLD_CZXID)
+        if stat.czxid not in (identities.get(bookie), trusted.get(bookie), UNTOLD_CZXID)
     }
 
 

@@ -150,7 +150,11 @@ class Observer:
         """Also while a hold stands: who would be missing without it."""
         return Missing(
             lost_since_s=self._absences.lost_since_s(delay_s=delay_s),
-            reborn=reborn_bookies(view.cookies, await read_identities(self._store, self._ur)),
+            reborn=reborn_bookies(
+                view.cookies,
+                await read_identities(self._store, self._ur),
+                trusted=view.orders.trusted_cookies,
+            ),
         )
 
     def _waiting_s(self, missing: Missing, delay_s: int) -> dict[BookieId, float]:

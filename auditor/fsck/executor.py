@@ -27,6 +27,7 @@ from ledgers.read_only import ReadOnlyStore
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
 from replication.queue.payloads import underreplication_path
 
 
@@ -50,7 +51,8 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         only_reads = ReadOnlyStore(store)
         clock = SystemClock()
         manager = await LedgerManager.open(only_reads, uri)
-        views = ViewSource(Registration(only_reads, uri.root), clock)
+        order_book = OrderBook(only_reads, underreplication_path(uri.root))
+        views = ViewSource(Registration(only_reads, uri.root), clock, order_book)
         await views.refresh()
         budgets = Budgets()
         bulk = BulkTransfers(budgets, resolve=views.resolve, paces_reads=True)

@@ -10,6 +10,7 @@ from daemon.cli import EXIT_FAILED, config_option, output_option
 from daemon.operating.bookies import BookieRow, bookie_rows, missed, with_losses
 from daemon.operating.decommission_command import decommission
 from daemon.operating.drain_command import drain
+from daemon.operating.identities_command import trust_identities
 from daemon.operating.maintenance_command import maintenance
 from daemon.operating.progress import counted, tell
 from daemon.operating.unreadable_orders import unreadable_texts
@@ -76,3 +77,4 @@ async def gather_bookies(
 bookie.add_command(drain)
 bookie.add_command(maintenance)
 bookie.add_command(decommission)
+bookie.add_command(trust_identities)

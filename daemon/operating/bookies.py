@@ -144,7 +144,11 @@ async def bookie_rows(
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
     rooms = await _rooms(view) if with_room else {}
-    reborn = reborn_bookies(cookies, await read_identities(cluster.store, cluster.ur))
+    reborn = reborn_bookies(
+        cookies,
+        await read_identities(cluster.store, cluster.ur),
+        trusted=orders.trusted_cookies,
+    )
     absences = await read_absences(cluster.store, cluster.ur)
     named = absences.named(now_ms=clock.wall_ms()) - view.available.keys()
     known = {*view.available, *cookies, *orders.draining, *orders.maintenance, *named}

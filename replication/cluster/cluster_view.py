@@ -77,19 +77,33 @@ class ClusterView:
         return 0 if registered is None else registered.czxid
 
     def initialised_after(self, zxid: int) -> frozenset[BookieId]:
-        """Bookies whose identity (cookie) is younger than ``zxid``.
+        """Bookies whose identity (cookie) is younger than ``zxid``, unless an operator's order trusts it.
 
         Whatever stood in metadata before may have been wiped there: their "no" is not to be
         believed, and their ends prove nothing of the middle (rules S5, S6).
         """
         if zxid >= self._last_cookie_zxid:  # nearly always: no need to look at hundreds of bookies
             return frozenset()
-        return frozenset(bookie for bookie, stat in self.cookies.items() if stat.czxid > zxid)
+        return frozenset(bookie for bookie, czxid in self._doubtful.items() if czxid > zxid)
+
+    def are_all_younger_than(self, zxid: int) -> bool:
+        """Whether the cookie of every bookie is younger, as after an import of ZooKeeper."""
+        return len(self.cookies) > 1 and self.initialised_after(zxid) >= self.cookies.keys()
+
+    @cached_property
+    def _doubtful(self) -> Mapping[BookieId, int]:
+        """When the cookie of each bookie was created, if no order trusts it."""
+        trusted = self.orders.trusted_cookies
+        return {
+            bookie: stat.czxid
+            for bookie, stat in self.cookies.items()
+            if trusted.get(bookie) != stat.czxid
+        }
 
     @cached_property
     def _last_cookie_zxid(self) -> int:
-        """When the youngest of the cookies was made."""
-        return max((stat.czxid for stat in self.cookies.values()), default=0)
+        """When the youngest of these cookies was created."""
+        return max(self._doubtful.values(), default=0)
 
 
 class ViewSource(Changing):

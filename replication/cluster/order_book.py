@@ -26,6 +26,7 @@ from replication.cluster.orders import (
     ChecksOrder,
     DrainOrder,
     HoldOrder,
+    IdentitiesOrder,
     LimitsOrder,
     MaintenanceWindow,
     Orders,
@@ -87,6 +88,10 @@ def tries_place(ur: str) -> Place[TriesOrder]:
     return Place(path=f"{orders_path(ur)}/tries", parse=TriesOrder.parse)
 
 
+def identities_place(ur: str) -> Place[IdentitiesOrder]:
+    return Place(path=f"{orders_path(ur)}/identities", parse=IdentitiesOrder.parse)
+
+
 def draining_path(ur: str) -> str:
     return f"{orders_path(ur)}/draining"
 
@@ -125,13 +130,17 @@ class OrderBook:
         S8). A session that has seen none before keeps to its settings, and knows of no drain or window.
         """
         unreadable: list[str] = []
-        draining, maintenance, limits, hold, checks, tries = await asyncio.gather(
-            self._each(draining_path(self._ur), drain_place, unreadable),
-            self._each(maintenance_path(self._ur), maintenance_place, unreadable),
-            self._readable(limits_place(self._ur), unreadable),
-            self._readable(hold_place(self._ur), unreadable),
-            self._readable(checks_place(self._ur), unreadable),
-            self._readable(tries_place(self._ur), unreadable),
+        identities_read = self._readable(identities_place(self._ur), unreadable)
+        (draining, maintenance, limits, hold, checks, tries), identities = await asyncio.gather(
+            asyncio.gather(
+                self._each(draining_path(self._ur), drain_place, unreadable),
+                self._each(maintenance_path(self._ur), maintenance_place, unreadable),
+                self._readable(limits_place(self._ur), unreadable),
+                self._readable(hold_place(self._ur), unreadable),
+                self._readable(checks_place(self._ur), unreadable),
+                self._readable(tries_place(self._ur), unreadable),
+            ),
+            identities_read,
         )
         if limits_place(self._ur).path in unreadable:
             limits = self._last.limits
@@ -146,6 +155,7 @@ class OrderBook:
             hold=hold,
             paused_checks=checks,
             tries=tries or TriesOrder(),
+            identities=identities,
             unreadable=tuple(sorted(unreadable)),
         )
         return self._last

@@ -1,7 +1,7 @@
 """What is ordered of the whole cluster: bookies to drain, maintenance windows, limits, holds, pauses, tries.
 
 Below ``<ur>/bookmender/orders``: ``draining/<bookie id>``, ``maintenance/<bookie id>``, ``limits``,
-``hold``, ``checks`` and ``tries``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
+``hold``, ``checks``, ``identities`` and ``tries``, each versioned JSON. An operator gives them; the leader, too, orders a hold.
 ``order_book`` reads and writes them, and every session of ours sees them as part of its ``ClusterView``.
 An order that cannot be read (a later release's, a slip of somebody's hand) is reported and never stops a
 node: it is passed over, but for limits, which stay as they were, and for a hold or a pause of the checks,
@@ -194,6 +194,33 @@ class TriesOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class IdentitiesOrder:
+    """These bookies have lost nothing since they were first set up, though their cookies may be younger.
+
+    A cookie that is younger than a ledger says that its bookie may have been reformatted since. That is wrong
+    for all bookies at once where ZooKeeper was imported by a tool that creates znodes again, or where bookie
+    ids were changed (``updatecookie``). ``cookies``: the czxid that each bookie's cookie had when the order
+    was given; the order says nothing of a bookie whose cookie is another one by now.
+    """
+
+    since_ms: int
+    cookies: Mapping[BookieId, int] = field(default_factory=dict)
+
+    def to_json(self) -> bytes:
+        return _to_json({"since_ms": self.since_ms, "cookies": dict(self.cookies)})
+
+    @classmethod
+    def parse(cls, data: bytes) -> Self:
+        """Raises CorruptionError."""
+        record = _record(data)
+        cookies = part(record, "cookies")
+        return cls(
+            since_ms=time_ms(record, "since_ms"),
+            cookies={BookieId(bookie): whole(cookies, bookie) for bookie in cookies},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
     """All of them at one moment. In a ``ClusterView`` windows that are over are not among them."""
 
@@ -204,6 +231,7 @@ class Orders:
     """Also one that is released. ``is_held`` says whether it holds."""
     paused_checks: ChecksOrder | None = None
     tries: TriesOrder = field(default_factory=TriesOrder)
+    identities: IdentitiesOrder | None = None
     unreadable: tuple[str, ...] = ()
     """Paths of those that stand there and cannot be read."""
 
@@ -221,6 +249,11 @@ class Orders:
         if len(current) == len(self.maintenance) and hold == self.hold:
             return self
         return replace(self, maintenance=current, hold=hold)
+
+    @property
+    def trusted_cookies(self) -> Mapping[BookieId, int]:
+        """The czxid of each cookie that counts as old, whatever it is (``IdentitiesOrder``)."""
+        return {} if self.identities is None else self.identities.cookies
 
     @property
     def next_end_ms(self) -> int | None:

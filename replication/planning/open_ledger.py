@@ -40,6 +40,7 @@ from replication.planning.check import Verdict
 from replication.planning.survey import OpenEnd, Survey
 from replication.planning.targets import Receivers
 from replication.reasons import Blocked, Reason, close_hint
+from replication.waiting.whereabouts import IMPORT_HINT
 
 log = structlog.get_logger()
 
@@ -159,7 +160,10 @@ def end_doubts(versioned: VersionedMetadata, view: ClusterView) -> str:
             b for b in members if b in young and b in view.answering
         ],
     }
-    return "; ".join(f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named)
+    told = [f"{why}: {', '.join(named)}" for why, named in doubtful.items() if named]
+    if view.are_all_younger_than(versioned.stat.czxid):
+        told.append(IMPORT_HINT)
+    return "; ".join(told)
 
 
 def wiped_from_end(

@@ -7,6 +7,11 @@ from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
 
+IMPORT_HINT = (
+    "every bookie was set up after the ledger: if ZooKeeper was imported, or bookie ids were changed, and no disk was "
+    "wiped, bookmender bookie trust-identities says so"
+)
+
 
 def whereabouts(bookies: Collection[BookieId], view: ClusterView) -> str:
     """Which of them are away and may come back, and which are gone for good; empty if none is either.
@@ -30,4 +35,5 @@ def not_believed(ledger: VersionedMetadata, view: ClusterView) -> str:
     named = sorted(young.intersection(ledger.metadata.last_segment.ensemble))
     if not named:
         return ""
-    return f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
+    told = f"; set up after the ledger was made, so its 'no' is not believed: {', '.join(named)}"
+    return f"{told}; {IMPORT_HINT}" if view.are_all_younger_than(ledger.stat.czxid) else told

@@ -22,9 +22,10 @@ from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.read_only import ReadOnlyStore
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
+from replication.cluster.order_book import OrderBook
 from tests.replication.cluster import DIGEST, PAYLOAD_BYTES, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, ROOT
+from tests.replication.nodes import LEDGER, ROOT, UR
 
 ALL = (B1, B2, B3)
 
@@ -51,7 +52,7 @@ def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
 async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = None) -> Executor:
     store = ReadOnlyStore(MemoryStore(cluster.tree))
     clock = clock or cluster.clock
-    views = ViewSource(Registration(store, ROOT), clock)
+    views = ViewSource(Registration(store, ROOT), clock, OrderBook(store, UR))
     await views.refresh()
     bookies = QuarantiningBookies(cluster.bookies, Quarantine(clock, views.life))
     return Executor(

@@ -1,0 +1,204 @@
+"""Bookies whose cookies are younger than ledgers though nothing was wiped: an operator says so."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from auditor.endangered import reborn_bookies
+from auditor.fsck.levels import Level
+from auditor.fsck.verdicts import Finding
+from daemon.operating import identities_command
+from daemon.operating.identities_command import give_trust, trust_identities, withdraw_trust
+from daemon.visit import Visit
+from ledgers.metadata import LedgerState
+from ledgers.store import Stat
+from replication.cluster.order_book import OrderBook
+from replication.outcome import Outcome
+from replication.reasons import Reason
+from tests.auditor.auditing import auditing
+from tests.daemon.visits import visiting
+from tests.fsck.looking import look_twice
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
+from tests.replication.nodes import ROOT, UR
+from tests.replication.repairs import open_ledger
+from tests.virtual_time import run
+
+
+async def import_cookies(cluster: Cluster) -> None:
+    """As a tool does that creates the znodes of ZooKeeper again, in another order."""
+    for bookie in BOOKIES:
+        await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
+        await cluster.store.create(f"{ROOT}/cookies/{bookie}")
+
+
+async def recovered(cluster: Cluster) -> Outcome:
+    """What comes of the open ledger after its writer's grace."""
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+        return await node.repairer.repair(take, first.sighting)
+
+
+# --- Recovery -------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_without_the_order_the_reason_names_the_command() -> None:
+    cluster = await open_ledger()
+    await import_cookies(cluster)
+    await cluster.kill(B2)
+
+    outcome = await recovered(cluster)
+
+    assert outcome.reason is Reason.END_UNPROVEN
+    assert "bookmender bookie trust-identities" in outcome.detail
+
+
+@in_virtual_time
+async def test_with_the_order_an_open_ledger_is_closed_and_repaired() -> None:
+    cluster = await open_ledger()
+    await import_cookies(cluster)
+    await give_trust(visiting(cluster), None)
+    await cluster.kill(B2)
+
+    await recovered(cluster)
+
+    assert (await cluster.metadata()).last_entry_id == 9
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_one_wiped_bookie_among_others_is_no_import() -> None:
+    cluster = await open_ledger()
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+
+    outcome = await recovered(cluster)
+
+    assert outcome.reason is Reason.END_UNPROVEN
+    assert "trust-identities" not in outcome.detail
+
+
+# --- The view, the leader and fsck ------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_bookie_that_is_wiped_after_the_order_is_noticed() -> None:
+    cluster = await Cluster.start()
+    found = await cluster.write_ledger((B1, B2, B3))
+    await import_cookies(cluster)
+    await give_trust(visiting(cluster), None)
+    await cluster.kill(B3)
+    await cluster.wipe(B3)
+    await cluster.revive(B3)
+
+    async with cluster.node() as node:
+        assert node.views.current.initialised_after(found.stat.czxid) == {B3}
+
+
+@in_virtual_time
+async def test_the_leader_marks_nothing_for_trusted_bookies() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    async with auditing(cluster):
+        await asyncio.sleep(60)  # the identities of now are on record
+    await import_cookies(cluster)
+    await give_trust(visiting(cluster), None)
+
+    async with auditing(cluster):
+        await asyncio.sleep(120)
+
+    assert await cluster.marked() == []
+
+
+def test_a_trusted_cookie_is_no_other_life_of_its_bookie() -> None:
+    cookies = {B1: Stat(version=0, czxid=50), B2: Stat(version=0, czxid=60)}
+
+    found = reborn_bookies(cookies, {B1: 10, B2: 20}, trusted={B1: 50, B2: 55})
+
+    assert set(found) == {B2}
+
+
+@pytest.mark.parametrize("is_trusted", [False, True])
+@in_virtual_time
+async def test_fsck_believes_trusted_bookies(is_trusted: bool) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
+    await import_cookies(cluster)
+    if is_trusted:
+        await give_trust(visiting(cluster), None)
+
+    verdict = await look_twice(cluster, Level.FULL)
+
+    assert verdict is not None
+    has_doubt = any(each.finding is Finding.END_UNPROVEN for each in verdict.evidence)
+    assert has_doubt is not is_trusted
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_order_is_extended_and_withdrawn() -> None:
+    cluster = await Cluster.start()
+    seen = visiting(cluster)
+    await give_trust(seen, [B1])
+
+    await give_trust(seen, [B2])
+    assert set((await OrderBook(cluster.store, UR).read()).trusted_cookies) == {B1, B2}
+
+    await withdraw_trust(seen)
+    assert (await OrderBook(cluster.store, UR).read()).trusted_cookies == {}
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    def invoked(*arguments: str) -> Result:
+        def in_memory(config: Path | None, action: Callable[[Visit], Awaitable[Any]]) -> Any:
+            async def acting() -> Any:
+                return await action(visiting(await Cluster.start()))
+
+            return run(acting())
+
+        monkeypatch.setattr(identities_command, "run_visit", in_memory)
+        return CliRunner().invoke(trust_identities, arguments)
+
+    return invoked
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "told"),
+    [
+        pytest.param((), 0, "by the age of its cookie", id="shown"),
+        pytest.param(("--all",), 1, "with --yes it is done", id="all, but not --yes"),
+        pytest.param(("--all", "--yes"), 0, f"{B4}: trusted", id="all"),
+        pytest.param((B1, "--yes"), 0, "1 trusted bookie", id="one"),
+        pytest.param(("--yes",), 2, "which bookies?", id="none"),
+        pytest.param(("nobody:1", "--yes"), 2, "nobody:1", id="an unknown one"),
+        pytest.param(("--withdraw", "--all"), 2, "names no bookie", id="withdrawn of some"),
+        pytest.param(("--withdraw", "--yes"), 0, "0 trusted", id="withdrawn"),
+    ],
+)
+def test_the_command(
+    invoke: Callable[..., Result], arguments: tuple[str, ...], exit_code: int, told: str
+) -> None:
+    result = invoke(*arguments)
+
+    assert result.exit_code == exit_code, result.output
+    assert told in result.output
+
+
+def test_programs_get_an_object(invoke: Callable[..., Result]) -> None:
+    output = invoke("--all", "--yes", "-o", "json").output
+    record = json.loads(output[output.index("{") :])  # behind what was logged
+
+    assert record["has_changed"]
+    assert all(each["is_trusted"] for each in record["bookies"].values())
