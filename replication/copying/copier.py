@@ -130,6 +130,8 @@ class Copier:
             available=view.available,
             former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
             entry_bytes_hint=survey.entry_bytes,
+            # Every entry before the last segment is confirmed: that is why the segment was begun.
+            lac=survey.metadata.last_segment.first_entry_id - 1 if repair.rewrites_lac else None,
         )
         outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest, asked=asked)
         memory.entry_count += outcome.entry_count

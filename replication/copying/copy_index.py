@@ -10,12 +10,13 @@ import asyncio
 from array import array
 from collections.abc import Container, Iterator, Mapping, Sequence
 
-from ledgers.bookies import Answer, Bookies, Transfer
+from ledgers.bookies import Answer, Bookies, Transfer, TransferResult
 from ledgers.entry import EntryDigest
 from ledgers.errors import BookmenderError, BusyError, UnavailableError
 from ledgers.metadata import BookieId
 from replication.copying.copy_job import CopyJob, CopyOutcome
 from replication.copying.sources import SliceProgress, assign
+from replication.copying.with_lac import transfer_with_lac
 from replication.planning.questions import NOTHING_ASKED, Questions
 
 SLICE_ENTRIES = 2_048
@@ -137,7 +138,7 @@ class _Copy:
                 break
             asked, self._asked = self._asked, NOTHING_ASKED
             checks = _besides(asked, reads.entry_ids)
-            result = await self._bookies.transfer(
+            result = await self._transfer(
                 Transfer(
                     ledger_id=self._job.fragment.ledger_id,
                     digest=self._digest,
@@ -167,6 +168,11 @@ class _Copy:
                 entry_ids = sorted({*entry_ids, *result.unwritten})
         self._without_copy += progress.without_copy
         self._unknown += progress.unknown
+
+    async def _transfer(self, transfer: Transfer) -> TransferResult:
+        if self._job.lac is None:
+            return await self._bookies.transfer(transfer)
+        return await transfer_with_lac(self._bookies, transfer, self._job.lac)
 
     def _may_resume(self, error: BookmenderError) -> bool:
         """Whether to send the target what it has not acknowledged yet, after a pause."""

@@ -16,6 +16,7 @@ class CopyJob(Struct, frozen=True, kw_only=True):
 
     ``target`` may be the bookie that stands there already (an in-place repair, rule S15).
     ``former``: bookies of the ledger's other ensembles, asked before an entry is called lost.
+    ``lac``: written into the header of each entry (``with_lac``); None: the bytes pass as they are.
     """
 
     fragment: Fragment
@@ -25,6 +26,7 @@ class CopyJob(Struct, frozen=True, kw_only=True):
     available: frozenset[BookieId]
     former: tuple[BookieId, ...] = ()
     entry_bytes_hint: int = 1024
+    lac: int | None = None
 
     @property
     def others(self) -> frozenset[BookieId]:

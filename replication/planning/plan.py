@@ -24,7 +24,8 @@ class Repair(Struct, frozen=True, kw_only=True):
     """Give bookie index ``index`` of ``fragment`` the entries it misses, on ``target``.
 
     ``entry_ids`` ascend; ``byte_count`` is a guess at their stored size. Where ``target`` is the
-    bookie at that index already, the metadata stays.
+    bookie at that index already, the metadata stays. ``rewrites_lac``: the target stands in the last
+    ensemble of a ledger that is not closed (rule S12).
     """
 
     fragment: Fragment
@@ -32,6 +33,7 @@ class Repair(Struct, frozen=True, kw_only=True):
     target: BookieId
     entry_ids: Sequence[int]
     byte_count: int = 0
+    rewrites_lac: bool = False
 
     @property
     def replaced(self) -> BookieId:
@@ -232,32 +234,45 @@ class _Planning:
     def _may_refill(self, finding: IndexFinding) -> bool:
         """Whether a member that is there may be given what it lacks (rule S15).
 
-        Of a ledger that is not closed, a member of the last ensemble may not (rule S12, see ``_taken``).
+        A member of the last ensemble of a ledger that is not closed may only where nobody else is left (rule S12).
         """
-        is_last = (
-            not self._metadata.is_closed and finding.bookie in self._metadata.last_segment.ensemble
-        )
-        return (
-            finding.verdict is Verdict.MISSING
-            and not is_last
-            and self._having_room(len(finding.absent) + len(finding.damaged)).may_refill(
-                finding.bookie
-            )
-        )
+        return not self._is_at_open_end(finding.bookie) and self._has_room_for(finding)
+
+    def _is_at_open_end(self, bookie: BookieId) -> bool:
+        """Whether a reader may take the LAC of an entry on this bookie for the writer's."""
+        return not self._metadata.is_closed and bookie in self._metadata.last_segment.ensemble
+
+    def _has_room_for(self, finding: IndexFinding) -> bool:
+        return finding.verdict is Verdict.MISSING and self._having_room(
+            len(finding.absent) + len(finding.damaged)
+        ).may_refill(finding.bookie)
 
     def _move(self, finding: IndexFinding, *, may_refill: bool) -> Repair | Blocked:
         """To another bookie; damage stays where it is, to be overwritten, only if there is none (S15)."""
         taken = self._taken(finding)
         copied = self._targets.copied.get((finding.fragment, finding.index))
-        if copied is not None and copied not in taken and copied in self._targets.candidates:
+        must_not = self._members_and_targets(finding)
+        if copied is not None and copied in self._targets.candidates and copied not in must_not:
             return self._repair(finding.fragment, finding.index, copied, ())
         try:
             target = self._choose(finding, taken)
         except NotEnoughBookiesError as error:
-            if may_refill:
+            if may_refill or self._has_room_for(finding):
                 return self._refill(finding, merged(finding.absent, finding.damaged))
-            return self._nobody_for(finding, taken, error)
+            at_open_end = self._choose_at_open_end(finding)
+            if at_open_end is None:
+                return self._nobody_for(finding, taken, error)
+            target = at_open_end
         return self._repair(finding.fragment, finding.index, target, finding.entries)
+
+    def _choose_at_open_end(self, finding: IndexFinding) -> BookieId | None:
+        """A member of the last ensemble of a ledger that is not closed, where no other bookie is left."""
+        if self._metadata.is_closed:
+            return None
+        try:
+            return self._choose(finding, self._members_and_targets(finding))
+        except NotEnoughBookiesError:
+            return None
 
     def _choose(self, finding: IndexFinding, taken: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
@@ -286,19 +301,25 @@ class _Planning:
         self._ensemble(repair.fragment)[repair.index] = repair.target
 
     def _taken(self, finding: IndexFinding) -> frozenset[BookieId]:
-        """Bookies that must not come into this ensemble: its members, and other targets of the fragment.
+        """Bookies that are not chosen for this copy while there are others.
 
-        Of a ledger that is not closed, the members of the last ensemble neither: a copy's LAC field is
-        the reader's clue there, and ours would be an old one (rule S12).
+        Besides those that must not be, the members of the last ensemble of a ledger that is not closed: a
+        copy's LAC field is the reader's clue there, and ours would be an old one (rule S12). Where no other
+        bookie is left they are chosen all the same, and the LAC is rewritten.
         """
+        taken = self._members_and_targets(finding)
+        return (
+            taken if self._metadata.is_closed else taken.union(self._metadata.last_segment.ensemble)
+        )
+
+    def _members_and_targets(self, finding: IndexFinding) -> frozenset[BookieId]:
+        """Bookies that must not come into this ensemble: its members, and other targets of the fragment."""
         taken = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
         taken.update(
             target
             for (fragment, index), target in self._targets.copied.items()
             if fragment == finding.fragment and index != finding.index
         )
-        if not self._metadata.is_closed:
-            taken.update(self._metadata.last_segment.ensemble)
         return frozenset(taken)
 
     def _refill(self, finding: IndexFinding, entry_ids: Sequence[int]) -> Repair:
@@ -313,6 +334,7 @@ class _Planning:
             target=target,
             entry_ids=entry_ids,
             byte_count=len(entry_ids) * self._survey.entry_bytes,
+            rewrites_lac=self._is_at_open_end(target),
         )
 
     def _nobody_for(
@@ -339,9 +361,6 @@ class _Planning:
         if drained := self._draining(taken):
             which = drained[0] if len(drained) == 1 else "ID"
             advice += f", or keep {' or '.join(drained)}: bookmender bookie drain {which} --cancel"
-        if after := self._candidates_once_closed(finding):
-            hint = writer_hint(self._survey.ledger_id)
-            advice = f"{advice}; {', '.join(after)} may once the ledger is closed: {hint}"
         resting = self._resting(taken)
         if not resting:
             return advice
@@ -353,13 +372,6 @@ class _Planning:
         named = ", ".join(resting[:RESTING_SHOWN_MAX]) + more
         end = f"bookmender bookie maintenance {which} --end"
         return f"{named} may once {whose} maintenance is over ({end}){runs}; else {advice}"
-
-    def _candidates_once_closed(self, finding: IndexFinding) -> list[BookieId]:
-        """Who might take over were it not of the last ensemble of a ledger that is not closed (``_taken``)."""
-        if self._metadata.is_closed:
-            return []
-        others = set(self._metadata.last_segment.ensemble).difference(finding.fragment.ensemble)
-        return sorted(others.intersection(self._targets.candidates))
 
     def _draining(self, taken: Collection[BookieId]) -> list[BookieId]:
         """Who takes writes, and might take over but for the order to drain it."""

@@ -281,14 +281,17 @@ def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_refill
     assert len(moved.entry_ids) == 6
 
 
-def test_rule_s12_and_waits_where_there_is_no_other_bookie() -> None:
+def test_rule_s12_but_where_there_is_no_other_bookie_it_is_with_the_lac_rewritten() -> None:
     made = plan(
         [finding(2, Verdict.MISSING, absent=(1,))],
         targets_of((B1, B2, B3, B4, B5)),
         metadata=OPEN,
     )
 
-    assert [b.reason for b in made.blocked] == [Reason.NO_TARGET]
+    [repair] = made.repairs
+    assert repair.is_in_place
+    assert repair.rewrites_lac
+    assert list(repair.entry_ids) == [1]
 
 
 def test_rule_s5_silence_about_an_open_fragment_is_not_called_a_lack() -> None:

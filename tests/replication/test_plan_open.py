@@ -8,10 +8,10 @@ from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from replication.planning.check import IndexFinding, Verdict
 from replication.planning.entry_runs import EntryRuns
-from replication.planning.plan import plan_repair
+from replication.planning.plan import Plan, plan_repair
 from replication.planning.targets import Targets
 from replication.reasons import Reason
-from tests.replication.ledger_values import B1, B2, B3, B4, fragment, survey_of
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment, survey_of
 
 
 @pytest.mark.parametrize(
@@ -34,34 +34,43 @@ def test_what_helps_is_said(verdict: Verdict, can_be_fenced: bool) -> None:
     assert (f"bookmender bookie drain {B1} --fence-open" in blocked.detail) is can_be_fenced
 
 
-@pytest.mark.parametrize(
-    ("available", "helps"),
-    [
-        pytest.param((B1, B3, B4), True, id="a member of its end could take over"),
-        pytest.param((B1, B3), False, id="nobody could, closed or not"),
-    ],
+OPEN_AFTER_A_CHANGE = LedgerMetadata(
+    ensemble_size=3,
+    write_quorum=2,
+    ack_quorum=1,
+    state=LedgerState.OPEN,
+    segments=(
+        Segment(first_entry_id=0, ensemble=(B1, B2, B3)),
+        Segment(first_entry_id=10, ensemble=(B1, B4, B3)),
+    ),
 )
-def test_a_closed_part_that_only_members_of_the_open_end_could_take_says_that_closing_helps(
-    available: tuple[BookieId, ...], helps: bool
-) -> None:
-    metadata = LedgerMetadata(
-        ensemble_size=3,
-        write_quorum=2,
-        ack_quorum=1,
-        state=LedgerState.OPEN,
-        segments=(
-            Segment(first_entry_id=0, ensemble=(B1, B2, B3)),
-            Segment(first_entry_id=10, ensemble=(B1, B4, B3)),
-        ),
-    )
+
+
+def plan_of(available: tuple[BookieId, ...]) -> Plan:
+    """Of the closed fragment, whose bookie B2 is lost."""
     finding = IndexFinding(fragment=fragment(), index=1, verdict=Verdict.LOST)
     placement = RandomPlacement(random.Random(0))
     candidates = {bookie: Candidate(bookie=bookie) for bookie in available}
     targets = Targets(candidates=candidates, placement=placement)
+    return plan_repair(survey_of([finding], OPEN_AFTER_A_CHANGE), targets)
 
-    [blocked] = plan_repair(survey_of([finding], metadata), targets).blocked
+
+@pytest.mark.parametrize(
+    ("available", "target", "rewrites_lac"),
+    [
+        pytest.param((B1, B3, B4, B5), B5, False, id="another bookie comes first"),
+        pytest.param((B1, B3, B4), B4, True, id="only a member of the open end is left"),
+    ],
+)
+def test_rule_s12_a_member_of_the_open_end_takes_a_closed_part_where_no_other_is_left(
+    available: tuple[BookieId, ...], target: BookieId, rewrites_lac: bool
+) -> None:
+    [repair] = plan_of(available).repairs
+
+    assert (repair.target, repair.rewrites_lac) == (target, rewrites_lac)
+
+
+def test_no_bookie_is_put_into_an_ensemble_twice() -> None:
+    [blocked] = plan_of((B1, B3)).blocked
 
     assert blocked.reason is Reason.NO_TARGET
-    told = f"; {B4} may once the ledger is closed: its writer is to close it, or"
-    assert (told in blocked.detail) is helps
-    assert ("bookmender ledger close 7 --yes" in blocked.detail) is helps

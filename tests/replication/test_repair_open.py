@@ -191,9 +191,9 @@ async def test_rule_s2_a_writer_that_goes_on_while_closed_fragments_are_copied_i
 async def test_closed_fragments_that_nobody_can_take_do_not_keep_the_open_one_from_its_grace() -> (
     None
 ):
-    cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
-    await cluster.kill(B2, B5, B6, B7)
-    cluster.bookies.fail(B4, Op.READ_LAC, Fault(error=UnavailableError))
+    cluster = await open_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=14)
+    await cluster.kill(B2, B4, B5, B6, B7)
+    cluster.bookies.fail(B3, Op.READ_LAC, Fault(error=UnavailableError))
     before = await cluster.metadata()
 
     async with cluster.node() as node:

@@ -1,0 +1,53 @@
+"""Four bookies, three in an ensemble: a closed part of an open ledger is repaired while its writer lives."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from daemon.demo.shapes import Ending
+from ledgers.metadata import LedgerState, Segment
+from tests.cluster.conftest import MakeCluster
+from tests.cluster.steps import GONE, WORKER_ONLY, bench, nodes, shape, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+def test_a_closed_part_of_an_open_ledger_is_copied_to_a_bookie_of_its_open_end(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(bookies=4)
+    uri = cluster.metadata_service_uri
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            (ledger,) = await on.write(
+                shape(0, entry_count=10, quorums=(3, 3, 2), ending=Ending.ABANDONED)
+            )
+            # The writer's ensemble change: the fourth bookie replaced one that is gone.
+            found = await on.seen.manager.read(ledger.ledger_id)
+            first = found.metadata.last_segment.ensemble
+            (fourth,) = set(cluster.bookies) - set(first)
+            changed = found.metadata.last_segment.with_bookies({1: GONE})
+            metadata = found.metadata.with_segment(changed).with_segment(
+                Segment(first_entry_id=10, ensemble=(first[0], fourth, first[2]))
+            )
+            await on.seen.manager.write(ledger.ledger_id, metadata, read_as=found)
+            await asyncio.to_thread(cluster.terminate, first[1])
+            await wait_for(lambda: first[1] not in cluster.writable(), "bookie gone")
+
+            start("node", settings=WORKER_ONLY)
+            await on.mark([ledger.ledger_id])
+
+            async def is_repaired() -> bool:
+                return GONE not in (await on.metadata(ledger)).bookies
+
+            await wait_for(is_repaired, "repaired closed part")
+            await on.wait_idle()
+            after = await on.metadata(ledger)
+            assert after.state is LedgerState.OPEN
+            assert after.segments[0].ensemble == (first[0], fourth, first[2])
+            for entry_id in range(10):
+                await on.workload.bookies.read(fourth, ledger.ledger_id, entry_id)
+
+    asyncio.run(run())
