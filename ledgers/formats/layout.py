@@ -169,6 +169,7 @@ def _class_name(layout: Layout) -> str:
 _URI_LAYOUTS = {
     "flat": Layout.FLAT,
     "hierarchical": Layout.HIERARCHICAL,
+    "legacyhierarchical": Layout.LEGACY_HIERARCHICAL,
     "longhierarchical": Layout.LONG_HIERARCHICAL,
     "null": None,
 }
@@ -190,9 +191,17 @@ class MetadataUri:
 
     @classmethod
     def parse(cls, uri: str) -> "MetadataUri":
-        """Raises SettingsError, which names what is wrong and what is allowed."""
+        """Blanks around it, and a pair of quotes as environment files have them, do not count.
+
+        Raises SettingsError, which names what is wrong and what is allowed.
+        """
+        uri = _unquoted(uri)
+        if uri.lower().startswith(_PULSAR_SCHEME):
+            uri = _of_pulsar(uri)
         scheme, has_scheme, _ = uri.partition("://")
         kind, _, layout_name = scheme.lower().partition("+")
+        if kind.partition(":")[0] in _OTHER_STORES:
+            raise _bad_uri(uri, f"the metadata store {kind} is not supported, ZooKeeper is")
         if not has_scheme or kind != "zk":
             raise _bad_uri(uri, "it must begin with zk:// or zk+<layout>://")
         if scheme.endswith("+") or layout_name not in ("", *_URI_LAYOUTS):
@@ -200,6 +209,37 @@ class MetadataUri:
                 uri, f"its layout must be one of {', '.join(_URI_LAYOUTS)} (null: read LAYOUT)"
             )
         return cls(hosts=_hosts(uri), root=_root(uri), layout=_URI_LAYOUTS[layout_name or "null"])
+
+
+_PULSAR_SCHEME = "metadata-store:"
+_OTHER_STORES = ("etcd", "memory", "oxia", "rocksdb")
+
+
+def _unquoted(uri: str) -> str:
+    uri = uri.strip()
+    is_quoted = len(uri) >= 2 and uri[0] == uri[-1] and uri[0] in "'\""
+    return uri[1:-1].strip() if is_quoted else uri
+
+
+def _of_pulsar(uri: str) -> str:
+    """The same place as ``zk://…``, of a URI as in Pulsar's bookkeeper.conf: ``metadata-store:zk:HOSTS/PATH``.
+
+    ``zk:`` may be left out. To Pulsar's driver (AbstractMetadataDriver) the path is a chroot, below which the
+    ledgers root is ``/ledgers``. A path that ends with ``/ledgers`` is taken for the ledgers root itself.
+    """
+    store = uri[len(_PULSAR_SCHEME) :]
+    kind, has_kind, rest = store.partition(":")
+    if has_kind and kind.lower() in _OTHER_STORES:
+        raise SettingsError(
+            f"the metadata store {kind.lower()} is not supported: bookmender works with ZooKeeper, as in "
+            "metadata-store:zk:host1:2181,host2:2181 or zk://host1:2181;host2:2181/ledgers",
+            uri=uri,
+        )
+    place = rest if has_kind and kind.lower() == "zk" else store
+    hosts, _, path = place.removeprefix("//").partition("/")
+    path = f"/{path}".rstrip("/")
+    root = path if path.endswith("/ledgers") else f"{path}/ledgers"
+    return f"zk://{hosts}{root}"
 
 
 def _hosts(uri: str) -> str:

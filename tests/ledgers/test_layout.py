@@ -272,7 +272,7 @@ def test_a_uri_names_hosts_root_and_layout(uri: str, expected: MetadataUri) -> N
     [
         pytest.param("", "begin with zk://", id="empty"),
         pytest.param("h1:2181/ledgers", "begin with zk://", id="no scheme"),
-        pytest.param("etcd://h1:2379/ledgers", "begin with zk://", id="another store"),
+        pytest.param("etcd://h1:2379/ledgers", "is not supported", id="another store"),
         pytest.param("zkk://h1/ledgers", "begin with zk://", id="only a prefix"),
         pytest.param("zk+ms://h1/ledgers", "layout must be one of", id="not in ZooKeeper"),
         pytest.param("zk+://h1/ledgers", "layout must be one of", id="plus without a layout"),
@@ -307,3 +307,61 @@ def test_any_text_is_a_uri_or_a_settings_error(uri: str) -> None:
         return
     assert parsed.root.startswith("/")
     assert parsed.hosts
+
+
+# --- URIs as they are written in real configuration files -------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "hosts", "root"),
+    [
+        pytest.param("metadata-store:zk:h:2181/ledgers", "h:2181", "/ledgers", id="pulsar"),
+        pytest.param(
+            "metadata-store:h:2181/ledgers", "h:2181", "/ledgers", id="pulsar, without zk"
+        ),
+        pytest.param("metadata-store:zk:h:2181", "h:2181", "/ledgers", id="pulsar, no path"),
+        pytest.param("metadata-store:zk:h:2181/c1", "h:2181", "/c1/ledgers", id="pulsar, chroot"),
+        pytest.param(
+            "metadata-store:zk:h1:2181,h2:2181/ledgers", "h1:2181,h2:2181", "/ledgers", id="commas"
+        ),
+        pytest.param(
+            "metadata-store:zk:h1:2181;h2:2181/ledgers",
+            "h1:2181,h2:2181",
+            "/ledgers",
+            id="semicolons",
+        ),
+        pytest.param("metadata-store:zk://h:2181/ledgers", "h:2181", "/ledgers", id="with slashes"),
+        pytest.param("  zk://h:2181/ledgers \n", "h:2181", "/ledgers", id="blanks around"),
+        pytest.param('"zk://h:2181/ledgers"', "h:2181", "/ledgers", id="in quotes"),
+        pytest.param("'zk+null://h:2181/ledgers'", "h:2181", "/ledgers", id="in single quotes"),
+        pytest.param("ZK+Hierarchical://h:2181/ledgers", "h:2181", "/ledgers", id="upper case"),
+        pytest.param("zk+legacyhierarchical://h/ledgers", "h", "/ledgers", id="a legacy layout"),
+        pytest.param("zk+longhierarchical://h/ledgers", "h", "/ledgers", id="a long layout"),
+        pytest.param("zk+flat://h/ledgers", "h", "/ledgers", id="flat"),
+    ],
+)
+def test_a_uri_is_taken_as_configuration_files_have_it(written: str, hosts: str, root: str) -> None:
+    uri = MetadataUri.parse(written)
+
+    assert (uri.hosts, uri.root) == (hosts, root)
+
+
+def test_a_uri_may_name_the_legacy_hierarchical_layout() -> None:
+    layout = MetadataUri.parse("zk+legacyhierarchical://h/ledgers").layout
+
+    assert layout is Layout.LEGACY_HIERARCHICAL
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "metadata-store:oxia://h:6648/default",
+        "metadata-store:etcd:http://h:2379",
+        "metadata-store:rocksdb:///data",
+        "etcd:http://h:2379",
+        "etcd+hierarchical://h:2379/ledgers",
+    ],
+)
+def test_another_metadata_store_is_named_as_not_supported(written: str) -> None:
+    with pytest.raises(SettingsError, match="is not supported"):
+        MetadataUri.parse(written)
