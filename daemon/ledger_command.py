@@ -1,6 +1,8 @@
 """``bookmender ledger``."""
 
 import json
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
+from replication.given_up import read_given_up
 from replication.planning.open_ledger import end_doubts
 from replication.waiting.unproven_ends import UnprovenEnd, read_unproven_end
 
@@ -38,7 +41,8 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     """The metadata of one ledger, which of its bookies are there, and which were set up since: after the ledger was
     made, or, where it is closed, after its metadata was last written.
 
-    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt, else null).
+    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt, else null); and
+    which entries an operator gave up when it was closed (given_up).
 
     Exits 1 when there is no such ledger, or its metadata cannot be read.
     """
@@ -49,7 +53,9 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
             bookies=await registered_bookies(cluster), cookies=await cluster.registration.cookies()
         )
         tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
-        return _record(found, view, tried)
+        given_up = await read_given_up(cluster.store, cluster.ur, ledger_id)
+        told = None if given_up is None else asdict(given_up)
+        return _record(found, view, tried) | {"given_up": told}
 
     record = run_visit(config, look)
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
@@ -58,6 +64,14 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
 ledger.add_command(idle)
 ledger.add_command(close)
 ledger.add_command(restore)
+
+
+def _given_up_text(given_up: dict[str, Any]) -> str:
+    at = datetime.fromtimestamp(given_up["at_ms"] / 1000, UTC).isoformat(timespec="seconds")
+    return (
+        f"entries {given_up['first_entry_id']} to {given_up['last_entry_id']} were given up by "
+        f"{printable(given_up['by'])} at {at}: {printable(given_up['replies'])}"
+    )
 
 
 async def _read(cluster: Visit, ledger_id: int) -> VersionedMetadata:
@@ -132,6 +146,8 @@ def _text(record: dict[str, Any]) -> str:
         lines.append(SET_UP_LATER.format(record["ledger_id"]))
     if record["end_doubt"]:
         lines.append(f"  {printable(record['end_doubt'])}")
+    if record["given_up"]:
+        lines.append(f"  {_given_up_text(record['given_up'])}")
     return "\n".join(lines)
 
 

@@ -40,6 +40,13 @@ class UnprovenEndError(UnavailableError):
         self.are_any_silent = are_any_silent
 
 
+class DamagedEndError(UnavailableError):
+    """The end of an open ledger rests on an entry of which no bookie gives a good copy, and some give a damaged one.
+
+    It may have been acknowledged, so a recovery does not pass over it. Only an operator can give it up.
+    """
+
+
 class NoAnswerError(UnavailableError):
     """The bookie could not be connected to, or stayed silent: it will probably do so again."""
 

@@ -119,6 +119,14 @@ def writer_hint(ledger_id: int) -> str:
     )
 
 
+def give_up_hint(ledger_id: int) -> str:
+    """What an operator can do about an open ledger of which the last entries have damaged copies alone."""
+    return (
+        "where no bookie will ever give a good copy, bookmender ledger close "
+        f"{ledger_id} --accept-loss --force shows which entries would be given up, and with --yes closes it before them"
+    )
+
+
 def close_hint(ledger_id: int, *, are_any_silent: bool, wanted: Sequence[str] = ()) -> str:
     """What an operator can do about a ledger whose end cannot be proven. ``are_any_silent``: of its bookies.
 

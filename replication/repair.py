@@ -18,6 +18,7 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
+    DamagedEndError,
     JournalError,
     LockLostError,
     NoNodeError,
@@ -31,6 +32,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerState
+from ledgers.operations.recovery_verdicts import RecoveredEnd
 from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.copying.copier import BadSources, Copier, Memory
@@ -48,7 +50,7 @@ from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.survey import OpenEnd, Survey, Surveyor
 from replication.queue.queue import Queue
 from replication.queue.take import Take
-from replication.reasons import Blocked, Reason, gravest
+from replication.reasons import Blocked, Reason, give_up_hint, gravest
 from replication.recent_copies import CopyRecorder
 from replication.slots import Slots
 from replication.waiting.whereabouts import not_believed, whereabouts
@@ -381,8 +383,8 @@ class Repairer:
         if held := held_back(self._views.current.orders):
             return waiting(held)
 
-        async def record(targets: Collection[BookieId]) -> None:
-            memory.copies.add(targets)
+        async def record_targets(end: RecoveredEnd) -> None:
+            memory.copies.add(end.new_members)
             await memory.copies.wait_recorded()
 
         try:
@@ -392,7 +394,7 @@ class Repairer:
                     view,
                     distrusted=memory.distrusted,
                     guards=self._queue.guards(take),
-                    record=record,
+                    before_close=record_targets,
                 )
         except (ConflictError, JournalError, QuotaError, SessionLostError, LockLostError):
             raise
@@ -405,6 +407,9 @@ class Repairer:
         except NotEnoughBookiesError as error:
             detail = f"{error}; {self._open_ledgers.why_no_target(versioned)}"
             return waiting(Blocked(reason=Reason.NO_TARGET, detail=detail))
+        except DamagedEndError as error:
+            detail = f"{error}; {give_up_hint(versioned.ledger_id)}"
+            return waiting(Blocked(reason=Reason.RECOVERY_FAILED, detail=detail))
         except BookmenderError as error:
             detail = f"{error}{not_believed(versioned, view)}"
             now = self._views.current

@@ -7,7 +7,9 @@ would lock the writer out for nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+import getpass
+import socket
+from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +28,7 @@ from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
+    DamagedEndError,
     JournalError,
     LockLostError,
     NotEnoughBookiesError,
@@ -36,17 +39,24 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
-from ledgers.operations.last_entries import LastEntry, last_entry_of
+from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_of
+from ledgers.operations.recovery_verdicts import RecoveredEnd
 from ledgers.store import Check, MetadataStore
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
 from replication.cluster.own_state import own_path, read_found_bad
+from replication.given_up import GivenUpEntries, record_given_up
+from replication.planning.open_fragment import first_damaged
 from replication.planning.open_ledger import OpenLedgers, end_doubts, wanted_for_coverage
 from replication.planning.targets import Receivers
 from replication.queue.listing import read_marks
 from replication.queue.lock_by_hand import LockedError, Tell, locked
 from replication.queue.own_mark import own_mark_operations
+from replication.reasons import give_up_hint
 from replication.recent_copies import record_by_hand
+
+DAMAGE_ENTRIES_MAX = 10_000
+"""Entries after the LAC that are read before a ledger is closed: a writer has fewer under way."""
 
 Told = Mapping[BookieId, LastEntry | None]
 """Of each member of a last ensemble how far it says it reaches, None where it does not answer."""
@@ -62,7 +72,8 @@ class Closing:
 
     ``last_entry_id``: by what its bookies say, -1: none; None: they say nothing. ``doubts``: why somebody
     may still write it. ``held_back``: why nothing is to be fenced now, whoever writes; empty: it may be.
-    ``cannot_close``: why nobody can find its end now, or write its last entries, and what helps; empty: it can be
+    ``damage``: which entries --accept-loss would give up, as there are damaged copies of the first one alone; empty:
+    none. ``cannot_close``: why nobody can find its end now, or write its last entries, and what helps; empty: it can be
     tried. ``end_doubt``: why that may be in vain, as in ``end_doubts``.
     """
 
@@ -72,6 +83,7 @@ class Closing:
     held_back: str = ""
     cannot_close: str = ""
     end_doubt: str = ""
+    damage: str = ""
     closed: VersionedMetadata | None = None
 
     def refusal(self, *, is_forced: bool) -> str:
@@ -205,6 +217,28 @@ class LedgerCloser:
             held_back=_held_back(view.orders),
             cannot_close=await self._why_unclosable(found, told),
             end_doubt=end_doubts(found, view),
+            damage=await self._damage(found, told),
+        )
+
+    async def _damage(self, found: VersionedMetadata, told: Told) -> str:
+        """Reads the entries after the LAC from every registered member of the last ensemble, without fencing."""
+        last_entries = [each for each in told.values() if each is not None]
+        first = max(
+            [found.metadata.last_segment.first_entry_id, *(e.lac + 1 for e in last_entries)]
+        )
+        last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
+        # Where the LAC itself is damaged it may be anything.
+        last = min(last, first + DAMAGE_ENTRIES_MAX)
+        findings = await self._open_ledgers.tail_findings(
+            found, self._views.current, first_entry_id=first, last_entry_id=last
+        )
+        damaged = first_damaged(findings, first_entry_id=first, last_entry_id=last)
+        if damaged is None:
+            return ""
+        where = ", ".join(sorted(f.bookie for f in findings if damaged in f.damaged))
+        return (
+            f"entries {damaged} to {last}: no bookie gives a good copy of entry {damaged}, and the copies on {where} are "
+            "damaged"
         )
 
     async def _why_unclosable(self, found: VersionedMetadata, told: Told) -> str:
@@ -289,15 +323,27 @@ class LedgerCloser:
     async def _recover(
         self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Check]
     ) -> VersionedMetadata:
-        async def record(targets: Collection[BookieId]) -> None:
-            await record_by_hand(
-                self._store,
-                self._ur,
-                ledger_id=found.ledger_id,
-                targets=targets,
-                session=guards[0],
-                guards=guards,
-            )
+        async def before_close(end: RecoveredEnd) -> None:
+            if end.new_members:
+                await record_by_hand(
+                    self._store,
+                    self._ur,
+                    ledger_id=found.ledger_id,
+                    targets=end.new_members,
+                    session=guards[0],
+                    guards=guards,
+                )
+            if end.given_up is not None:
+                entries = GivenUpEntries(
+                    first_entry_id=end.given_up.first_entry_id,
+                    last_entry_id=end.given_up.last_entry_id,
+                    replies=end.given_up.replies,
+                    by=f"{getpass.getuser()}@{socket.gethostname()}",
+                    at_ms=self._clock.wall_ms(),
+                )
+                await record_given_up(
+                    self._store, self._ur, found.ledger_id, entries, guards=guards
+                )
 
         try:
             return await self._open_ledgers.recover(
@@ -306,7 +352,7 @@ class LedgerCloser:
                 distrusted=() if accepts_loss else await self._found_bad(found.ledger_id),
                 accepts_loss=accepts_loss,
                 guards=guards,
-                record=record,
+                before_close=before_close,
                 # The last entries may have fewer copies than the write quorum: nodes check them.
                 beside=partial(
                     own_mark_operations, self._store, self._ur, found.ledger_id, self._clock
@@ -319,6 +365,9 @@ class LedgerCloser:
             ) from error
         except UnprovenEndError as error:
             hint = await self._open_ledgers.way_out(found, error)
+            raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
+        except DamagedEndError as error:
+            hint = give_up_hint(found.ledger_id)
             raise CloseRefusedError(f"{error}; {await self._so_far(found)}{hint}") from error
         except NotEnoughBookiesError as error:
             why = self._open_ledgers.why_no_target(found)

@@ -103,7 +103,7 @@ def _reach(last_entry_id: int | None) -> str:
 @click.argument("ledger_id", type=LedgerId())
 @click.option("--yes", is_flag=True, help="Do it. Without this it is only shown.")
 @click.option("--force", is_flag=True, help="Though somebody may still write it.")
-@click.option("--accept-loss", is_flag=True, help="Though wiped bookies may have had more of it.")
+@click.option("--accept-loss", is_flag=True, help="Give up what only wiped or damaged copies had.")
 @config_option
 @output_option
 def close(
@@ -122,7 +122,8 @@ def close(
     Where so many of its bookies are silent that nobody can know where it ends, or that nobody takes its last entries,
     nothing closes it: that is refused before anything is fenced, and it is said which have to be started first. Where too many of them were wiped, its end
     cannot be proven. If they will never have more to say, --accept-loss closes it after the last entry that is there:
-    what only they had is lost in any case.
+    what only they had is lost in any case. It also gives up its last entries from the first one on of which only
+    damaged copies are left; which these are is shown before, and kept for ledger show.
 
     The ledger's lock is taken for it, and the writes are recorded on this host: run it as the daemon's user, with
     its settings. A node that has the ledger is waited for: some seconds, and until the open-ledger grace is over
@@ -170,6 +171,7 @@ def _closing_record(done: Closing) -> dict[str, Any]:
         "held_back": done.held_back,
         "cannot_close": done.cannot_close,
         "end_doubt": done.end_doubt or None,
+        "would_give_up": done.damage or None,
         "has_changed": done.closed is not None,
     }
 
@@ -192,6 +194,7 @@ def closing_text(done: Closing, *, is_forced: bool) -> str:
         f"  on {', '.join(metadata.last_segment.ensemble)}",
         *(f"  doubt: {doubt}" for doubt in done.doubts),
         *([f"  its end may not be provable: {doubt}"] if (doubt := _end_doubt(done)) else []),
+        *([f"  --accept-loss would give up {done.damage}"] if done.damage else []),
         f"nothing was changed: {_next_step(done, is_forced=is_forced)}",
     ]
     return "\n".join(lines)

@@ -20,7 +20,12 @@ import structlog
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest, EntryHeader
-from ledgers.errors import BookmenderError, UnavailableError, UnprovenEndError
+from ledgers.errors import (
+    BookmenderError,
+    DamagedEndError,
+    UnavailableError,
+    UnprovenEndError,
+)
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata, Segment
 from ledgers.operations.ahead import read_ahead
 from ledgers.operations.appending import QuorumAppender
@@ -30,11 +35,13 @@ from ledgers.operations.latecomers import first_entry_of, latecomers
 from ledgers.operations.opening import Tail, tail_verdict
 from ledgers.operations.reader import LedgerReader, replicas_in
 from ledgers.operations.recovery_verdicts import (
+    GivenUp,
     Proof,
     RecoveredEnd,
     counted,
     fenced_text,
     has_every_answer,
+    is_damaged,
     recovery_verdict,
 )
 from ledgers.operations.rescue import Rescue
@@ -65,8 +72,14 @@ class EndFinder:
         young: Collection[BookieId],
         distrusted: Collection[BookieId],
         registered: Collection[BookieId] | None,
+        gives_up_damaged: bool,
     ) -> None:
-        """``young``, ``distrusted``, ``registered``: as in ``recover_ledger``."""
+        """``young``, ``distrusted``, ``registered``, ``gives_up_damaged``: as in ``recover_ledger``."""
+        self._gives_up_damaged = gives_up_damaged
+        self._given_up: GivenUp | None = None
+        """The first entry so far that was found to have damaged copies alone. Reads run ahead of the end."""
+        self._last_seen = LAC_NONE
+        """The last entry that any bookie showed when it was fenced, whether its digest fits or not."""
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._pool, self._clock = pool, clock
@@ -102,7 +115,12 @@ class EndFinder:
         tail, results = await ask(
             ensemble,
             self._fenced_tail,
-            lambda told: tail_verdict(told, self._metadata, distrusted=self._unbelieved),
+            lambda told: tail_verdict(
+                told,
+                self._metadata,
+                distrusted=self._unbelieved,
+                knows_damaged=self._gives_up_damaged,
+            ),
             clock=self._clock,
             linger_s=OTHERS_S,
         )
@@ -125,7 +143,12 @@ class EndFinder:
             members=self._metadata.last_segment.ensemble,
             believed=frozenset(self._counted),
             segments=tuple(self._changed.values()),
+            given_up=self._given_up_after(last_entry_id),
         )
+
+    def _given_up_after(self, last_entry_id: int) -> GivenUp | None:
+        found = self._given_up
+        return found if found is not None and found.first_entry_id == last_entry_id + 1 else None
 
     async def _unproven(self, results: Results[Tail]) -> UnavailableError:
         """The error to raise, once what is left of the last segment has its copies again."""
@@ -137,7 +160,8 @@ class EndFinder:
         )
         context = {} if is_every_answer else self._who_answered(results)
         if self._distrusted.isdisjoint(results):
-            return UnavailableError(cause, ledger_id=self._ledger_id, **context)
+            kind = DamagedEndError if any(map(is_damaged, results.values())) else UnavailableError
+            return kind(cause, ledger_id=self._ledger_id, **self._who_answered(results))
         rescue = Rescue(
             self._metadata,
             read=self._read_fencing,
@@ -177,6 +201,7 @@ class EndFinder:
         entry = await self._bookies.read_fencing(
             bookie, self._ledger_id, LAST_ENTRY, master_key=self._digest.master_key
         )
+        self._last_seen = max(self._last_seen, EntryHeader.of(entry).entry_id)
         header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
         self._shown[bookie] = header.entry_id
         if bookie in self._latecomers and await self._has_kept_all(bookie):
@@ -295,6 +320,7 @@ class EndFinder:
             ack_quorum=self._metadata.ack_quorum,
             distrusted=self._unbelieved,
             awaited=[b for b in replicas if self._shown.get(b, LAC_NONE) >= entry_id],
+            gives_up_damaged=self._gives_up_damaged,
         )
         verdict, results = await ask(
             sorted(replicas, key=self._promise),
@@ -303,8 +329,10 @@ class EndFinder:
             clock=self._clock,
             hedge_s=HEDGE_S,
         )
+        has_damaged = any(map(is_damaged, results.values()))
         if verdict is None:
-            raise UnavailableError(
+            error = DamagedEndError if has_damaged else UnavailableError
+            raise error(
                 "neither the entry nor its absence could be proven",
                 ledger_id=self._ledger_id,
                 entry_id=entry_id,
@@ -313,6 +341,13 @@ class EndFinder:
         if isinstance(verdict, bytes):
             return verdict
         self._counted |= counted(results, self._unbelieved)
+        is_first = self._given_up is None or entry_id < self._given_up.first_entry_id
+        if has_damaged and is_first:
+            self._given_up = GivenUp(
+                first_entry_id=entry_id,
+                last_entry_id=max(entry_id, self._last_seen),
+                replies=said(results),
+            )
         return None
 
     def _replicas(self, entry_id: int) -> Sequence[BookieId]:

@@ -15,6 +15,7 @@ from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
 from ledgers.operations.asking import Results, ask, said
+from ledgers.operations.recovery_verdicts import is_damaged
 from ledgers.striping import covers
 
 
@@ -95,12 +96,13 @@ def tail_verdict(
     metadata: LedgerMetadata,
     *,
     distrusted: Collection[BookieId] = (),
+    knows_damaged: bool = False,
 ) -> Tail | None:
     """The greatest LAC that these bookies of the last ensemble told; None while too few are known.
 
     Known is a bookie that gave a good entry or an explicit no, and whose no can be believed. Enough
     are known when no entry can have been acknowledged by the others alone (``covers``). A bad
-    digest leaves its bookie unknown (Java takes it for known). Never below the end of the
+    digest leaves its bookie unknown (Java takes it for known), unless ``knows_damaged``. Never below the end of the
     segment before: a segment is only begun where all before it is confirmed. Raises
     UnauthorizedError when any bookie does.
     """
@@ -112,7 +114,10 @@ def tail_verdict(
         index
         for index, bookie in enumerate(segment.ensemble)
         if bookie in results
-        and results[bookie].answer in (Answer.PRESENT, Answer.ABSENT)
+        and (
+            results[bookie].answer in (Answer.PRESENT, Answer.ABSENT)
+            or (knows_damaged and is_damaged(results[bookie]))
+        )
         and bookie not in distrusted
     }
     if not covers(

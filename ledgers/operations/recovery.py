@@ -61,6 +61,7 @@ async def recover_ledger(
     young: Collection[BookieId] = (),
     distrusted: Collection[BookieId] = (),
     registered: Collection[BookieId] | None = None,
+    gives_up_damaged: bool = False,
     confirm: Confirm = nothing_to_confirm,
     guards: Sequence[Operation] = (),
     beside: Beside = nothing_beside,
@@ -73,7 +74,8 @@ async def recover_ledger(
     cookie): likewise, unless they show that they lost nothing. ``registered``: the bookies that are registered, each the last
     that registered at its address (None: all bookies). Another bookie may answer in the place of any other one: so its
     "no" proves nothing, it does not count as fenced, and no entry is sent to it. An entry that it gives counts, as
-    the digest proves it. ``confirm``: see there. ``guards`` ride with each metadata write.
+    the digest proves it. ``gives_up_damaged``: the ledger may end before an entry that has damaged copies alone, though
+    it may have been acknowledged: only an operator may say so. ``confirm``: see there. ``guards`` ride with each metadata write.
 
     Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
     later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
@@ -95,6 +97,7 @@ async def recover_ledger(
         young=young,
         distrusted=distrusted,
         registered=registered,
+        gives_up_damaged=gives_up_damaged,
     )
     end = await finder.find_end()
     await confirm(end)

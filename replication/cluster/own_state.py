@@ -4,7 +4,7 @@
 marked ledger is not being repaired now; ``orders/…`` what an operator wants (``orders``);
 ``ledgers/…`` a tree of marks like the shared one, of ledgers that Java would find whole (rule S16), such
 as those of draining bookies; ``findings/<ledger id>`` what a check found wrong with a marked one;
-``recent_copies/<session>.<n>`` copies that are to be read again (``recent_copies``);
+``given_up/<ledger id>`` entries that an operator gave up (``given_up``); ``recent_copies/<session>.<n>`` copies that are to be read again (``recent_copies``);
 ``unproven/<ledger id>`` why a ledger's end cannot be proven (``unproven_ends``); ``urgent`` the leader's
 note of the most endangered (``urgent``); ``racks`` where bookies were last known to be (``rack_memory``);
 ``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck.

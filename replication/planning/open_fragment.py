@@ -99,6 +99,23 @@ async def _lacking(
     return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
 
 
+def first_damaged(
+    findings: Sequence[IndexFinding], *, first_entry_id: int, last_entry_id: int
+) -> int | None:
+    """The first entry of the range that no bookie gives a good copy of, though some have a damaged one.
+
+    ``findings``: of every entry of one fragment. Both ends of the range are inclusive.
+    """
+    for entry_id in range(first_entry_id, last_entry_id + 1):
+        holders = [f for f in findings if entry_id in f.entries]
+        is_good = any(
+            f.verdict in (Verdict.GOOD, Verdict.MISSING) and not f.is_bad(entry_id) for f in holders
+        )
+        if not is_good and any(entry_id in f.damaged for f in holders):
+            return entry_id
+    return None
+
+
 class EndangeredEntry(Struct, frozen=True, kw_only=True):
     """An entry of an open fragment, and the members that lack it, more than it may do without."""
 

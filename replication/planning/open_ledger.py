@@ -18,16 +18,19 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 import structlog
+from msgspec import structs
 
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.entry import EntryDigest
 from ledgers.errors import UnavailableError, UnprovenEndError
+from ledgers.fragments import fragments
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.operations.ensembles import BookiePool, can_go_on_without
 from ledgers.operations.last_entries import NO_ENTRY, LastEntry, last_entry_id
 from ledgers.operations.latecomers import latecomers
+from ledgers.operations.opening import ledger_digest
 from ledgers.operations.reader import replicas_in
 from ledgers.operations.recovery import Beside, nothing_beside, recover_ledger
 from ledgers.operations.recovery_verdicts import RecoveredEnd
@@ -36,7 +39,8 @@ from ledgers.store import Operation
 from ledgers.striping import covers
 from replication.cluster.cluster_view import ClusterView, ViewSource
 from replication.cluster.orders import Orders
-from replication.planning.check import Verdict
+from replication.planning.check import IndexFinding, Verdict, check
+from replication.planning.open_fragment import ENTRY_BYTES_GUESS
 from replication.planning.survey import OpenEnd, Survey
 from replication.planning.targets import Receivers
 from replication.reasons import Blocked, Reason, close_hint
@@ -236,8 +240,8 @@ def written_back_to(
     )
 
 
-RecordTargets = Callable[[Collection[BookieId]], Awaitable[None]]
-"""Records copies on new bookies, to be read again later (rule S6)."""
+BeforeClose = Callable[[RecoveredEnd], Awaitable[None]]
+"""Records copies on new bookies, to be read again later (rule S6), and what was given up."""
 
 
 class OpenLedgers:
@@ -284,20 +288,20 @@ class OpenLedgers:
         distrusted: Collection[BookieId] = (),
         accepts_loss: bool = False,
         guards: Sequence[Operation],
-        record: RecordTargets,
+        before_close: BeforeClose,
         beside: Beside = nothing_beside,
     ) -> VersionedMetadata:
         """Fence, find the end, close. Errors are those of ``recover_ledger``; ``beside``: as there.
 
-        ``record``: called with the bookies that took over from failed ones, before metadata names them.
+        ``before_close``: called with the end before CLOSED is written, for what has to be on record by then.
         ``distrusted``: bookies that are known to have lost entries. ``accepts_loss``: those set up anew are
-        believed, though entries may be cut off that only they had, and bookies that are silent now.
+        believed, though entries may be cut off that only they had, and bookies that are silent now; and the ledger may
+        end before an entry of which there are damaged copies alone (``RecoveredEnd.given_up``).
         """
 
         async def confirm(end: RecoveredEnd) -> None:
             """Called right before CLOSED is written, in every recovery."""
-            if new_targets := end.new_members:
-                await record(new_targets)
+            await before_close(end)
             if not accepts_loss:
                 await self._confirm_answers(versioned.ledger_id, view, end)
 
@@ -311,6 +315,7 @@ class OpenLedgers:
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
             distrusted=distrusted,
             registered=view.answering,
+            gives_up_damaged=accepts_loss,
             confirm=confirm,
             guards=guards,
             beside=beside,
@@ -337,6 +342,32 @@ class OpenLedgers:
                 f"bookies changed while the end was sought, so the ledger must be recovered again: {told}",
                 ledger_id=ledger_id,
             )
+
+    async def tail_findings(
+        self,
+        versioned: VersionedMetadata,
+        view: ClusterView,
+        *,
+        first_entry_id: int,
+        last_entry_id: int,
+    ) -> tuple[IndexFinding, ...]:
+        """What the registered members of the last ensemble have of these entries. Fences nothing.
+
+        Both ends are inclusive. Raises UnauthorizedError where no key is known.
+        """
+        if last_entry_id < first_entry_id:
+            return ()
+        digest = ledger_digest(versioned.metadata, self._fallback_digest)
+        last = fragments(versioned.ledger_id, versioned.metadata, lac=first_entry_id - 1)[-1]
+        tail = structs.replace(last, first_entry_id=first_entry_id, last_entry_id=last_entry_id)
+        return await check(
+            [tail],
+            bookies=self._bookies,
+            digest=digest,
+            available=view.answering,
+            distrusted=view.answering,
+            entry_bytes=ENTRY_BYTES_GUESS,
+        )
 
     async def way_out(self, versioned: VersionedMetadata, error: UnprovenEndError) -> str:
         """What an operator can do where ``recover`` failed so: a hint."""

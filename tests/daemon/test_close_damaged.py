@@ -1,0 +1,152 @@
+"""Open ledgers whose last entries have damaged copies alone: recovery refuses, an operator may give them up."""
+
+import pytest
+
+from daemon.operating.close_ledger import CloseRefusedError
+from daemon.operating.idle_command import closing_text
+from ledgers.errors import UnreadableError
+from ledgers.metadata import LedgerState
+from replication.given_up import read_given_up
+from replication.reasons import Reason
+from tests.daemon.closing import close, closer
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, UR
+
+
+async def with_damage(*damaged: int, last: int = 5) -> Cluster:
+    """Three copies of each entry, of which two are acknowledged; those of ``damaged`` fit no digest."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        (B1, B2, B3), last=-1, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
+    )
+    for entry_id in range(last + 1):
+        cluster.put(LEDGER, entry_id, B1, B2, B3, lac=-1)  # none of them is known to be confirmed
+    for entry_id in damaged:
+        for bookie in (B1, B2, B3):
+            cluster.bookie(bookie).corrupt(LEDGER, entry_id)
+    return cluster
+
+
+@pytest.mark.parametrize("is_one_lost", [False, True], ids=["all there", "one bookie lost"])
+@in_virtual_time
+async def test_an_entry_with_damaged_copies_alone_is_given_up_by_an_operator(
+    is_one_lost: bool,
+) -> None:
+    cluster = await with_damage(5)
+    if is_one_lost:
+        await cluster.kill(B3)
+
+    done = await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert done.closed is not None
+    assert done.closed.metadata.last_entry_id == 4
+
+
+@in_virtual_time
+async def test_without_the_operators_word_it_is_refused_and_the_way_out_is_named() -> None:
+    cluster = await with_damage(5)
+
+    with pytest.raises(CloseRefusedError, match="--accept-loss --force shows which entries"):
+        await close(cluster, is_forced=True)
+
+    assert not (await cluster.metadata()).is_closed
+
+
+@in_virtual_time
+async def test_a_worker_refuses_and_its_reason_names_the_way_out() -> None:
+    cluster = await with_damage(5)
+    await cluster.kill(B3)
+    await cluster.mark(B3)
+    async with cluster.node() as node:
+        take = await node.take()
+        first = await node.repairer.repair(take)
+
+        outcome = await node.repairer.repair(take, first.sighting)
+
+    assert outcome.reason is Reason.RECOVERY_FAILED
+    assert f"bookmender ledger close {LEDGER} --accept-loss --force" in outcome.detail
+    assert not (await cluster.metadata()).is_closed
+
+
+@pytest.mark.parametrize(
+    ("damaged", "end"),
+    [
+        pytest.param((5,), 4, id="the last one"),
+        pytest.param((3, 4, 5), 2, id="several at the end"),
+        pytest.param((4,), 3, id="one with a good one behind it, which goes too"),
+        pytest.param((0, 1, 2, 3, 4, 5), -1, id="all of them"),
+    ],
+)
+@in_virtual_time
+async def test_the_ledger_ends_before_the_first_entry_that_cannot_be_proven(
+    damaged: tuple[int, ...], end: int
+) -> None:
+    cluster = await with_damage(*damaged)
+
+    await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert (await cluster.metadata()).last_entry_id == end
+    given_up = await read_given_up(cluster.store, UR, LEDGER)
+    assert given_up is not None
+    assert (given_up.first_entry_id, given_up.last_entry_id) == (end + 1, 5)
+    assert "@" in given_up.by
+    assert f"{B1}: digest mismatch" in given_up.replies
+
+
+@in_virtual_time
+async def test_what_would_be_given_up_is_shown_before() -> None:
+    cluster = await with_damage(4)
+
+    shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=False)
+
+    assert (
+        "--accept-loss would give up entries 4 to 5: no bookie gives a good copy of entry 4"
+        in shown
+    )
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+@in_virtual_time
+async def test_one_good_copy_is_enough_and_nothing_is_given_up() -> None:
+    cluster = await with_damage()
+    for bookie in (B1, B2):
+        cluster.bookie(bookie).corrupt(LEDGER, 5)
+
+    await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert (await cluster.metadata()).last_entry_id == 5
+    assert await read_given_up(cluster.store, UR, LEDGER) is None
+
+
+@in_virtual_time
+async def test_an_entry_that_no_bookie_can_read_is_given_up_as_well() -> None:
+    cluster = await with_damage(last=5)
+    read_fencing = cluster.bookies.read_fencing
+
+    async def fail_on_5(*args: object, **options: object) -> bytes:
+        if 5 in args:
+            raise UnreadableError("I/O error")
+        return await read_fencing(*args, **options)  # type: ignore[arg-type]
+
+    cluster.bookies.read_fencing = fail_on_5  # type: ignore[method-assign]
+
+    await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert (await cluster.metadata()).last_entry_id == 4
+
+
+@in_virtual_time
+async def test_damage_behind_a_proven_end_is_nothing_to_give_up() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        (B1, B2, B3), last=4, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
+    )
+    for bookie in (B1, B2, B3):
+        cluster.put(LEDGER, 6, bookie)  # 5 was never written
+        cluster.bookie(bookie).corrupt(LEDGER, 6)
+
+    await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert (await cluster.metadata()).last_entry_id == 4
+    assert await read_given_up(cluster.store, UR, LEDGER) is None
