@@ -51,6 +51,10 @@ class NoAnswerError(UnavailableError):
     """The bookie could not be connected to, or stayed silent: it will probably do so again."""
 
 
+class NameNotResolvedError(NoAnswerError):
+    """The host name in a bookie's address does not resolve, or not in time."""
+
+
 class BusyError(UnavailableError):
     """The bookie asked us to slow down (ETOOMANYREQUESTS)."""
 

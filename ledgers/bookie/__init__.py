@@ -1,5 +1,5 @@
 """Speaking to bookies: ``client`` asks them one thing at a time, ``bulk`` moves entries by the thousand;
-``opening`` makes both for those who need no more than that.
+``names`` looks host names up, ``opening`` makes both for those who need no more than that.
 
 Below them ``channel`` and ``connection`` carry requests of the ``protocol``; ``budget`` bounds what one
 process may ask of one bookie, ``yielding`` says how much less is right for its other clients.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ledgers.bookie.budget import ReadBudget
+from ledgers.bookie.names import connect
 from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX, FrameReader, frame
 from ledgers.bookie.protocol.messages import (
     Add,
@@ -25,7 +26,12 @@ from ledgers.bookie.protocol.messages import (
     Request,
     WriteLac,
 )
-from ledgers.errors import CorruptionError, NoAnswerError, UnavailableError
+from ledgers.errors import (
+    CorruptionError,
+    NameNotResolvedError,
+    NoAnswerError,
+    UnavailableError,
+)
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 
@@ -122,7 +128,11 @@ class Connection(asyncio.Protocol):
         connection.address = address
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
-                await connection._loop.create_connection(lambda: connection, *address)
+                await connect(lambda: connection, address)
+        except NameNotResolvedError as error:
+            raise NameNotResolvedError(
+                "host name does not resolve", bookie=bookie, address=address
+            ) from error
         except (OSError, UnicodeError) as error:  # time-outs and unknown hosts are OSErrors too
             raise NoAnswerError("cannot connect", bookie=bookie, address=address) from error
         return connection

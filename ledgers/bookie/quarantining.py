@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookies import Answer, Bookies, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.errors import (
+    BookmenderError,
     BusyError,
     NoAnswerError,
     RejectedError,
@@ -115,8 +116,8 @@ class QuarantiningBookies:
             raise NoAnswerError("in quarantine", bookie=bookie)
         try:
             answer = await request()
-        except NoAnswerError:
-            self._note_silence(bookie)
+        except NoAnswerError as error:
+            self._note_silence(bookie, error)
             raise
         except (RejectedError, BusyError, UnreadableError):  # it said something
             self._note_answer(bookie)
@@ -166,7 +167,7 @@ class QuarantiningBookies:
         if isinstance(result.target_error, NoAnswerError) and transfer.target is not None:
             silent.add(transfer.target)
         for bookie in silent:
-            self._note_silence(bookie)
+            self._note_silence(bookie, result.target_error if bookie == transfer.target else None)
         for bookie in probed:
             if bookie not in silent:
                 self._judge_probe(bookie, transfer, result)
@@ -209,9 +210,10 @@ class QuarantiningBookies:
         if silent_s is not None:
             log.info("bookie.answers", bookie=bookie, silent_s=round(silent_s, 1))
 
-    def _note_silence(self, bookie: BookieId) -> None:
+    def _note_silence(self, bookie: BookieId, error: BookmenderError | None = None) -> None:
         if self._quarantine.note_silence(bookie):
-            log.warning("bookie.quarantined", bookie=bookie)
+            why = {} if error is None else {"reason": error.args[0]}
+            log.warning("bookie.quarantined", bookie=bookie, **why)
 
 
 def _without(transfer: Transfer, shut: Collection[BookieId]) -> Transfer:

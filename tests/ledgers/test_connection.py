@@ -233,7 +233,7 @@ def test_nobody_listens() -> None:
 
 def test_a_host_that_cannot_be_a_host() -> None:
     async def main() -> None:
-        with pytest.raises(UnavailableError, match="cannot connect"):
+        with pytest.raises(UnavailableError, match="host name does not resolve"):
             await Connection.open(
                 BookieId("x"),
                 Address("no..host", 3181),

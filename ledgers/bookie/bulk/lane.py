@@ -8,8 +8,15 @@ from typing import Any
 import structlog
 
 from ledgers.bookie.bulk.inbox import Inbox, ReceiveBuffer
+from ledgers.bookie.names import connect
 from ledgers.bookie.protocol.frames import FRAME_BYTES_MAX
-from ledgers.errors import BookmenderError, CorruptionError, NoAnswerError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    NameNotResolvedError,
+    NoAnswerError,
+    UnavailableError,
+)
 from ledgers.formats.bookie_info import Address, Resolve
 from ledgers.metadata import BookieId
 
@@ -200,10 +207,11 @@ class Lane(ABC):
     async def _open(self) -> None:
         try:
             async with asyncio.timeout(self._common.timeout_s):
-                host, port = self._address = self._common.resolve(self.bookie)
-                await self._loop.create_connection(
-                    lambda: Inbox(self, self._common.receive_buffer), host, port
-                )
+                address = self._address = self._common.resolve(self.bookie)
+                await connect(lambda: Inbox(self, self._common.receive_buffer), address)
+        except NameNotResolvedError as error:
+            self._opening = None
+            self.break_off(NameNotResolvedError(error.args[0], bookie=self.bookie, **error.context))
         # OSError: TimeoutError too. UnicodeError: a host that no name can be.
         except (OSError, UnicodeError, UnavailableError) as error:
             self._opening = None
