@@ -207,7 +207,7 @@ class Marker:
         """Create the directory and those above it, unless they are there."""
         above = directory.rpartition("/")[0]
         if above == payloads.marks_path(self._ur):
-            await ensure(self._store, above)  # missing only where somebody deleted the whole queue
+            await ensure(self._store, above)  # missing only if an operator deleted the whole queue
         else:
             await self._ensure(above)
         with suppress(NodeExistsError):

@@ -166,7 +166,7 @@ class CopyRecheck:
         log.debug("recent_copies.read", **counts)
 
     async def _read(self, waiting: _Waiting) -> str:
-        """Read one repair's copies; what came of it. Copies without an answer are put off."""
+        """Read one repair's copies and return the outcome. Copies without an answer are put off."""
         copies = waiting.copies
         try:
             outcome, silent = await self._outcome(copies)
@@ -185,7 +185,7 @@ class CopyRecheck:
         return outcome
 
     async def _outcome(self, copies: CopiesToRead) -> tuple[str, frozenset[BookieId]]:
-        """What came of it, and the targets that are to be asked again.
+        """Return the outcome, and the targets that are to be asked again.
 
         A target that metadata names and that is not registered has to be asked when it is back: within
         the recovery delay nothing marks its ledgers.

@@ -1,4 +1,4 @@
-"""What it costs to read recent copies again: ``python -m bench.recheck``.
+"""Measures the cost of reading recent copies again: ``python -m bench.recheck``.
 
 One loss of many small ledgers is repaired, and then its copies are read again. CPU of the time in
 between is subtracted as the idle cluster's.

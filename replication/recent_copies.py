@@ -53,7 +53,7 @@ def session_of(record_name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentCopies:
-    """The bookies that each ledger's metadata came to name, by ledger id."""
+    """New copies. ``targets``: by ledger id, the bookies that its metadata came to name."""
 
     targets: Mapping[int, frozenset[BookieId]]
 

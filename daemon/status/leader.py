@@ -69,6 +69,8 @@ class LeaderState:
     checks: tuple[CheckRow, ...] = ()
     naming: Mapping[BookieId, int] = field(default_factory=dict)
     """How many ledgers name each bookie that is away, on purpose or not, as the leader told lately."""
+    counted_age_s: float = 0.0
+    """How long ago the leader counted that: ledgers may have been repaired since."""
     are_all_named: bool = False
     """Whether every ledger was counted for that."""
     copyless: Copyless | None = None
@@ -105,6 +107,7 @@ class LeaderState:
             "away_named_by": {
                 "ledgers": dict(sorted(self.naming.items())),
                 "is_complete": self.are_all_named,
+                "counted_age_s": round(self.counted_age_s, 1),
             },
             "copyless_ledgers": None if self.copyless is None else self.copyless.count,
             "copyless_first": list(self.copyless.first) if self.copyless else [],
@@ -157,7 +160,11 @@ def lost_text(
             marked = f"{marked_count:,} marked for it, {for_windows:,} of which {wait}"
         elif marked_count > named_count:  # the index is of one moment, the queue of another
             marked = f"{marked_count:,} marked for it (counted some seconds apart)"
-        return f"{bookie}, named by {least}{counted(named_count, 'ledger')}, {marked}{why}"
+        named = f"named by {least}{counted(named_count, 'ledger')}"
+        if not marked_count and state.counted_age_s >= 1:  # they may have been repaired since
+            named = f"{named} {duration_text(state.counted_age_s)} ago"
+            marked = "none marked for it now"
+        return f"{bookie}, {named}, {marked}{why}"
     if not state.are_all_named:
         if state.index is not None and state.index.is_complete:  # what is told is from before
             return f"{bookie}, whether any ledger names it is not known yet: the leader counts"
@@ -245,6 +252,7 @@ async def gather_leader(
         naming={b: absences.naming[b] for b in (*away, *on_purpose) if b in absences.naming}
         if is_fresh
         else {},
+        counted_age_s=max(0, now_ms - absences.seen_ms) / 1000 if is_fresh else 0.0,
         are_all_named=are_all_named,
         copyless=copyless if is_counted and is_told else None,
     )

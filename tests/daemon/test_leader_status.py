@@ -257,6 +257,31 @@ def test_what_is_left_to_do_for_a_lost_bookie(
     assert f"          lost: {text}" in render(status, now_ms=0).splitlines()
 
 
+def test_a_count_that_may_be_older_than_the_repairs_is_shown_with_its_age() -> None:
+    state = LeaderState(index=BUILT, naming={BookieId("b"): 50}, are_all_named=True, counted_age_s=4)
+    status = replace(led(state), by_bookie=(("b", 0),))
+
+    lines = render(status, now_ms=0).splitlines()
+
+    assert "          lost: b, named by 50 ledgers 4 s ago, none marked for it now" in lines
+
+
+@in_virtual_time
+async def test_the_age_of_the_leaders_count_is_gathered() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    async with auditing(cluster, settings=delayed(1_000)) as leader:
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        session_id = leader.store.session_id
+        first = (await gathered(cluster, session_id, B1)).counted_age_s
+        await asyncio.sleep(3)
+
+        later = (await gathered(cluster, session_id, B1)).counted_age_s
+
+    assert 2.9 < later - first < 3.1
+
+
 def test_while_the_index_is_built_none_that_was_read_may_name_a_lost_bookie() -> None:
     found = led(LeaderState(index=BUILDING, naming={BookieId("b"): 0}))
 
