@@ -29,6 +29,7 @@ from daemon.fsck.options import (
     uri_option,
 )
 from daemon.fsck.running import (
+    SPARK_LOG,
     Marked,
     Wanted,
     check_spark,
@@ -225,7 +226,9 @@ def _run(settings: Settings, wanted: Wanted) -> Summary:
         with showing_progress() as on_progress:
             return run(wanted, places, on_progress)
     except (UnavailableError, OSError):
-        tell([f"the run broke off; {what_stays(wanted)}"])
+        log = wanted.output / SPARK_LOG
+        said = f"; what Spark said is in {log}" if log.exists() else ""
+        tell([f"the run broke off; {what_stays(wanted)}{said}"])
         raise
 
 

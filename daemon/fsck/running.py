@@ -34,6 +34,7 @@ from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, OnProgress
 from auditor.marking import BothQueues
+from daemon.fsck.environment import spark_environment
 from daemon.fsck.forking import started_ahead
 from daemon.local.java import Java
 from daemon.operating.progress import printable
@@ -57,6 +58,8 @@ log = structlog.get_logger()
 
 LOCK_FILE = ".lock"
 RACKS_FILE = "racks.json"
+SPARK_LOG = "spark.log"
+"""What Spark itself says of a run, errors alone once it has started; written anew by each."""
 NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
 HUSH_S = 1.0
 """How long a JVM may take to be told to say no more."""
@@ -190,6 +193,7 @@ def run(wanted: Wanted, places: Places, on_progress: OnProgress) -> Summary:
         seed=zlib.crc32(job.run.encode()),  # another sample each time, and the same when it goes on
     )
     folder = RunFolder(wanted.output, job.run)
+    (wanted.output / SPARK_LOG).unlink(missing_ok=True)
     if folder.is_begun:
         folder.check_order(options)  # before Spark starts, which takes its time
     with _spark(wanted) as context, quiet_when_interrupted(context.setLogLevel):
@@ -210,7 +214,14 @@ def _spark(wanted: Wanted) -> Iterator[Any]:
                 python = settings.get("spark.pyspark.python", sys.executable)
                 if is_here(master):
                     settings = {**around.enter_context(started_ahead(python)), **settings}
-                context = open_spark(master, settings, python=python)
+                with spark_environment(master, is_here=is_here(master)) as variables:
+                    context = open_spark(
+                        master,
+                        settings,
+                        python=python,
+                        log=wanted.output / SPARK_LOG,
+                        variables=variables,
+                    )
         around.callback(stop_spark, context)
         yield context
 

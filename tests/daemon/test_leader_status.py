@@ -258,7 +258,9 @@ def test_what_is_left_to_do_for_a_lost_bookie(
 
 
 def test_a_count_that_may_be_older_than_the_repairs_is_shown_with_its_age() -> None:
-    state = LeaderState(index=BUILT, naming={BookieId("b"): 50}, are_all_named=True, counted_age_s=4)
+    state = LeaderState(
+        index=BUILT, naming={BookieId("b"): 50}, are_all_named=True, counted_age_s=4
+    )
     status = replace(led(state), by_bookie=(("b", 0),))
 
     lines = render(status, now_ms=0).splitlines()

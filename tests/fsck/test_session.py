@@ -1,16 +1,11 @@
 """How Spark is set up, as far as that shows without starting it."""
 
-import logging
-import signal
 import socket
-import subprocess
 
 import pytest
 from py4j.protocol import Py4JError
-from pyspark import SparkContext, java_gateway
 
 from auditor.fsck.spark.session import (
-    _launch_undone,
     _require_master,
     on_this_machine,
     open_spark,
@@ -65,27 +60,3 @@ def test_a_session_of_which_nothing_is_left_is_stopped_quietly(error: Exception)
             raise error
 
     stop_spark(Ended())  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_ends_the_start_of_a_session_ends_the_jvm_that_is_launched_for_it(
-    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SparkContext, "_gateway", None)  # other tests may have one
-    processes: list[subprocess.Popen[bytes]] = []
-    popen = vars(java_gateway)["Popen"]
-    is_disabled = logging.root.manager.disable
-
-    def start() -> None:
-        with _launch_undone():
-            processes.append(vars(java_gateway)["Popen"](["sleep", "600"]))
-            raise error
-
-    try:
-        with pytest.raises(error):
-            start()
-    finally:
-        logging.disable(is_disabled)
-
-    assert [process.returncode for process in processes] == [-signal.SIGKILL]
-    assert vars(java_gateway)["Popen"] is popen

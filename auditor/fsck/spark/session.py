@@ -3,20 +3,19 @@
 Its context alone: a run asks no query, and a session would be there 1.4 s later.
 """
 
-import logging
 import re
 import socket
-import subprocess
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 
-from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext, java_gateway
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
+from auditor.fsck.spark.launch import START_TIMEOUT_S, Launch, first_complaint, launching
 from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
@@ -32,32 +31,52 @@ _DEFAULTS = {
 
 
 def open_spark(
-    master: str, settings: Mapping[str, str] | None = None, *, python: str = sys.executable
+    master: str,
+    settings: Mapping[str, str] | None = None,
+    *,
+    python: str = sys.executable,
+    log: Path | None = None,
+    variables: Collection[str] = (),
 ) -> SparkContext:
     """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be stopped.
 
     ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it needs this
-    project and what it needs. Raises UnavailableError, at once where no standalone master takes connections: Spark
-    would try for a minute, and not say why.
+    project and what it needs. ``log``: the file that Spark's own messages go to, written anew; None: to standard
+    error. ``variables``: of the environment, which have a part in what Spark does; an error names them. Raises
+    UnavailableError, at once where no standalone master takes connections: Spark would try for a minute, and not say why.
     """
     _require_master(master)
     conf = SparkConf().setAppName("bookmender fsck").setMaster(with_attempts(master))
     conf.setAll([*{**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items()])
-    try:
-        with _launch_undone():
+    with launching(log) as launch:
+        try:
             context = SparkContext.getOrCreate(conf)
-    except (PySparkException, Py4JError) as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise UnavailableError(
-            "Spark did not start; is --master right, does it run, and is what --spark-conf sets right? "
-            f"{first_line}",
-            master=master,
-        ) from error
+        except (PySparkException, Py4JError, OSError) as error:
+            raise UnavailableError(
+                _why_not_started(error, launch, log, variables), master=master
+            ) from error
     context.setLogLevel("ERROR")
     # What its end, or an executor's, makes of a connection: tasks tell what becomes of them.
     vars(context)["_accumulatorServer"].handle_error = lambda request, address: None
     context.pythonExec = python  # else PYSPARK_PYTHON says it, or it is any python3
     return context
+
+
+def _why_not_started(
+    error: Exception, launch: Launch, log: Path | None, variables: Collection[str]
+) -> str:
+    if launch.is_given_up:
+        reason = f"nothing came of it within {START_TIMEOUT_S:.0f} s"
+    elif isinstance(error, Py4JJavaError):
+        reason = str(error.java_exception)
+    else:
+        reason = first_complaint(log) or str(error)
+    first_line = reason.strip().partition("\n")[0]
+    question = "is --master right, does it run, and is what --spark-conf sets right"
+    if variables:
+        question += f", and what {' and '.join(variables)} of the environment says"
+    where = "" if log is None else f" What Spark said is in {log}"
+    return f"Spark did not start: {first_line}; {question}?{where}"
 
 
 def _require_master(master: str) -> None:
@@ -78,36 +97,6 @@ def _require_master(master: str) -> None:
             f"no Spark master answers: does it run, and is --master right? {'; '.join(refusals)}",
             master=master,
         )
-
-
-@contextmanager
-def _launch_undone() -> Iterator[None]:
-    """Whatever ends the start of a session, as Ctrl-C, ends the JVM that is being launched for it: until it has told
-    of itself PySpark keeps nobody who would. What py4j logs of that is no news: it comes as an exception, too."""
-    launched: list[subprocess.Popen[bytes]] = []
-    module = vars(java_gateway)
-    popen = module["Popen"]
-
-    def launch(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
-        launched.append(popen(*arguments, **options))
-        return launched[-1]
-
-    module["Popen"] = launch
-    level = logging.root.manager.disable
-    logging.disable()
-    try:
-        yield
-        logging.disable(level)
-    except BaseException as error:
-        if isinstance(error, Exception):
-            logging.disable(level)
-        if not (isinstance(error, Exception) and SparkContext._gateway):  # else PySpark keeps it
-            for process in launched:
-                process.kill()
-                process.wait()
-        raise
-    finally:
-        module["Popen"] = popen
 
 
 def stop_spark(context: SparkContext) -> None:

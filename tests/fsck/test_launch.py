@@ -1,0 +1,68 @@
+"""The JVM that is started for a context: what ends it, what is told where it fails."""
+
+import logging
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from pyspark import SparkContext, java_gateway
+
+from auditor.fsck.spark.launch import first_complaint, launching
+
+# --- What ends it ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_ends_the_start_of_a_context_ends_the_jvm_that_is_launched_for_it(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", None)  # other tests may have one
+    processes: list[subprocess.Popen[bytes]] = []
+    popen = vars(java_gateway)["Popen"]
+    is_disabled = logging.root.manager.disable
+
+    def start() -> None:
+        with launching():
+            processes.append(vars(java_gateway)["Popen"](["sleep", "600"]))
+            raise error
+
+    try:
+        with pytest.raises(error):
+            start()
+    finally:
+        logging.disable(is_disabled)
+
+    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+    assert vars(java_gateway)["Popen"] is popen
+
+
+def test_a_jvm_that_never_tells_of_itself_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+
+    with launching(timeout_s=0.2) as launch:
+        process = vars(java_gateway)["Popen"](["sleep", "600"])
+        process.wait()
+
+    assert launch.is_given_up
+    assert process.poll() == -signal.SIGKILL
+
+
+# --- What is told ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("WARN x\nException in thread main\n\tat a.b\n", "Exception in thread main"),
+        ("Welcome to\n   version 3.5.1\n\n", "version 3.5.1"),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_first_complaint_is_told(tmp_path: Path, content: str | None, line: str | None) -> None:
+    log = tmp_path / "spark.log"
+    if content is not None:
+        log.write_text(content)
+
+    assert first_complaint(log) == line
