@@ -17,7 +17,7 @@ from daemon.cli import main
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookies import Transfer, TransferResult
 from ledgers.metadata import BookieId
-from ledgers.store import Operation, OperationResult
+from ledgers.store import Check, Operation, OperationResult
 from replication.queue.queue import OnApplied, Queue
 from replication.queue.take import QueuedLedger, Take
 
@@ -68,9 +68,10 @@ def install(striker: Striker) -> None:
     async def struck_finish(
         self: Queue, taken: Take, extra: Sequence[Operation] = (), **options: OnApplied
     ) -> bool:
-        striker.reach(Point.BEFORE_COMPARE_AND_SET if extra else Point.BEFORE_UNMARK)
+        is_writing = not all(isinstance(each, Check) for each in extra)
+        striker.reach(Point.BEFORE_COMPARE_AND_SET if is_writing else Point.BEFORE_UNMARK)
         result = await finish(self, taken, extra, **options)
-        if extra:
+        if is_writing:
             striker.reach(Point.AFTER_COMPARE_AND_SET)
         return result
 
