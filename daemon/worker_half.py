@@ -84,12 +84,14 @@ async def open_worker(
         stack.push_async_callback(bookies.close)
         batcher = Batcher(session.store, [session.membership.guard])
         placing = await placing_of(session, settings.placement)
+        quarantine = Quarantine(session.clock, session.views.life)
         rooms = RoomSource(
             bookies,
             session.views,
             floor_share=settings.replication.free_room_min,
             clock=session.clock,
             rng=session.rng,
+            quarantine=quarantine,
         )
         await rooms.start()
         parts = _Parts(
@@ -100,7 +102,7 @@ async def open_worker(
             bookies=bookies,
             placing=placing,
             rooms=rooms,
-            quarantine=Quarantine(session.clock, session.views.life),
+            quarantine=quarantine,
             on_written=on_written,
         )
         worker = parts.worker()

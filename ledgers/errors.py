@@ -55,6 +55,10 @@ class NameNotResolvedError(NoAnswerError):
     """The host name in a bookie's address does not resolve, or not in time."""
 
 
+class AuthenticationRequiredError(NoAnswerError):
+    """The bookie answers nobody who has not authenticated: it said EUA to a request that carries no master key."""
+
+
 class BusyError(UnavailableError):
     """The bookie asked us to slow down (ETOOMANYREQUESTS)."""
 

@@ -30,9 +30,10 @@ from ledgers.bookie.protocol.messages import (
     Request,
     WriteLac,
 )
+from ledgers.bookie.protocol.status import Status
 from ledgers.bookies import LAST_ENTRY, LacAnswer, Room, Standing, Transfer, TransferResult
 from ledgers.clock import Clock
-from ledgers.errors import UnavailableError
+from ledgers.errors import AuthenticationRequiredError, UnavailableError
 from ledgers.formats.bookie_info import Resolve
 from ledgers.metadata import BookieId
 
@@ -86,7 +87,7 @@ class BookieClient:
         lines = self._to(bookie)
         line = lines.v3 if entry_id == LAST_ENTRY else lines.data
         reply = await self._ask(line, Read(ledger_id=ledger_id, entry_id=entry_id))
-        return reply.check(bookie=bookie, ledger_id=ledger_id, entry_id=entry_id).entries[0]
+        return _keyless(reply, bookie=bookie, ledger_id=ledger_id, entry_id=entry_id).entries[0]
 
     async def read_fencing(
         self,
@@ -109,7 +110,7 @@ class BookieClient:
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
         reply = await self._ask(self._to(bookie).v3, ReadLac(ledger_id=ledger_id))
         if reply.lac == LacAnswer():
-            reply.check(bookie=bookie, ledger_id=ledger_id)
+            _keyless(reply, bookie=bookie, ledger_id=ledger_id)
         return reply.lac  # one of the two counts, although the status may tell of the other
 
     async def read_batch(
@@ -150,11 +151,12 @@ class BookieClient:
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
         reply = await self._ask(self._to(bookie).v3, ListEntries(ledger_id=ledger_id))
-        return decode_availability(reply.check(bookie=bookie, ledger_id=ledger_id).availability)
+        _keyless(reply, bookie=bookie, ledger_id=ledger_id)
+        return decode_availability(reply.availability)
 
     async def room(self, bookie: BookieId) -> Room:
         reply = await self._ask(self._to(bookie).v3, ReadRoom())
-        room = reply.check(bookie=bookie).room
+        room = _keyless(reply, bookie=bookie).room
         if room is None:
             raise UnavailableError("bookie tells of impossible disks", bookie=bookie)
         return room
@@ -251,8 +253,17 @@ class BookieClient:
         )
 
 
+def _keyless(reply: Reply, **context: object) -> Reply:
+    """``Reply.check`` for a request without a master key: it cannot be that which the bookie refuses."""
+    if reply.status is Status.EUA:
+        raise AuthenticationRequiredError(
+            "it requires authentication (SASL), which bookmender has not", **context
+        )
+    return reply.check(**context)
+
+
 def _batch(bookie: BookieId, request: ReadBatch, reply: Reply) -> list[bytes]:
-    reply.check(bookie=bookie, ledger_id=request.ledger_id, entry_id=request.first_entry_id)
+    _keyless(reply, bookie=bookie, ledger_id=request.ledger_id, entry_id=request.first_entry_id)
     if not reply.entries:
         raise UnavailableError("batch read without an entry", bookie=bookie)
     return list(reply.entries)

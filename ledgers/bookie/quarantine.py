@@ -19,6 +19,15 @@ WAIT_MIN_S = 10.0
 WAIT_MAX_S = 300.0
 
 
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Of a bookie that is not to be asked now. ``until_ms``: by the wall clock, in milliseconds; ``reason``: why it
+    does not answer, as far as that was told, or ""."""
+
+    until_ms: int
+    reason: str = ""
+
+
 @dataclass(slots=True)
 class _Stay:
     """One bookie's. Times are the clock's seconds."""
@@ -26,6 +35,7 @@ class _Stay:
     life: int
     since_s: float
     until_s: float
+    reason: str = ""
     wait_s: float = WAIT_MIN_S
     is_probed: bool = False
     """Whether the probe is under way."""
@@ -56,13 +66,13 @@ class Quarantine:
         stay = self._stay(bookie)
         return stay is not None and (stay.is_probed or self._clock.now_s() < stay.until_s)
 
-    def shut(self) -> Mapping[BookieId, int]:
-        """All that are not to be asked now, and the end of the wait, by the wall clock in milliseconds."""
+    def shut(self) -> Mapping[BookieId, Shut]:
+        """All that are not to be asked now."""
         if not self._stays:
             return {}
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         return {
-            bookie: now_ms + int(max(0.0, stay.until_s - now_s) * 1000)
+            bookie: Shut(now_ms + int(max(0.0, stay.until_s - now_s) * 1000), stay.reason)
             for bookie, stay in list(self._stays.items())
             if self.is_shut(bookie)
         }
@@ -83,15 +93,17 @@ class Quarantine:
         stay = self._stays.pop(bookie, None)
         return None if stay is None else self._clock.now_s() - stay.since_s
 
-    def note_silence(self, bookie: BookieId) -> bool:
-        """It did not answer. Whether a quarantine begins.
+    def note_silence(self, bookie: BookieId, reason: str = "") -> bool:
+        """It did not answer, for that reason. Whether a quarantine begins.
 
-        Requests that were on their way when it began end in vain too; only the probe counts.
+        Requests that were on their way when it began end in vain too; only the probe makes it longer.
         """
         now_s, stay, life = self._clock.now_s(), self._stay(bookie), self._life(bookie)
         if stay is None and life:
-            self._stays[bookie] = _Stay(life=life, since_s=now_s, until_s=now_s + WAIT_MIN_S)
+            self._stays[bookie] = _Stay(life, now_s, until_s=now_s + WAIT_MIN_S, reason=reason)
             return True
+        if stay is not None and reason:
+            stay.reason = reason
         if stay is not None and stay.is_probed:
             stay.is_probed = False
             stay.wait_s = min(2 * stay.wait_s, WAIT_MAX_S)

@@ -211,9 +211,11 @@ class QuarantiningBookies:
             log.info("bookie.answers", bookie=bookie, silent_s=round(silent_s, 1))
 
     def _note_silence(self, bookie: BookieId, error: BookmenderError | None = None) -> None:
-        if self._quarantine.note_silence(bookie):
-            why = {} if error is None else {"reason": error.args[0]}
-            log.warning("bookie.quarantined", bookie=bookie, **why)
+        reason = "" if error is None else str(error.args[0])
+        if self._quarantine.note_silence(bookie, reason):
+            log.warning(
+                "bookie.quarantined", bookie=bookie, **({"reason": reason} if reason else {})
+            )
 
 
 def _without(transfer: Transfer, shut: Collection[BookieId]) -> Transfer:

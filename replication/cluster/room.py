@@ -14,9 +14,10 @@ from contextlib import suppress
 
 import structlog
 
+from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookies import Bookies, Room
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError
+from ledgers.errors import AuthenticationRequiredError, BookmenderError
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ViewSource
 
@@ -62,8 +63,10 @@ class RoomSource:
         floor_share: float,
         clock: Clock,
         rng: random.Random,
+        quarantine: Quarantine | None = None,
     ) -> None:
-        self._bookies, self._views = bookies, views
+        """``quarantine``: is told of bookies that answer nobody who has not authenticated."""
+        self._bookies, self._views, self._quarantine = bookies, views, quarantine
         self._floor_share = floor_share
         self._clock, self._rng = clock, rng
         self._rooms: dict[BookieId, Room] = {}
@@ -122,9 +125,16 @@ class RoomSource:
                 self._rooms[bookie] = await self._bookies.room(bookie)
                 self._landed_bytes[bookie] -= landed_bytes
                 self._told_at_s[bookie] = self._clock.now_s()
+            except AuthenticationRequiredError as error:
+                self._note_required(bookie, str(error.args[0]))
             except BookmenderError as error:  # busy, away, or too old to know: its turn comes again
                 log.debug("bookie.room_unknown", bookie=bookie, error=str(error))
         self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
+
+    def _note_required(self, bookie: BookieId, reason: str) -> None:
+        """Over V2 such a bookie just closes the connection: this question alone tells why."""
+        if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
+            log.warning("bookie.quarantined", bookie=bookie, reason=reason)
 
     def _interval_s(self, bookie: BookieId) -> float:
         is_near = is_short(self._rooms.get(bookie), floor_share=NEAR_FACTOR * self._floor_share)

@@ -225,10 +225,12 @@ class _Planning:
 
     def _unanswered(self, finding: IndexFinding) -> Blocked:
         """Tried again when the bookie is, where that is known."""
+        shut = self._targets.quarantined.get(finding.bookie)
+        why = f": {shut.reason}" if shut is not None and shut.reason else ""
         return Blocked(
             reason=Reason.NO_ANSWER,
-            detail=f"{finding.bookie} does not answer",
-            until_ms=self._targets.quarantined.get(finding.bookie),
+            detail=f"{finding.bookie} does not answer{why}",
+            until_ms=None if shut is None else shut.until_ms,
         )
 
     def _may_refill(self, finding: IndexFinding) -> bool:

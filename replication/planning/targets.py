@@ -12,7 +12,7 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ledgers.bookie.quarantine import Quarantine
+from ledgers.bookie.quarantine import Quarantine, Shut
 from ledgers.clock import Clock
 from ledgers.fragments import Fragment
 from ledgers.metadata import BookieId
@@ -59,8 +59,8 @@ class Targets(Struct, frozen=True, kw_only=True):
     """The only bookie that this node may copy to, where that is set."""
     copied: Mapping[CopyKey, BookieId] = field(default_factory=dict)
     """Copies made in earlier rounds, with the bookie that holds them whole."""
-    quarantined: Mapping[BookieId, int] = field(default_factory=dict)
-    """Bookies that are not asked anything now, with the end of that (wall clock, in milliseconds)."""
+    quarantined: Mapping[BookieId, Shut] = field(default_factory=dict)
+    """Bookies that are not asked anything now."""
     spare_bytes: Mapping[BookieId, int] = field(default_factory=dict)
     """Of writable ones: the room beyond the floor, less what is under way. Of those that are not here nobody knows it."""
 
@@ -90,7 +90,7 @@ class Targets(Struct, frozen=True, kw_only=True):
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
         """When the first of those that quarantine alone keeps from receiving may do so again; None: never."""
         ends_ms = (
-            self.quarantined[bookie]
+            self.quarantined[bookie].until_ms
             for bookie, bar in self.barred.items()
             if bar is Bar.QUARANTINED and bookie not in besides
         )
@@ -303,4 +303,7 @@ def why_nobody(targets: Targets, taken: Collection[BookieId]) -> str:
         return ""
     counts = {bar: sum(each is bar for each in barred.values()) for bar in Bar}
     told = [bar.told_of(count) for bar, count in counts.items() if count]
+    silent = (targets.quarantined.get(b) for b, bar in barred.items() if bar is Bar.QUARANTINED)
+    if reasons := sorted({each.reason for each in silent if each is not None} - {""}):
+        told[-1] += f" ({'; '.join(reasons)})"
     return f"of {len(barred)} writable ones {' and '.join(told)}" if told else "none is writable"

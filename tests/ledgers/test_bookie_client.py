@@ -11,8 +11,15 @@ from ledgers.bookie.client import BookieClient
 from ledgers.bookie.connection import ConnectionSettings
 from ledgers.bookie.protocol import bookkeeper_wire_pb2 as wire
 from ledgers.bookie.protocol.frames import frame
+from ledgers.bookie.protocol.status import Status
 from ledgers.bookies import LAST_ENTRY, LacAnswer
-from ledgers.errors import NoAnswerError, NoSuchEntryError, UnavailableError
+from ledgers.errors import (
+    AuthenticationRequiredError,
+    NoAnswerError,
+    NoSuchEntryError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.formats.bookie_info import Address, spelled_address
 from ledgers.metadata import BookieId
 from tests.ledgers.client_cases import (
@@ -31,6 +38,7 @@ from tests.ledgers.scripted_bookie import (
     run,
     scripted_bookie,
     step,
+    v3_reply,
 )
 
 # --- Which connection ----------------------------------------------------------------------------
@@ -288,3 +296,37 @@ def test_a_lac_reply_counts_for_what_it_holds(
     else:
         with pytest.raises(expected):
             run(main())
+
+
+# --- A bookie that wants to know who asks ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        pytest.param(lambda c, b: c.read(b, 1, 0), AuthenticationRequiredError, id="read"),
+        pytest.param(lambda c, b: c.room(b), AuthenticationRequiredError, id="room"),
+        pytest.param(lambda c, b: c.read_lac(b, 1), AuthenticationRequiredError, id="LAC"),
+        pytest.param(
+            lambda c, b: c.list_entries(b, 1), AuthenticationRequiredError, id="entry list"
+        ),
+        pytest.param(
+            lambda c, b: c.read_fencing(b, 1, 0, master_key=KEY),
+            UnauthorizedError,
+            id="here it may be the key",
+        ),
+    ],
+)
+def test_a_request_without_a_key_that_is_refused_tells_of_authentication(
+    call: Call, error: type[Exception]
+) -> None:
+    async def refuse(peer: Peer) -> None:
+        await peer.send(v3_reply(await peer.packet(), Status.EUA))
+
+    async def main() -> None:
+        async with scripted_bookie(refuse) as bookie, client_of() as client:
+            with pytest.raises(error) as told:
+                await call(client, bookie.id)
+            assert type(told.value) is error
+
+    run(main())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ledgers.bookie.quarantine import WAIT_MAX_S, WAIT_MIN_S, Quarantine
+from ledgers.bookie.quarantine import WAIT_MAX_S, WAIT_MIN_S, Quarantine, Shut
 from ledgers.metadata import BookieId
 from tests.ledgers.client_cases import ManualClock
 
@@ -38,7 +38,7 @@ def test_a_bookie_that_did_not_answer_is_asked_nothing_until_the_wait_is_over() 
     assert scene.fall_silent()
     scene.clock.advance(WAIT_MIN_S - 1)
     assert not scene.quarantine.admits(B1)
-    assert scene.quarantine.shut() == {B1: scene.clock.wall_ms() + 1000}
+    assert scene.quarantine.shut() == {B1: Shut(scene.clock.wall_ms() + 1000)}
     assert scene.quarantine.admits(B2)
     scene.clock.advance(1)
 
@@ -53,7 +53,7 @@ def test_one_probe_at_a_time() -> None:
 
     assert scene.quarantine.admits(B1)
     assert not scene.quarantine.admits(B1)
-    assert scene.quarantine.shut() == {B1: scene.clock.wall_ms()}
+    assert scene.quarantine.shut() == {B1: Shut(scene.clock.wall_ms())}
 
     scene.quarantine.note_nothing(B1)
     assert scene.quarantine.admits(B1), "the probe was called off"
@@ -116,3 +116,13 @@ def test_a_bookie_that_is_not_registered_is_in_no_quarantine() -> None:
     assert not scene.fall_silent()
 
     assert scene.quarantine.admits(B1)
+
+
+def test_the_last_reason_that_was_told_is_kept() -> None:
+    scene = Scene()
+
+    scene.fall_silent()
+    scene.quarantine.note_silence(B1, "it requires authentication")
+    scene.quarantine.note_silence(B1)
+
+    assert scene.quarantine.shut()[B1].reason == "it requires authentication"

@@ -51,6 +51,7 @@ class Node:
     manager: LedgerManager
     views: ViewSource
     queue: Queue
+    quarantine: Quarantine
     recorder: CopyRecorder
     repairer: Repairer
     written: list[VersionedMetadata]
@@ -203,6 +204,7 @@ async def _node(
         manager=manager,
         views=views,
         queue=queue,
+        quarantine=quarantine,
         recorder=recorder,
         repairer=repairer,
         written=written,

@@ -132,3 +132,20 @@ async def test_a_bookie_that_hangs_is_asked_once_a_wait_and_all_is_repaired_when
 
     await cluster.assert_whole(*ledgers)
     await cluster.assert_queue_empty()
+
+
+@in_virtual_time
+async def test_what_a_silent_bookie_demands_is_told_with_the_ledger() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    await lost(cluster, 1, 2)
+    for bookie in (B1, B4):
+        silence(cluster, bookie)
+    demand = "it requires authentication (SASL), which bookmender has not"
+    async with cluster.node() as node:
+        for bookie in (B1, B4):
+            node.quarantine.note_silence(bookie, demand)
+
+        outcome = await node.repairer.repair(await node.take(1))
+
+    assert outcome.kind is OutcomeKind.WAITING
+    assert demand in outcome.detail

@@ -7,8 +7,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookies import Room
-from ledgers.errors import UnavailableError
+from ledgers.errors import AuthenticationRequiredError, UnavailableError
 from ledgers.memory.bookies import Fault, MemoryBookies, Op
 from ledgers.metadata import BookieId
 from ledgers.registration import Registration
@@ -232,3 +233,25 @@ async def test_a_start_waits_for_the_figures_but_not_for_who_takes_its_time() ->
     assert source.free_bytes(B1) == 10
     assert source.free_bytes(B2) is None
     assert cluster.clock.now_s() - began_s <= START_TIMEOUT_S
+
+
+@in_virtual_time
+async def test_a_bookie_that_wants_authentication_is_left_alone_and_it_is_told_why() -> None:
+    cluster = await Cluster.start(B1)
+    bookies = CountingBookies(cluster, B1)
+    bookies.fail(B1, Op.ROOM, Fault(error=AuthenticationRequiredError))
+    quarantine = Quarantine(cluster.clock, life=lambda bookie: 1)
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    source = RoomSource(
+        bookies,
+        views,
+        floor_share=0.1,
+        clock=cluster.clock,
+        rng=random.Random(1),
+        quarantine=quarantine,
+    )
+
+    await source.ask_due()
+
+    assert quarantine.shut()[B1].reason
