@@ -1,0 +1,68 @@
+"""Bookies that answer nobody who has not authenticated (SASL): it is told as such, by every path to them."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.local.cluster import LocalCluster
+from ledgers.errors import AuthenticationRequiredError
+from tests.cluster.our_client import our_client
+from tests.cluster.steps import WORKER_ONLY, events, start_node, wait_for
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+SASL = {
+    "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"
+}
+LOGIN = """
+Bookie {
+  org.apache.zookeeper.server.auth.DigestLoginModule required user_somebody="secret";
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    login = tmp_path_factory.mktemp("sasl") / "jaas.conf"
+    login.write_text(LOGIN)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JDK_JAVA_OPTIONS", f"-Djava.security.auth.login.config={login}")
+        yield {"bookie_settings": SASL}
+
+
+def test_a_question_over_v3_tells_that_it_is_authentication(module_cluster: LocalCluster) -> None:
+    async def run() -> None:
+        async with our_client(module_cluster.metadata_service_uri) as client:
+            bookie = module_cluster.bookies[0]
+            with pytest.raises(AuthenticationRequiredError):
+                await client.bookies.room(bookie)
+            with pytest.raises(AuthenticationRequiredError):
+                await client.bookies.read(bookie, 1, 0)
+            with pytest.raises(AuthenticationRequiredError):
+                await client.bookies.list_entries(bookie, 1)
+
+    asyncio.run(run())
+
+
+def test_a_node_leaves_such_bookies_alone_and_tells_why(
+    module_cluster: LocalCluster, tmp_path: Path
+) -> None:
+    async def run() -> None:
+        node = start_node(
+            "node", module_cluster.metadata_service_uri, tmp_path, settings=WORKER_ONLY
+        )
+        try:
+            await wait_for(
+                lambda: {e["bookie"] for e in events(node, "bookie.quarantined")}
+                == set(module_cluster.bookies),
+                "every bookie in quarantine",
+            )
+            for event in events(node, "bookie.quarantined"):
+                assert "requires authentication" in event["reason"]
+        finally:
+            await asyncio.to_thread(node.kill)
+
+    asyncio.run(run())
