@@ -1,5 +1,6 @@
 """Where copies go, as the settings want it: the policy, and the racks that it goes by."""
 
+import asyncio
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from ledgers.placement import (
 from ledgers.placement.racks import Racks, clean_rack
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
+from replication.cluster.isolation import IsolationGroups
 from replication.cluster.rack_memory import remembered_racks
 from replication.cluster.racks import (
     RackKeeper,
@@ -44,10 +46,13 @@ class Placing:
     policy: PlacementPolicy
     racks: Racks
     keeper: RackKeeper | None
+    groups: IsolationGroups
 
     async def run(self) -> None:
-        if self.keeper is not None:
-            await self.keeper.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.groups.run())
+            if self.keeper is not None:
+                tasks.create_task(self.keeper.run())
 
 
 async def begin_placing(
@@ -84,7 +89,9 @@ async def begin_placing(
         local=local,
         weighting=weighting_of(settings),
     )
-    return Placing(policy=policy, racks=racks, keeper=keeper)
+    groups = IsolationGroups(store, clock, may_leave=settings.may_leave_isolation)
+    await groups.refresh()
+    return Placing(policy=policy, racks=racks, keeper=keeper, groups=groups)
 
 
 async def placing_of(session: Session, settings: PlacementSettings) -> Placing:

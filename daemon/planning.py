@@ -262,6 +262,7 @@ async def open_previewer(
             is_local_only=ours.replication.target == "local",
             rooms=rooms,
             rack=placing.racks.rack,
+            allowed=placing.groups.allowed,
         )
         yield Previewer(
             looking.surveyor,

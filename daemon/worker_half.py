@@ -243,6 +243,7 @@ class _Parts:
             rooms=self.rooms,
             rack=self.placing.racks.rack,
             quarantine=self.quarantine,
+            allowed=self.placing.groups.allowed,
         )
 
 

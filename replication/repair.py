@@ -219,7 +219,7 @@ class Repairer:
         if presumed is None:
             return None
         survey = presumed.survey
-        plan = plan_repair(survey, self._copier.targets(take.ledger_id, view, memory))
+        plan = plan_repair(survey, self._copier.targets(survey, memory))
         if plan.blocked or not plan.repairs or self._write_refusal(versioned, plan):
             return None
         results = await self._carry_out(plan, survey, memory, slots, asked=presumed.asked)
@@ -233,7 +233,7 @@ class Repairer:
             return await self._recover(take, survey.versioned, survey.view, memory, slots)
         plan = plan_repair(
             survey,
-            self._copier.targets(take.ledger_id, survey.view, memory),
+            self._copier.targets(survey, memory),
             # A mark that names bookies is done with when they are missed no more.
             moves_misplaced=self._moves_misplaced and not take.queued.replicas,
         )
@@ -261,7 +261,7 @@ class Repairer:
             survey = await self._surveyor.survey_closed_part(found, distrusted=memory.to_read_whole)
         if survey is None:
             return False
-        plan = plan_repair(survey, self._copier.targets(take.ledger_id, survey.view, memory))
+        plan = plan_repair(survey, self._copier.targets(survey, memory))
         if not plan.repairs or self._write_refusal(survey.versioned, plan):
             return False
         results = await self._carry_out(plan, survey, memory, slots)

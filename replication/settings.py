@@ -115,6 +115,8 @@ class PlacementSettings:
     """And how many if possible (desiredNumZonesPerWriteQuorum)."""
     enforce_zones: bool = True
     """Whether a ledger stays short of a copy rather than break that rule."""
+    may_leave_isolation: bool = False
+    """Whether copies of a ledger that Pulsar isolates leave its groups of bookies where these have nobody left."""
     weighted_by_room: bool = False
     """Whether bookies with more free room are chosen more often (diskWeightBasedPlacementEnabled)."""
     room_weight_max: float = 3.0

@@ -465,6 +465,11 @@ async def _open_ledgers(cluster: Visit, manager: LedgerManager, looking: Looking
         bookies=looking.bookies,
         views=looking.views,
         fallback_digest=looking.fallback_digest,
-        receivers=Receivers(placing.policy, clock=looking.clock, rack=placing.racks.rack),
+        receivers=Receivers(
+            placing.policy,
+            clock=looking.clock,
+            rack=placing.racks.rack,
+            allowed=placing.groups.allowed,
+        ),
         clock=looking.clock,
     )

@@ -91,10 +91,12 @@ class Copier:
         self._receivers = receivers
         self._refusals = Refusals()
 
-    def targets(self, ledger_id: int, view: ClusterView, memory: Memory) -> Targets:
+    def targets(self, survey: Survey, memory: Memory) -> Targets:
+        view = survey.view
         return self._receivers.targets(
             view,
-            refused=memory.failed | self._refusals.of(ledger_id, view),
+            survey.metadata,
+            refused=memory.failed | self._refusals.of(survey.ledger_id, view),
             refilled=memory.refilled,
             copied=memory.copied_in(view),
         )

@@ -309,7 +309,7 @@ class OpenLedgers:
             versioned,
             manager=self._manager,
             bookies=self._bookies,
-            pool=self._pool,
+            pool=self._pool(versioned.metadata),
             clock=self._clock,
             fallback=self._fallback_digest,
             young=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
@@ -387,7 +387,7 @@ class OpenLedgers:
         silent = {bookie for bookie, last in told.items() if last is None}
         failing = silent & written_back_to(metadata, last_entries)
         return not failing or await can_go_on_without(
-            metadata, failing, pool=self._pool, clock=self._clock
+            metadata, failing, pool=self._pool(metadata), clock=self._clock
         )
 
     def why_no_target(self, versioned: VersionedMetadata, silent: Collection[BookieId] = ()) -> str:
@@ -397,7 +397,7 @@ class OpenLedgers:
         """
         metadata, view = versioned.metadata, self._views.current
         members = metadata.last_segment.ensemble
-        rules = self._receivers.why_no_candidate(view, members)
+        rules = self._receivers.why_no_candidate(view, members, metadata)
         missed = [b for b in members if b in silent or b not in view.answering]
         start = f"start {', '.join(missed)}, or " if missed else ""
         return (
@@ -418,9 +418,8 @@ class OpenLedgers:
             b for b, last in zip(members, told, strict=True) if last is None or b not in answering
         )
 
-    @property
-    def _pool(self) -> BookiePool:
-        return BookiePool(writable=self._writable, placement=self._receivers.placement)
+    def _pool(self, metadata: LedgerMetadata) -> BookiePool:
+        async def writable() -> list[Candidate]:
+            return self._receivers.candidates(self._views.current, metadata)
 
-    async def _writable(self) -> list[Candidate]:
-        return self._receivers.candidates(self._views.current)
+        return BookiePool(writable=writable, placement=self._receivers.placement)

@@ -78,7 +78,7 @@ class Previewer:
                 plan = foreseen(
                     plan_repair(
                         survey,
-                        self._receivers.targets(self._view),
+                        self._receivers.targets(self._view, survey.metadata),
                         moves_misplaced=self._moves_misplaced,
                     ),
                     survey,
@@ -90,7 +90,9 @@ class Previewer:
         closed_part = await self._surveyor.survey_closed_part(found, distrusted=distrusted)
         plan = Plan()
         if closed_part is not None:
-            plan = plan_repair(closed_part, self._receivers.targets(self._view))
+            plan = plan_repair(
+                closed_part, self._receivers.targets(self._view, closed_part.metadata)
+            )
             plan = foreseen(plan, closed_part)
         waits = held_back(self._view.orders) or _until_closed(found)
         return replace(plan, blocked=(*plan.blocked, waits))

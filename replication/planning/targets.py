@@ -15,9 +15,10 @@ from msgspec.structs import replace
 from ledgers.bookie.quarantine import Quarantine, Shut
 from ledgers.clock import Clock
 from ledgers.fragments import Fragment
-from ledgers.metadata import BookieId
+from ledgers.metadata import BookieId, LedgerMetadata
 from ledgers.placement import DEFAULT_RACK, Candidate, PlacementPolicy
 from replication.cluster.cluster_view import ClusterView
+from replication.cluster.isolation import anywhere
 
 CopyKey = tuple[Fragment, int]
 """What was copied: a bookie index of a fragment. Other bounds or members make it another one."""
@@ -38,6 +39,7 @@ class Bar(enum.Enum):
     DRAINING = "are being drained"
     MAINTENANCE = "are under maintenance"
     QUARANTINED = "are in quarantine, as nothing was answered"
+    ISOLATED = "are outside the ledger's isolation groups"
     NOT_LOCAL = "are not this node's (replication.target is local)"
 
     def told_of(self, count: int) -> str:
@@ -85,7 +87,7 @@ class Targets(Struct, frozen=True, kw_only=True):
 
     def _may_be_given(self, bookie: BookieId) -> bool:
         """Anything, be it only what it lacks itself."""
-        return bookie in self.candidates or self.barred.get(bookie) is Bar.NOT_LOCAL
+        return bookie in self.candidates or self.barred.get(bookie) in (Bar.NOT_LOCAL, Bar.ISOLATED)
 
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
         """When the first of those that quarantine alone keeps from receiving may do so again; None: never."""
@@ -126,6 +128,10 @@ class BoundlessRooms:
         pass
 
 
+Allowed = Callable[[LedgerMetadata, Collection[BookieId]], frozenset[BookieId] | None]
+"""Of writable bookies, those that may hold copies of a ledger; None: all."""
+
+
 class Receivers:
     """One for a worker, which all its repairs share.
 
@@ -143,8 +149,11 @@ class Receivers:
         rooms: Rooms | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
         quarantine: Quarantine | None = None,
+        allowed: Allowed = anywhere,
     ) -> None:
-        """``local``: this host's bookie. ``is_local_only``: it is the only target (``target = "local"``)."""
+        """``local``: this host's bookie. ``is_local_only``: it is the only target (``target = "local"``). ``allowed``: who
+        may hold copies of a ledger that is isolated."""
+        self._allowed = allowed
         self.placement = placement
         self._clock = clock
         self._local = local
@@ -163,17 +172,21 @@ class Receivers:
     def targets(
         self,
         view: ClusterView,
+        metadata: LedgerMetadata | None = None,
         *,
         refused: Collection[BookieId] = (),
         refilled: Collection[BookieId] = (),
         copied: Mapping[CopyKey, BookieId] | None = None,
     ) -> Targets:
-        """For one ledger, and for now: who refused it, who was refilled, what was copied in earlier rounds."""
+        """For one ledger (None: for any), and for now: who refused it, who was refilled, what was copied in earlier rounds."""
         self._sort(view)
         candidates, barred = self._candidates, self._barred
         quarantined = self._quarantine.shut()
-        if refused or quarantined:
-            why = dict.fromkeys(candidates.keys() & refused, Bar.REFUSED)
+        allowed = None if metadata is None else self._allowed(metadata, view.writable)
+        if refused or quarantined or allowed is not None:
+            outside = () if allowed is None else candidates.keys() - allowed
+            why = dict.fromkeys(outside, Bar.ISOLATED)
+            why |= dict.fromkeys(candidates.keys() & refused, Bar.REFUSED)
             why |= dict.fromkeys(candidates.keys() & quarantined.keys(), Bar.QUARANTINED)
             candidates = {b: each for b, each in candidates.items() if b not in why}
             barred = barred | why
@@ -188,15 +201,22 @@ class Receivers:
             spare_bytes=self._spare_bytes,
         )
 
-    def candidates(self, view: ClusterView) -> list[Candidate]:
+    def candidates(
+        self, view: ClusterView, metadata: LedgerMetadata | None = None
+    ) -> list[Candidate]:
         """For who takes over while a ledger is recovered: wherever that is, ``target`` or not."""
         able = view.receiving - self._quarantine.shut().keys()
+        allowed = None if metadata is None else self._allowed(metadata, view.writable)
+        if allowed is not None:
+            able &= allowed
         return [self._candidate(b) for b in able if not self._is_short(b)]
 
-    def why_no_candidate(self, view: ClusterView, members: Collection[BookieId]) -> str:
+    def why_no_candidate(
+        self, view: ClusterView, members: Collection[BookieId], metadata: LedgerMetadata
+    ) -> str:
         """Which rules leave nobody but ``members`` among these; "" if somebody else is left."""
-        candidates = {each.bookie: each for each in self.candidates(view)}
-        barred = self.targets(view).barred.items()
+        candidates = {each.bookie: each for each in self.candidates(view, metadata)}
+        barred = self.targets(view, metadata).barred.items()
         return why_nobody(
             Targets(
                 candidates=candidates,

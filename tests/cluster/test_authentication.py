@@ -56,8 +56,10 @@ def test_a_node_leaves_such_bookies_alone_and_tells_why(
         )
         try:
             await wait_for(
-                lambda: {e["bookie"] for e in events(node, "bookie.quarantined")}
-                == set(module_cluster.bookies),
+                lambda: (
+                    {e["bookie"] for e in events(node, "bookie.quarantined")}
+                    == set(module_cluster.bookies)
+                ),
                 "every bookie in quarantine",
             )
             for event in events(node, "bookie.quarantined"):

@@ -18,6 +18,7 @@ from ledgers.metadata import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
 from ledgers.registration import Registration
 from replication.cluster.cluster_view import ViewSource
+from replication.cluster.isolation import IsolationGroups
 from replication.cluster.membership import Half, Membership, NodeInfo
 from replication.cluster.order_book import OrderBook
 from replication.copying.copier import Copier
@@ -145,6 +146,8 @@ async def _node(
     queue = Queue(store, batcher, UR, holder=name, clock=clock)
     quarantine = Quarantine(clock, views.life)
     answering = QuarantiningBookies(bookies, quarantine)
+    groups = IsolationGroups(store, clock)
+    await groups.refresh()
     receivers = Receivers(
         RandomPlacement(rng, local=local)
         if racks is None
@@ -153,6 +156,7 @@ async def _node(
         local=local,
         is_local_only=settings.target == "local",
         quarantine=quarantine,
+        allowed=groups.allowed,
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
     recorder = CopyRecorder(store, batcher, UR, session=membership.uuid)

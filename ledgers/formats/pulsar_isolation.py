@@ -1,0 +1,52 @@
+"""Apache Pulsar's bookie isolation, as a ledger's custom metadata has it (its EnsemblePlacementPolicyConfig): JSON.
+
+``policyClass``, and ``properties``: for the policy that isolates, two lists of groups of bookies.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ledgers.metadata import LedgerMetadata
+
+CONFIG_KEY = "EnsemblePlacementPolicyConfig"
+POLICY_CLASSES = frozenset(
+    f"org.apache.pulsar.{package}IsolatedBookieEnsemblePlacementPolicy"
+    for package in ("bookie.rackawareness.", "zookeeper.Zk")
+)
+"""Under its present name, and that of Pulsar before 2.9."""
+
+
+class Isolation(msgspec.Struct, frozen=True):
+    """Groups of bookies, by name. ``secondary``: for where the primary ones have too few bookies."""
+
+    primary: frozenset[str]
+    secondary: frozenset[str] = frozenset()
+
+
+class _Config(msgspec.Struct):
+    policyClass: str = ""  # noqa: N815
+    properties: Mapping[str, Any] = msgspec.field(default_factory=dict)
+
+
+def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
+    """None for a ledger that may be anywhere; so is, as for Pulsar, one whose configuration cannot be read."""
+    data = dict(metadata.custom).get(CONFIG_KEY)
+    if data is None:
+        return None
+    try:
+        config = msgspec.json.decode(data, type=_Config)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if config.policyClass not in POLICY_CLASSES:
+        return None
+    primary = _groups(config.properties.get("isolationBookieGroups"))
+    secondary = _groups(config.properties.get("secondaryIsolationBookieGroups"))
+    return Isolation(primary, secondary) if primary else None
+
+
+def _groups(value: object) -> frozenset[str]:
+    """Names with commas between them, or a list of such."""
+    texts = value if isinstance(value, list) else [value or ""]
+    return frozenset(name for text in texts for name in str(text).split(",") if name)

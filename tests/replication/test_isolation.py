@@ -1,0 +1,229 @@
+"""Ledgers that Pulsar isolates: their copies stay in their groups of bookies."""
+
+import json
+import random
+from collections.abc import Mapping
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.formats.pulsar_isolation import CONFIG_KEY, Isolation, isolation_of
+from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.placement import RandomPlacement
+from ledgers.registration import Registration
+from replication.cluster.cluster_view import ViewSource
+from replication.cluster.isolation import IsolationGroups, bookies_within
+from replication.outcome import OutcomeKind
+from replication.planning.targets import Receivers
+from replication.reasons import Reason
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
+from tests.replication.nodes import LEDGER, ROOT
+
+POLICY = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
+GROUPS = {"a": (B1, B2, B3, B4), "b": (B5,), "c": (B6, B7)}
+
+
+def config(policy: str = POLICY, **properties: object) -> tuple[tuple[str, bytes], ...]:
+    return ((CONFIG_KEY, json.dumps({"policyClass": policy, "properties": properties}).encode()),)
+
+
+PRIMARY_A = config(isolationBookieGroups="a")
+A_THEN_B = config(isolationBookieGroups="a", secondaryIsolationBookieGroups="b")
+
+
+def metadata(custom: tuple[tuple[str, bytes], ...]) -> LedgerMetadata:
+    return LedgerMetadata(
+        ensemble_size=3,
+        write_quorum=3,
+        ack_quorum=2,
+        custom=custom,
+        segments=(Segment(first_entry_id=0, ensemble=(B1, B2, B3)),),
+    )
+
+
+# --- What the metadata say ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("custom", "isolation"),
+    [
+        pytest.param((), None, id="none"),
+        pytest.param(PRIMARY_A, Isolation(frozenset("a")), id="primary"),
+        pytest.param(
+            config(isolationBookieGroups="a,b", secondaryIsolationBookieGroups="c"),
+            Isolation(frozenset("ab"), frozenset("c")),
+            id="both",
+        ),
+        pytest.param(
+            config(isolationBookieGroups=["a", "b"]), Isolation(frozenset("ab")), id="a list"
+        ),
+        pytest.param(
+            config(
+                "org.apache.pulsar.zookeeper.ZkIsolatedBookieEnsemblePlacementPolicy",
+                isolationBookieGroups="a",
+            ),
+            Isolation(frozenset("a")),
+            id="the class of older releases",
+        ),
+        pytest.param(config(isolationBookieGroups=""), None, id="no group"),
+        pytest.param(config("x.Other", isolationBookieGroups="a"), None, id="another policy"),
+        pytest.param(((CONFIG_KEY, b"{"),), None, id="unreadable"),
+    ],
+)
+def test_a_ledger_says_which_groups_it_is_to_stay_in(
+    custom: tuple[tuple[str, bytes], ...], isolation: Isolation | None
+) -> None:
+    assert isolation_of(metadata(custom)) == isolation
+
+
+# --- The rule -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("writable", "expected"),
+    [
+        pytest.param((B1, B2, B3, B5, B6), {B1, B2, B3, B4}, id="enough in the primary"),
+        pytest.param((B1, B2, B5, B6), {B1, B2, B3, B4, B5}, id="the secondary helps out"),
+    ],
+)
+def test_the_secondary_groups_count_where_the_primary_have_too_few(
+    writable: tuple[BookieId, ...], expected: set[BookieId]
+) -> None:
+    groups = {name: frozenset(bookies) for name, bookies in GROUPS.items()}
+    isolation = Isolation(frozenset("a"), frozenset("b"))
+
+    assert bookies_within(isolation, groups, writable, ensemble_size=3) == expected
+
+
+async def isolated(groups: Mapping[str, tuple[BookieId, ...]] = GROUPS) -> Cluster:
+    cluster = await Cluster.start(B1, B2, B3, B4, B5, B6, B7)
+    text = {name: {b: {"rack": "/r"} for b in bookies} for name, bookies in groups.items()}
+    await cluster.store.create(PULSAR_RACKS_PATH, json.dumps(text).encode())
+    return cluster
+
+
+@pytest.mark.parametrize(("may_leave", "is_bound"), [(False, True), (True, False)])
+@in_virtual_time
+async def test_whether_copies_may_leave_when_nobody_is_left_is_a_setting(
+    may_leave: bool, is_bound: bool
+) -> None:
+    cluster = await isolated()
+    groups = IsolationGroups(cluster.store, cluster.clock, may_leave=may_leave)
+    await groups.refresh()
+
+    allowed = groups.allowed(metadata(PRIMARY_A), {B1, B2, B5, B6})
+
+    assert (allowed is not None) is is_bound
+
+
+@in_virtual_time
+async def test_groups_that_cannot_be_read_leave_the_last_good_ones_in_force() -> None:
+    cluster = await isolated()
+    groups = IsolationGroups(cluster.store, cluster.clock)
+    await groups.refresh()
+
+    with capture_logs() as events:
+        await cluster.store.set(PULSAR_RACKS_PATH, b"[", version=-1)
+        assert not await groups.refresh()
+        assert not await groups.refresh()
+
+    assert [e["event"] for e in events] == ["isolation.unreadable"]
+    assert groups.allowed(metadata(PRIMARY_A), {B1, B5}) == frozenset({B1, B2, B3, B4})
+
+
+# --- Repairs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+@in_virtual_time
+async def test_copies_stay_in_the_primary_group(seed: int) -> None:
+    cluster = await isolated()
+    cluster.seed = seed
+    await cluster.write_ledger((B1, B2, B3), custom=PRIMARY_A)
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert await cluster.ensembles() == [(B1, B4, B3)]
+
+
+@in_virtual_time
+async def test_then_they_go_to_the_secondary_group() -> None:
+    cluster = await isolated()
+    await cluster.write_ledger((B1, B2, B3), custom=A_THEN_B)
+    await cluster.mark(B2)
+    for bookie in (B2, B4):
+        await cluster.kill(bookie)
+
+    async with cluster.node() as node:
+        assert (await node.repairer.repair(await node.take())).kind is OutcomeKind.DONE
+
+    assert await cluster.ensembles() == [(B1, B5, B3)]
+
+
+@in_virtual_time
+async def test_where_the_groups_have_nobody_left_the_ledger_waits_and_it_is_told_why() -> None:
+    cluster = await isolated()
+    await cluster.write_ledger((B1, B2, B3), custom=PRIMARY_A)
+    await cluster.mark(B2)
+    for bookie in (B2, B4):
+        await cluster.kill(bookie)
+
+    async with cluster.node() as node:
+        outcome = await node.repairer.repair(await node.take())
+
+    assert outcome.reason is Reason.NO_TARGET
+    assert "3 are outside the ledger's isolation groups" in outcome.detail
+    assert await cluster.ensembles() == [(B1, B2, B3)]
+
+
+@in_virtual_time
+async def test_a_member_from_outside_is_given_in_place_what_it_lacks() -> None:
+    cluster = await isolated()
+    await cluster.write_ledger((B1, B2, B6), custom=PRIMARY_A)
+    cluster.bookies.bookie(B6).lose(LEDGER, 1)
+    await cluster.mark(B6)
+
+    async with cluster.node() as node:
+        assert (await node.repairer.repair(await node.take())).kind is OutcomeKind.DONE
+
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_who_takes_over_in_a_recovery_is_of_the_groups() -> None:
+    cluster = await isolated()
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
+    await views.refresh()
+    groups = IsolationGroups(cluster.store, cluster.clock)
+    await groups.refresh()
+    receivers = Receivers(
+        RandomPlacement(random.Random(1)), clock=cluster.clock, allowed=groups.allowed
+    )
+
+    found = receivers.candidates(views.current, metadata(PRIMARY_A))
+
+    assert {each.bookie for each in found} == {B1, B2, B3, B4}
+
+
+@in_virtual_time
+async def test_a_ledger_that_is_recovered_stays_in_the_groups() -> None:
+    cluster = await isolated()
+    await cluster.write_ledger(
+        (B1, B2, B3), write_quorum=3, ack_quorum=2, custom=PRIMARY_A, state=LedgerState.OPEN
+    )
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        take = await node.take()
+        outcome = await node.repairer.repair(take)
+        outcome = await node.repairer.repair(take, outcome.sighting)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert (await cluster.metadata()).bookies == {B1, B3, B4}
