@@ -89,7 +89,12 @@ async def begin_placing(
         local=local,
         weighting=weighting_of(settings),
     )
-    groups = IsolationGroups(store, clock, may_leave=settings.may_leave_isolation)
+    groups = IsolationGroups(
+        store,
+        clock,
+        path=settings.racks_znode or PULSAR_RACKS_PATH,
+        may_leave=settings.may_leave_isolation,
+    )
     await groups.refresh()
     return Placing(policy=policy, racks=racks, keeper=keeper, groups=groups)
 

@@ -4,12 +4,15 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
+from ledgers.formats.pulsar_isolation import CONFIG_KEY
 from ledgers.metadata import BookieId
 from replication.reasons import Reason
 from replication.waiting.notes import WaitingNotes
@@ -28,6 +31,7 @@ from tests.contract.bookie_cases import client
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 RACKS_PATH = "/racks-of-a-test"
+ISOLATED = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
 ON_TWO = (2, 2, 2)
 LEDGER_COUNT = 20
 """By lot alone, so many go to the right racks once in a million runs."""
@@ -42,6 +46,47 @@ async def pulsar_racks(on: Bench, racks: Mapping[BookieId, str]) -> AsyncIterato
         yield
     finally:
         await on.seen.store.delete(RACKS_PATH)
+
+
+def test_copies_of_ledgers_that_pulsar_isolates_stay_in_their_groups(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    settings = WORKER_ONLY | {"PLACEMENT_RACKS_ZNODE": RACKS_PATH}
+
+    async def run() -> None:
+        uri = cluster.metadata_service_uri
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            written = await on.write(*(shape(n, quorums=ON_TWO) for n in range(LEDGER_COUNT)))
+            groups = {}
+            for ledger in written:
+                bookies = (await on.metadata(ledger)).bookies
+                spare = min(set(cluster.bookies) - bookies)
+                groups[f"g{ledger.ledger_id}"] = bookies | {spare}
+                await isolate(on, ledger, f"g{ledger.ledger_id}")
+            table = {name: {b: {"rack": "/r"} for b in group} for name, group in groups.items()}
+            await on.seen.store.create(RACKS_PATH, json.dumps(table).encode())
+            try:
+                await on.lose(written)
+                node = start("node", settings=settings)
+
+                await on.wait_idle()
+
+                for ledger in written:
+                    assert (await on.metadata(ledger)).bookies <= groups[f"g{ledger.ledger_id}"]
+                await on.assert_whole(written)
+                assert not errors(node)
+            finally:
+                await on.seen.store.delete(RACKS_PATH)
+
+    asyncio.run(run())
+
+
+async def isolate(on: Bench, ledger: Written, group: str) -> None:
+    """As Pulsar does when it makes a ledger of a namespace that is isolated."""
+    config = {"policyClass": ISOLATED, "properties": {"isolationBookieGroups": group}}
+    versioned = await on.seen.manager.read(ledger.ledger_id)
+    metadata = replace(versioned.metadata, custom=((CONFIG_KEY, json.dumps(config).encode()),))
+    await on.seen.manager.write(ledger.ledger_id, metadata, read_as=versioned)
 
 
 def test_copies_go_to_the_racks_that_pulsars_znode_tells(
