@@ -80,13 +80,16 @@ def maintenance(
 
     async def act(cluster: Visit) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
         nonlocal refusal
+        clock = await shared_clock(cluster)
         if bookie is not None:
             require_known([bookie], await known_bookies(cluster))
             if duration_s is not None and not yes:
                 refusal = await _refusal(cluster, bookie)
             if not refusal:
-                await _change(cluster, bookie, duration_s=duration_s, reason=reason, end=end)
-        windows = await read_windows(cluster, SystemClock())
+                await _change(
+                    cluster, bookie, duration_s=duration_s, reason=reason, end=end, clock=clock
+                )
+        windows = await read_windows(cluster, clock)
         if windows if bookie is None else bookie in windows:
             tell(await leader_concerns(cluster, "maintenance windows"))
         unreadable = await read_unreadable_windows(cluster, bookie)
@@ -117,11 +120,16 @@ async def _refusal(cluster: Visit, bookie: BookieId) -> str:
 
 
 async def _change(
-    cluster: Visit, bookie: BookieId, *, duration_s: int | None, reason: str, end: bool
+    cluster: Visit,
+    bookie: BookieId,
+    *,
+    duration_s: int | None,
+    reason: str,
+    end: bool,
+    clock: Clock,
 ) -> None:
     """Open its window, or end it, as is wanted, if either is."""
     if duration_s is not None:
-        clock = await shared_clock(cluster)
         await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
         tell(await concerns(cluster, bookie, clock=clock))
     if end:

@@ -11,6 +11,8 @@ import msgspec
 from ledgers.metadata import LedgerMetadata
 
 CONFIG_KEY = "EnsemblePlacementPolicyConfig"
+ANY_GROUP = "*"
+"""In place of a group: every bookie is good, as for Pulsar's system topics."""
 POLICY_CLASSES = frozenset(
     f"org.apache.pulsar.{package}IsolatedBookieEnsemblePlacementPolicy"
     for package in ("bookie.rackawareness.", "zookeeper.Zk")
@@ -43,7 +45,7 @@ def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
         return None
     primary = _groups(config.properties.get("isolationBookieGroups"))
     secondary = _groups(config.properties.get("secondaryIsolationBookieGroups"))
-    return Isolation(primary, secondary) if primary else None
+    return None if not primary or ANY_GROUP in primary else Isolation(primary, secondary)
 
 
 def _groups(value: object) -> frozenset[str]:

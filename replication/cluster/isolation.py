@@ -9,7 +9,7 @@ from contextlib import aclosing
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, NoNodeError, SessionLostError
+from ledgers.errors import BookmenderError, NoNodeError, SessionLostError, UnauthorizedError
 from ledgers.formats.pulsar_isolation import Isolation, isolation_of
 from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH, parse_pulsar_groups
 from ledgers.metadata import BookieId, LedgerMetadata
@@ -20,17 +20,26 @@ log = structlog.get_logger()
 RETRY_S = 10.0
 """How long after a read in vain the znode is read again."""
 
+REFUSED_S = 300.0
+"""How long it is left alone after ACLs shut it away."""
+
 Groups = Mapping[str, frozenset[BookieId]]
 
 
 def bookies_within(
     isolation: Isolation, groups: Groups, writable: Collection[BookieId], *, ensemble_size: int
 ) -> frozenset[BookieId]:
-    """Those of the primary groups; where fewer of them than the ensemble has are writable, of the secondary, too."""
-    primary = _members(isolation.primary, groups)
-    if len(primary.intersection(writable)) >= ensemble_size:
-        return primary
-    return primary | _members(isolation.secondary, groups)
+    """Those of the primary groups; where fewer of them than the ensemble has are writable, of the secondary, too; where
+    still fewer are, those of no group as well. Those of other groups alone are never among them."""
+    within = _members(isolation.primary, groups)
+    for more in (
+        _members(isolation.secondary, groups),
+        frozenset(writable) - _members(groups, groups),
+    ):
+        if len(within.intersection(writable)) >= ensemble_size:
+            break
+        within |= more
+    return within
 
 
 def _members(names: Collection[str], groups: Groups) -> frozenset[BookieId]:
@@ -73,6 +82,14 @@ class IsolationGroups:
 
     async def run(self) -> None:
         """Read them again whenever they have changed, until cancelled."""
+        while True:
+            try:
+                await self._follow()
+            except UnauthorizedError as error:  # ACLs that refuse the watch, too, end no session
+                self._tell_broken(error)
+            await self._clock.sleep(REFUSED_S)
+
+    async def _follow(self) -> None:
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
                 while not await self.refresh():
@@ -88,12 +105,15 @@ class IsolationGroups:
         except SessionLostError:
             raise
         except BookmenderError as error:
-            if not self._is_broken:  # told once, not at each try
-                log.error("isolation.unreadable", path=self._path, error=str(error))
-            self._is_broken = True
+            self._tell_broken(error)
             return False
         self._is_broken = False
         return True
+
+    def _tell_broken(self, error: BookmenderError) -> None:
+        if not self._is_broken:  # told once, not at each try
+            log.error("isolation.unreadable", path=self._path, error=str(error))
+        self._is_broken = True
 
 
 def anywhere(

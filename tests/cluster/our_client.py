@@ -4,12 +4,13 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Iterable
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from ledgers.bookie.client import BookieClient
 from ledgers.bookie.opening import open_bookies
 from ledgers.clock import Clock, SystemClock
+from ledgers.errors import ConflictError
 from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.operations.creation import LedgerOptions
@@ -74,13 +75,16 @@ class OurClient:
             )
 
     async def recover(self, ledger_id: int) -> VersionedMetadata:
-        return await recover_ledger(
-            await self.manager.read(ledger_id),
-            manager=self.manager,
-            bookies=self.bookies,
-            pool=self.pool,
-            clock=self.clock,
-        )
+        """Once more from the beginning whenever somebody else has written the metadata meanwhile."""
+        while True:
+            with suppress(ConflictError):
+                return await recover_ledger(
+                    await self.manager.read(ledger_id),
+                    manager=self.manager,
+                    bookies=self.bookies,
+                    pool=self.pool,
+                    clock=self.clock,
+                )
 
 
 @asynccontextmanager

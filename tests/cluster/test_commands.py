@@ -201,7 +201,9 @@ async def assert_refused(
         pytest.param(
             "zk+flat://{zookeeper}/ledgers", 2, "says flat, but the cluster", id="another layout"
         ),
-        pytest.param("etcd://{zookeeper}/ledgers", 2, "must begin with zk", id="scheme"),
+        pytest.param(
+            "etcd://{zookeeper}/ledgers", 2, "the metadata store etcd is not supported", id="scheme"
+        ),
         pytest.param(None, 2, "metadata_service_uri is not set", id="none at all"),
         pytest.param(
             "zk+hierarchical://{nobody}/ledgers", 3, "no ZooKeeper server answers", id="port"

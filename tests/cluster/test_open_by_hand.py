@@ -86,7 +86,7 @@ def test_one_whose_last_entries_nobody_can_take_is_not_fenced_in_vain(
             try:
                 refused = await bookmender(uri, *close, state=tmp_path)
                 assert refused.exit_code == 1, refused
-                assert f"no answer from {away} (away)" in refused.complaint
+                assert f"no answer from {away} (not registered)" in refused.complaint
                 assert f"start {away}, or add a bookie" in refused.complaint
                 assert await state_of(on, ledger_id) is LedgerState.OPEN
             finally:

@@ -177,7 +177,7 @@ def invoked(
 
     async def look(cluster: Cluster) -> dict[BookieId, MaintenanceWindow]:
         here: Visit = visiting(cluster)
-        return await read_windows(here, SystemClock())
+        return await read_windows(here, cluster.clock)
 
     return run_in_memory(
         monkeypatch,

@@ -198,7 +198,7 @@ async def test_a_change_of_orders_does_not_make_every_node_read_all_bookies() ->
         await settle()
 
         assert node.views.current.orders.limits.bytes_per_s == 5
-        assert node.store.request_count - before <= 3 * 2, "two readings of three requests at most"
+        assert node.store.request_count - before <= 4 * 2, "two readings of four requests at most"
 
 
 @in_virtual_time

@@ -1,12 +1,14 @@
 """Ledgers that Pulsar isolates: their copies stay in their groups of bookies."""
 
+import asyncio
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 import pytest
 from structlog.testing import capture_logs
 
+from ledgers.errors import UnauthorizedError
 from ledgers.formats.pulsar_isolation import CONFIG_KEY, Isolation, isolation_of
 from ledgers.formats.pulsar_racks import PULSAR_RACKS_PATH
 from ledgers.metadata import BookieId, LedgerMetadata, LedgerState, Segment
@@ -22,6 +24,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, ROOT
 
 POLICY = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
+B8 = BookieId("b8:3181")
 GROUPS = {"a": (B1, B2, B3, B4), "b": (B5,), "c": (B6, B7)}
 
 
@@ -68,6 +71,7 @@ def metadata(custom: tuple[tuple[str, bytes], ...]) -> LedgerMetadata:
             id="the class of older releases",
         ),
         pytest.param(config(isolationBookieGroups=""), None, id="no group"),
+        pytest.param(config(isolationBookieGroups="*"), None, id="any group"),
         pytest.param(config("x.Other", isolationBookieGroups="a"), None, id="another policy"),
         pytest.param(((CONFIG_KEY, b"{"),), None, id="unreadable"),
     ],
@@ -86,6 +90,11 @@ def test_a_ledger_says_which_groups_it_is_to_stay_in(
     [
         pytest.param((B1, B2, B3, B5, B6), {B1, B2, B3, B4}, id="enough in the primary"),
         pytest.param((B1, B2, B5, B6), {B1, B2, B3, B4, B5}, id="the secondary helps out"),
+        pytest.param(
+            (B1, B6, B8),
+            {B1, B2, B3, B4, B5, B8},
+            id="then whoever is in no group, and nobody else",
+        ),
     ],
 )
 def test_the_secondary_groups_count_where_the_primary_have_too_few(
@@ -131,6 +140,23 @@ async def test_groups_that_cannot_be_read_leave_the_last_good_ones_in_force() ->
 
     assert [e["event"] for e in events] == ["isolation.unreadable"]
     assert groups.allowed(metadata(PRIMARY_A), {B1, B5}) == frozenset({B1, B2, B3, B4})
+
+
+@in_virtual_time
+async def test_acls_that_refuse_the_watch_end_no_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(path: str) -> AsyncGenerator[None, None]:
+        raise UnauthorizedError("the ACL shuts us out")
+        yield
+
+    cluster = await isolated()
+    monkeypatch.setattr(cluster.store, "watch", refused)
+    groups = IsolationGroups(cluster.store, cluster.clock)
+
+    following = asyncio.create_task(groups.run())
+    await cluster.clock.sleep(1)
+
+    assert not following.done()
+    following.cancel()
 
 
 # --- Repairs --------------------------------------------------------------------------------------
