@@ -13,6 +13,7 @@ from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
 from replication.copying.copy_index import copy_index
 from replication.copying.copy_job import CopyJob, CopyOutcome
+from replication.copying.with_lac import lac_to_tell
 from replication.planning.plan import Plan, Repair
 from replication.planning.questions import NOTHING_ASKED, Questions
 from replication.planning.refusals import Refusals
@@ -132,8 +133,7 @@ class Copier:
             available=view.available,
             former=tuple(sorted(survey.metadata.bookies - set(repair.fragment.ensemble))),
             entry_bytes_hint=survey.entry_bytes,
-            # Every entry before the last segment is confirmed: that is why the segment was begun.
-            lac=survey.metadata.last_segment.first_entry_id - 1 if repair.rewrites_lac else None,
+            lac=lac_to_tell(survey.metadata) if repair.rewrites_lac else None,
         )
         outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest, asked=asked)
         memory.entry_count += outcome.entry_count

@@ -2,7 +2,7 @@
 
 For a target that stands in the last ensemble of a ledger which is not closed. A reader asks the bookies
 of that ensemble for their last entry and takes the LAC in its header for what the writer had confirmed.
-An entry of an earlier fragment carries an old LAC. So the header gets the LAC that is known now, and the
+An entry of an earlier fragment carries an old LAC. So the header gets one that is known now, and the
 digest is computed again, as BookKeeper's LedgerFragmentReplicator does. That happens only where no other
 bookie is left, so these copies go one request at a time instead of in bulk.
 """
@@ -13,11 +13,20 @@ from collections import defaultdict
 from ledgers.bookies import Answer, Bookies, Transfer, TransferResult
 from ledgers.entry import EntryDigest, EntryHeader
 from ledgers.errors import BookmenderError, UnreadableError
-from ledgers.metadata import BookieId
+from ledgers.metadata import LAC_NONE, BookieId, LedgerMetadata
 from ledgers.operations.asking import Result
 
 AT_ONCE = 64
 """Entries under way, each read and then written."""
+
+
+def lac_to_tell(metadata: LedgerMetadata) -> int:
+    """One less than the LAC that the last segment proves: its writer had all entries before that acknowledged.
+
+    A recovery by Java takes the ledger's length from the header with the greatest LAC, and the length in a copy's header
+    is that of an earlier entry. So a recovery always has to read one acknowledged entry more, and takes that one's.
+    """
+    return max(LAC_NONE, metadata.last_segment.first_entry_id - 2)
 
 
 def with_lac(entry: bytes, lac: int, digest: EntryDigest) -> bytes:

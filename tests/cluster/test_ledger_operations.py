@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from daemon.local.cluster import LocalCluster
 from ledgers.bookie.client import BookieClient
 from ledgers.bookie.opening import open_bookies
 from ledgers.clock import SystemClock
-from ledgers.errors import FencedError, LedgerClosedError
+from ledgers.errors import ConflictError, FencedError, LedgerClosedError
 from ledgers.formats.layout import MetadataUri
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId, DigestType, LedgerMetadata
@@ -58,14 +58,17 @@ class Client:
         )
 
     async def recover(self, ledger_id: int) -> LedgerMetadata:
-        versioned = await recover_ledger(
-            await self.manager.read(ledger_id),
-            manager=self.manager,
-            bookies=self.bookies,
-            pool=self.pool,
-            clock=CLOCK,
-        )
-        return versioned.metadata
+        """Once more from the beginning whenever somebody else has written the metadata meanwhile."""
+        while True:
+            with suppress(ConflictError):
+                versioned = await recover_ledger(
+                    await self.manager.read(ledger_id),
+                    manager=self.manager,
+                    bookies=self.bookies,
+                    pool=self.pool,
+                    clock=CLOCK,
+                )
+                return versioned.metadata
 
     async def payloads(self, ledger_id: int) -> list[bytes]:
         versioned = await self.manager.read(ledger_id)

@@ -8,8 +8,8 @@ from ledgers.bookies import Answer, Transfer
 from ledgers.entry import EntryDigest, EntryHeader
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.metadata import DigestType, LedgerState
-from replication.copying.with_lac import transfer_with_lac, with_lac
+from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
+from replication.copying.with_lac import lac_to_tell, transfer_with_lac, with_lac
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working
@@ -93,11 +93,26 @@ async def test_closed_fragments_of_an_open_ledger_are_repaired_in_a_small_cluste
 
 
 @in_virtual_time
-async def test_no_reader_is_told_an_older_lac_than_before() -> None:
+async def test_a_reader_is_told_of_a_lac_that_lacks_one_entry_at_most() -> None:
     cluster = await open_after_a_change()
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(60)
 
     copied = [cluster.bookie(B4).read(LEDGER, entry_id) for entry_id in range(10)]
-    assert {EntryHeader.of(entry).lac for entry in copied} == {9}
+    assert {EntryHeader.of(entry).lac for entry in copied} == {8}
+
+
+@pytest.mark.parametrize(("first_entry_id", "lac"), [(0, -1), (1, -1), (2, 0), (10, 8)])
+def test_a_recovery_by_java_has_an_acknowledged_entry_left_to_take_the_length_from(
+    first_entry_id: int, lac: int
+) -> None:
+    ensemble = (B1, B2, B3)
+    segments = [Segment(first_entry_id=0, ensemble=ensemble)]
+    if first_entry_id:
+        segments.append(Segment(first_entry_id=first_entry_id, ensemble=(B1, B2, B4)))
+    metadata = LedgerMetadata(
+        ensemble_size=3, write_quorum=3, ack_quorum=2, segments=tuple(segments)
+    )
+
+    assert lac_to_tell(metadata) == lac
