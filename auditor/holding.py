@@ -56,7 +56,9 @@ class Muster:
 
         ``lost_since_s``: whose ledgers are marked, by an earlier leader perhaps, which saw them go.
         """
-        counted = view.cookies.keys() - view.orders.maintenance.keys() - view.orders.draining.keys()
+        # Without a single cookie, somebody deleted their directory: then every bookie counts, as no hold would begin.
+        known = view.cookies.keys() or view.available | absent_since_s.keys()
+        counted = known - view.orders.maintenance.keys() - view.orders.draining.keys()
         return cls(
             present=view.available,
             absent_since_s={

@@ -18,6 +18,7 @@ from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
+from replication.cluster.order_book import OrderBook
 from replication.given_up import read_given_up
 from replication.planning.open_ledger import end_doubts
 from replication.waiting.unproven_ends import UnprovenEnd, read_unproven_end
@@ -50,7 +51,9 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     async def look(cluster: Visit) -> dict[str, Any]:
         found = await _read(cluster, ledger_id)
         view = ClusterView(
-            bookies=await registered_bookies(cluster), cookies=await cluster.registration.cookies()
+            bookies=await registered_bookies(cluster),
+            cookies=await cluster.registration.cookies(),
+            orders=await OrderBook(cluster.store, cluster.ur).read(),
         )
         tried = await read_unproven_end(cluster.store, cluster.ur, ledger_id)
         given_up = await read_given_up(cluster.store, cluster.ur, ledger_id)

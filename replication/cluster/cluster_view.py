@@ -6,6 +6,7 @@ as values.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,9 @@ HOLD = Gauge(
 )
 
 RETRY_S = 1.0
+RESTORE_COOKIES = (
+    "write the cookies again (bookkeeper shell cookie_create): without it a bookie does not start"
+)
 ORDERS_POLL_S = 5.0
 """How often the orders are read where ZooKeeper (before 3.6) does not tell that they change."""
 WINDOW_LOOK_S = 60.0
@@ -123,6 +127,8 @@ class ViewSource(Changing):
         self._reading = asyncio.Lock()  # guards the two above: an older reading must not come last
         self._czxids = SharedReads(registration.czxid_now)
         self._addresses: dict[BookieId, Address] = {}
+        self._without_cookie: frozenset[BookieId] = frozenset()
+        """Registered bookies that had no cookie at the last reading."""
         self._is_blind = False
         """The last try to read was in vain."""
 
@@ -158,8 +164,15 @@ class ViewSource(Changing):
     async def _read_all(self) -> ClusterView:
         bookies = await self._registration.read()
         cookies = await self._registration.cookies()
+        self._tell_missing_cookies(bookies.available.keys() - cookies.keys())
         await self._read_orders()
         return self._show(bookies, cookies)
+
+    def _tell_missing_cookies(self, bookies: AbstractSet[BookieId]) -> None:
+        """Log registered bookies without a cookie, once each. A bookie writes its cookie before it registers."""
+        if bookies - self._without_cookie:
+            log.warning("cookies.missing", bookies=sorted(bookies), next_step=RESTORE_COOKIES)
+        self._without_cookie = frozenset(bookies)
 
     async def confirm(self, bookies: Collection[BookieId]) -> None:
         """Refresh unless those that ``current`` shows as there are, in what this session has seen of ZooKeeper by now.

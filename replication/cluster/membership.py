@@ -127,8 +127,16 @@ class Membership:
         return Guard(check=Check(path=self.path), error=SessionLostError)
 
     async def everybody(self) -> list[LiveNode]:
-        """Every live session of ours that can be read, this one included."""
-        return await live_nodes(self._store, self._ur, self._known)
+        """Every live session of ours that can be read, this one included.
+
+        Raises SessionLostError when this session's own znode is gone. Somebody deleted it, and perhaps those of
+        other nodes. Every write would fail by its guard (rule S3), and the nodes that are left would be too few to
+        share a bookie's reads (rule S10), so the session ends and the next one joins again.
+        """
+        nodes = await live_nodes(self._store, self._ur, self._known)
+        if self.uuid not in self._known:
+            raise SessionLostError("the znode of this session was deleted", path=self.path)
+        return nodes
 
     async def reader_count(self) -> int:
         """Likewise, of those that read from bookies."""

@@ -233,6 +233,8 @@ class WaitingNotes:
             except MultiFailed as failure:
                 if not isinstance(failure.cause, ConflictError | NoNodeError | NodeExistsError):
                     raise failure.cause from failure
+                if isinstance(operation, Create) and isinstance(failure.cause, NoNodeError):
+                    await ensure(self._store, waiting_path(self._ur))  # somebody deleted it
 
     async def _letting_go(
         self, path: str, ledger_id: int, beside: WaitingNote | None

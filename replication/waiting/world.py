@@ -9,6 +9,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any, Self
 
+from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.own_state import text, whole
 from replication.reasons import Reason
@@ -35,7 +36,7 @@ class World:
     bookies: str
     """Fingerprint of who is there, and in which life."""
     orders: str
-    """Fingerprint of which bookies drain, or are under maintenance, and until when; and of a hold."""
+    """Fingerprint of which bookies drain, or are under maintenance, and until when; of a hold; and of trusted cookies."""
 
     @classmethod
     def of(cls, view: ClusterView) -> Self:
@@ -45,7 +46,9 @@ class World:
         return cls(
             newest_czxid=max(lives.values(), default=0),
             bookies=_fingerprint(sorted(lives.items())),
-            orders=_fingerprint([sorted(draining), sorted(maintenance), *_hold(view)]),
+            orders=_fingerprint(
+                [sorted(draining), sorted(maintenance), *_hold(view), *_trust(view)]
+            ),
         )
 
     def has_improved_since(self, then: "World", reason: Reason | None) -> bool:
@@ -77,6 +80,11 @@ def _hold(view: ClusterView) -> list[int]:
     """When the hold that stands began; without one nothing, as in the releases that knew of none."""
     hold = view.orders.hold
     return [] if hold is None or not view.orders.is_held else [hold.since_ms]
+
+
+def _trust(view: ClusterView) -> list[tuple[BookieId, int]]:
+    """The cookies that an order trusts: an end that could not be proven may be provable now. Without an order nothing."""
+    return sorted(view.orders.trusted_cookies.items())
 
 
 def _fingerprint(value: object) -> str:

@@ -329,3 +329,14 @@ def test_who_is_away_on_purpose_or_for_good_does_not_count() -> None:
     assert C in found.settled, (
         "an earlier leader marked its ledgers, and knew since when it is away"
     )
+
+
+def test_without_any_cookie_every_bookie_that_is_away_counts() -> None:
+    found = Muster.of(
+        ClusterView(bookies=BookieView()),
+        {A: 50.0},
+        lost_since_s={},
+        rack_of=lambda _: DEFAULT_RACK,
+    )
+
+    assert found.absent_since_s == {A: 50.0}

@@ -25,9 +25,11 @@ from tests.daemon.visits import visiting
 from tests.fsck.looking import look_twice
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
-from tests.replication.nodes import ROOT, UR
+from tests.replication.nodes import ROOT, UR, working
 from tests.replication.repairs import open_ledger
 from tests.virtual_time import run
+
+DAY_S, SOON_S = 86_400, 60
 
 
 async def import_cookies(cluster: Cluster) -> None:
@@ -71,6 +73,21 @@ async def test_with_the_order_an_open_ledger_is_closed_and_repaired() -> None:
 
     assert (await cluster.metadata()).last_entry_id == 9
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_ledger_that_waits_for_its_end_is_tried_as_soon_as_the_order_is_given() -> None:
+    cluster = await open_ledger()
+    await import_cookies(cluster)
+    await cluster.kill(B2)
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(DAY_S)
+        assert not (await cluster.metadata()).is_closed
+
+        await give_trust(visiting(cluster), None)
+        await asyncio.sleep(SOON_S)
+
+        assert (await cluster.metadata()).is_closed
 
 
 @in_virtual_time

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from daemon import ledger_command
+from daemon.operating.identities_command import give_trust
 from daemon.visit import Visit
 from ledgers.errors import CorruptionError
 from ledgers.metadata import LedgerState
@@ -148,6 +149,21 @@ def test_that_an_end_cannot_be_proven_is_told_with_the_next_step(
     assert [line for line in lines if "its end " in line][1:] == ([f"  {end}"] if end else [])
     assert isinstance(record, dict)
     assert record["end_doubt"] == end
+
+
+async def two_wiped_and_trusted(cluster: Cluster) -> None:
+    await two_wiped(cluster)
+    await give_trust(visiting(cluster), None)
+
+
+def test_a_bookie_whose_cookie_is_trusted_is_not_shown_as_set_up_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    record = shown(monkeypatch, two_wiped_and_trusted, "-o", "json")
+
+    assert isinstance(record, dict)
+    assert record["segments"][0]["set_up_later"] == []
+    assert record["end_doubt"] is None
 
 
 def test_in_an_outage_of_all_bookies_it_is_shown_and_they_are_absent(

@@ -1,0 +1,63 @@
+"""Directories that were deleted by hand: what is lost with them, and what is logged."""
+
+import pytest
+from structlog.testing import capture_logs
+
+from ledgers.errors import SessionLostError
+from replication.cluster.membership import Membership
+from replication.cluster.own_state import nodes_path, waiting_path
+from replication.reasons import Reason
+from replication.waiting.notes import WaitingNote, WaitingNotes
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, BOOKIES
+from tests.replication.nodes import LEDGER, ROOT, UR, node_info
+
+NOTE = WaitingNote(
+    ledger_id=LEDGER,
+    reason=Reason.LEFT_TO_OTHERS,
+    detail="put back by hand",
+    node="host-a",
+    since_ms=5,
+    bad_sources=frozenset({B1}),
+)
+
+
+@in_virtual_time
+async def test_a_session_whose_znode_was_deleted_ends_when_it_counts_the_nodes() -> None:
+    cluster = await Cluster.start()
+    membership = await Membership.join(cluster.store, UR, node_info("host-a"))
+
+    await cluster.store.delete(membership.path)
+
+    assert await cluster.store.children(nodes_path(UR)) == []
+    with pytest.raises(SessionLostError, match="deleted"):
+        await membership.reader_count()
+
+
+@in_virtual_time
+async def test_bad_sources_are_noted_though_the_directory_of_notes_was_deleted() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.delete(waiting_path(UR))
+    notes = WaitingNotes(cluster.store, UR)
+
+    await notes.let_go(LEDGER, guards=(), beside=NOTE)
+
+    left = await notes.read(LEDGER)
+    assert left is not None
+    assert left.bad_sources == {B1}
+
+
+@in_virtual_time
+async def test_registered_bookies_without_a_cookie_are_logged_once() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        for bookie in BOOKIES:
+            await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
+        await cluster.store.delete(f"{ROOT}/cookies")
+
+        with capture_logs() as logs:
+            for _ in range(2):
+                await node.views.refresh()
+
+    told = [line for line in logs if line["event"] == "cookies.missing"]
+    assert [line["bookies"] for line in told] == [sorted(BOOKIES)]
