@@ -5,11 +5,15 @@ import sys
 from pathlib import Path
 
 import click
+import structlog
 
 from daemon.cli import config_option
 from daemon.logs import set_up_logs
 from daemon.node import run_node
-from daemon.settings import load_settings
+from daemon.service_variables import service_variables
+from daemon.settings import ENVIRONMENT_PREFIX, load_settings
+
+log = structlog.get_logger()
 
 
 @click.command()
@@ -26,4 +30,6 @@ def daemon(config: Path | None) -> None:
     """
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log)
+    if ignored := service_variables(os.environ, prefix=ENVIRONMENT_PREFIX):
+        log.debug("environment.ignored", variables=ignored, reason="a Service of Kubernetes")
     sys.exit(run_node(settings))

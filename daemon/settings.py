@@ -1,11 +1,11 @@
 """The settings of a node: from a TOML file and the environment, each checked, wrong ones named.
 
 Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level one as
-``BOOKMENDER_X``; the environment wins. What Kubernetes puts there for Services is passed over. Parsed once; the halves receive their own small class.
+``BOOKMENDER_X``; the environment wins. Variables that Kubernetes sets for Services are ignored. Parsed once; the halves
+receive their own small class.
 """
 
 import difflib
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, TypeVar, cast, get_type_hints
 
 import msgspec
-import structlog
 
 from auditor.settings import AuditorSettings, ChecksSettings, HoldSettings
+from daemon.service_variables import is_of_service
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.formats.layout import MetadataUri
 from replication.settings import PlacementSettings, ReplicationSettings
 
-log = structlog.get_logger()
 T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
@@ -266,8 +265,9 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
     for name, value in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
-        if name not in names and is_of_kubernetes(name, value):
-            log.debug("environment.ignored", variable=name, reason="a Service of Kubernetes")
+        # Nothing is logged here: the settings say where logs go, and until they are read a log line would
+        # be written to standard output, into what a command prints for programs.
+        if is_of_service(name, value, is_setting=name in names):
             continue
         if name not in names:
             hint = _hint(name, names, prefix=ENVIRONMENT_PREFIX)
@@ -279,31 +279,6 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
         except SettingsError as error:
             errors.append(error)
     return given
-
-
-_SERVICE_VARIABLES = (
-    # Kubernetes sets these for each Service of a pod's namespace, by the Service's name. A Service that is
-    # called bookmender, or bookmender-node, shares our prefix.
-    (re.compile(r"[A-Z0-9_]+_SERVICE_HOST"), re.compile(r"[0-9a-fA-F.:]+|None")),
-    (re.compile(r"[A-Z0-9_]+_SERVICE_PORT(_[A-Z0-9_]+)?"), re.compile(r"[0-9]{1,5}")),
-    (re.compile(r"[A-Z0-9_]+_PORT"), re.compile(r"(tcp|udp|sctp)://.+:[0-9]{1,5}")),
-    (re.compile(r"[A-Z0-9_]+_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)"), re.compile(r"(tcp|udp|sctp)://.+")),
-    (re.compile(r"[A-Z0-9_]+_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)_PROTO"), re.compile(r"tcp|udp|sctp")),
-    (re.compile(r"[A-Z0-9_]+_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)_PORT"), re.compile(r"[0-9]{1,5}")),
-    (
-        re.compile(r"[A-Z0-9_]+_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)_ADDR"),
-        re.compile(r"[0-9a-fA-F.:]+"),
-    ),
-)
-"""Names, and what values they have."""
-
-
-def is_of_kubernetes(name: str, value: str) -> bool:
-    """Whether Kubernetes sets a variable of this name to such a value, for a Service."""
-    return any(
-        name_of.fullmatch(name) and value_of.fullmatch(value)
-        for name_of, value_of in _SERVICE_VARIABLES
-    )
 
 
 def _variable(key: str) -> str:

@@ -305,39 +305,3 @@ def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
         load_settings(tmp_path / name, {})
 
     assert str(tmp_path / name) in str(caught.value)
-
-
-# --- Kubernetes -----------------------------------------------------------------------------------
-
-OF_SERVICES = {
-    "BOOKMENDER_SERVICE_HOST": "10.96.0.7",
-    "BOOKMENDER_SERVICE_PORT": "8080",
-    "BOOKMENDER_SERVICE_PORT_HTTP": "8080",
-    "BOOKMENDER_PORT": "tcp://10.96.0.7:8080",
-    "BOOKMENDER_PORT_8080_TCP": "tcp://10.96.0.7:8080",
-    "BOOKMENDER_PORT_8080_TCP_ADDR": "10.96.0.7",
-    "BOOKMENDER_PORT_8080_TCP_PORT": "8080",
-    "BOOKMENDER_PORT_8080_TCP_PROTO": "tcp",
-    "BOOKMENDER_NODE_SERVICE_HOST": "fd00::7",
-    "BOOKMENDER_NODE_PORT": "tcp://[fd00::7]:9090",
-}
-"""What Kubernetes sets in a namespace with Services called bookmender and bookmender-node."""
-
-
-def test_what_kubernetes_sets_for_services_is_passed_over() -> None:
-    assert load_settings(None, {VARIABLE: URI} | OF_SERVICES) == load_settings(
-        None, {VARIABLE: URI}
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        pytest.param("BOOKMENDER_SERVICE_HOST", "not an address", id="another value"),
-        pytest.param("BOOKMENDER_PORT", "8080", id="a port is no URL"),
-        pytest.param("BOOKMENDER_ZOOKEEPER_SESION_TIMEOUT_S", "5", id="a mistyped setting"),
-    ],
-)
-def test_a_variable_that_is_no_services_is_refused(name: str, value: str) -> None:
-    with pytest.raises(SettingsError, match=name):
-        load_settings(None, {VARIABLE: URI, name: value})

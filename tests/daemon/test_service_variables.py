@@ -1,0 +1,136 @@
+"""Variables that Kubernetes sets for Services share our prefix: they are ignored, and mistyped settings are not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from daemon.service_variables import is_of_service, service_variables
+from daemon.settings import ENVIRONMENT_PREFIX, load_settings
+from ledgers.errors import SettingsError
+from tests.daemon.settings_given import URI, VARIABLE
+
+OF_SERVICES = {
+    "BOOKMENDER_SERVICE_HOST": "10.96.0.7",
+    "BOOKMENDER_SERVICE_PORT": "8080",
+    "BOOKMENDER_SERVICE_PORT_HTTP": "8080",
+    "BOOKMENDER_PORT": "tcp://10.96.0.7:8080",
+    "BOOKMENDER_PORT_8080_TCP": "tcp://10.96.0.7:8080",
+    "BOOKMENDER_PORT_8080_TCP_ADDR": "10.96.0.7",
+    "BOOKMENDER_PORT_8080_TCP_PORT": "8080",
+    "BOOKMENDER_PORT_8080_TCP_PROTO": "tcp",
+    "BOOKMENDER_PORT_53_UDP": "udp://10.96.0.7:53",
+    "BOOKMENDER_PORT_53_UDP_PROTO": "udp",
+    "BOOKMENDER_NODE_SERVICE_HOST": "fd00::7",
+    "BOOKMENDER_NODE_PORT": "tcp://[fd00::7]:9090",
+    "BOOKMENDER_NODE_PORT_9090_TCP_ADDR": "fd00::7",
+}
+"""What Kubernetes sets in a namespace with Services named bookmender and bookmender-node."""
+
+
+@pytest.mark.parametrize(("name", "value"), OF_SERVICES.items())
+def test_a_variable_of_a_service_is_recognised(name: str, value: str) -> None:
+    assert is_of_service(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("BOOKMENDER_SERVICE_PORT", "tcp://10.96.0.7:80", id="of bookmender-service"),
+        pytest.param(
+            "BOOKMENDER_SERVICE_PORT_80_TCP", "tcp://10.96.0.7:80", id="of bookmender-service, too"
+        ),
+        pytest.param("BOOKMENDER_PORT_PORT", "tcp://10.96.0.7:80", id="of bookmender-port"),
+    ],
+)
+def test_a_service_whose_name_ends_like_a_variable_is_recognised(name: str, value: str) -> None:
+    assert is_of_service(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("BOOKMENDER_SERVICE_HOST", "not an address", id="a host is an address"),
+        pytest.param("BOOKMENDER_SERVICE_HOST", "face", id="hexadecimal digits are no address"),
+        pytest.param("BOOKMENDER_SERVICE_HOST", "None", id="a headless Service has no variables"),
+        pytest.param("BOOKMENDER_SERVICE_PORT", "99999", id="a port is below 65536"),
+        pytest.param("BOOKMENDER_SERVICE_PORT", "http", id="a port is a number"),
+        pytest.param("BOOKMENDER_PORT", "8080", id="a port without a URL"),
+        pytest.param("BOOKMENDER_PORT", "http://10.96.0.7:8080", id="another protocol"),
+        pytest.param("BOOKMENDER_PORT", "tcp://zk1:8080", id="a URL with a host name"),
+        pytest.param("BOOKMENDER_PORT_8080_TCP_PROTO", "TCP", id="a protocol in capitals"),
+        pytest.param("BOOKMENDER_ZOOKEEPER_SESION_TIMEOUT_S", "5", id="a mistyped setting"),
+        pytest.param("BOOKMENDER_METADATA_SERVICE_URL", "zk://h/ledgers", id="a mistyped URI"),
+    ],
+)
+def test_a_variable_that_no_service_has_is_refused_as_a_setting(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"there is no setting {name}"):
+        load_settings(None, {VARIABLE: URI, name: value})
+
+
+@pytest.mark.parametrize(
+    ("value", "is_ignored"),
+    [
+        pytest.param("tcp://10.96.0.7:9090", True, id="the URL of a Service"),
+        pytest.param("9090", False, id="a number, as an operator gives it"),
+    ],
+)
+def test_the_value_decides_where_a_setting_has_the_name_of_a_service_variable(
+    value: str, is_ignored: bool
+) -> None:
+    assert is_of_service("BOOKMENDER_METRICS_PORT", value, is_setting=True) is is_ignored
+
+
+def test_a_number_belongs_to_the_setting_of_that_name() -> None:
+    assert not is_of_service("BOOKMENDER_METRICS_SERVICE_PORT", "9090", is_setting=True)
+
+
+def test_settings_are_the_same_with_and_without_variables_of_services() -> None:
+    settings = load_settings(None, {VARIABLE: URI} | OF_SERVICES)
+
+    assert settings == load_settings(None, {VARIABLE: URI})
+
+
+def test_variables_of_services_are_named_together() -> None:
+    environment = {VARIABLE: URI, "OTHER_SERVICE_HOST": "10.96.0.8"} | OF_SERVICES
+
+    assert service_variables(environment, prefix=ENVIRONMENT_PREFIX) == tuple(sorted(OF_SERVICES))
+
+
+def bookmender(*arguments: str, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    """The command in a process of its own: logs are set up once for a process."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
+    nobody = {VARIABLE: "zk://127.0.0.1:1/ledgers", "BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S": "0.5"}
+    return subprocess.run(
+        [sys.executable, "-m", "daemon", *arguments],
+        env=inherited | nobody | OF_SERVICES | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_command_prints_nothing_about_variables_of_services() -> None:
+    ended = bookmender("status", "-o", "json", environment={})
+
+    assert json.loads(ended.stdout)["exit_code"] == 3
+
+
+def test_the_daemon_names_them_once_at_debug(tmp_path: Path) -> None:
+    ended = bookmender(
+        "daemon",
+        environment={
+            "BOOKMENDER_NODE_STATE_DIR": str(tmp_path),
+            "BOOKMENDER_LOG_LEVEL": "debug",
+            "BOOKMENDER_LOG_FORMAT": "json",
+        },
+    )
+
+    lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
+    ignored = [line["variables"] for line in lines if line["event"] == "environment.ignored"]
+    assert ignored == [sorted(OF_SERVICES)]
+    assert ended.stdout == ""
