@@ -66,8 +66,9 @@ class LedgerManager:
         """For the cluster that ``uri`` names.
 
         Raises UnavailableError when there is no cluster: the URI may name another path, or ZooKeeper have lost what it
-        had. SettingsError: its LAYOUT is not what the URI says (rule S8).
+        had. SettingsError: its LAYOUT is not what the URI says (rule S8), or the URI may mean another cluster.
         """
+        await _refuse_pulsar_root(store, uri)
         try:
             data, _ = await store.get(f"{uri.root}/LAYOUT")
         except NoNodeError as error:
@@ -230,3 +231,16 @@ class LedgerManager:
     async def trees(self) -> list[str]:
         """The topmost znodes below which all ledgers lie, and, but for a flat layout, nothing else."""
         return await ledger_trees(self._store, self.root, self.layout)
+
+
+async def _refuse_pulsar_root(store: MetadataStore, uri: MetadataUri) -> None:
+    """Raise SettingsError where Pulsar's driver keeps a cluster at another root than ``uri.root``.
+
+    Its bookies register there. At ``uri.root`` may be nothing, or the empty cluster of an earlier set-up, in which
+    every ledger would be found whole.
+    """
+    if uri.pulsar_root and await store.exists(f"{uri.pulsar_root}/LAYOUT") is not None:
+        raise SettingsError(
+            f"the metadata service URI may mean {uri.root} or {uri.pulsar_root}, where Pulsar's metadata driver keeps "
+            f"a cluster; write zk://{uri.hosts}{uri.pulsar_root} for that cluster, or zk://{uri.hosts}{uri.root}"
+        )

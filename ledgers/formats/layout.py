@@ -183,36 +183,67 @@ class MetadataUri:
 
     ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None when
     only LAYOUT says it; otherwise both must agree (rule S8), which whoever reads LAYOUT checks.
+    ``pulsar_root``: the ledgers root that Pulsar's metadata driver uses for this URI, where that is another one
+    than ``root``; else empty. Whoever reads LAYOUT checks that there is no cluster.
     """
 
     hosts: str
     root: str
     layout: Layout | None = None
+    pulsar_root: str = ""
 
     @classmethod
     def parse(cls, uri: str) -> "MetadataUri":
-        """Blanks around it, and a pair of quotes as environment files have them, do not count.
+        """Ignore blanks around the URI, and one pair of quotes as environment files have them.
 
         Raises SettingsError, which names what is wrong and what is allowed.
         """
         uri = _unquoted(uri)
+        scheme, has_scheme, place = uri.partition("://")
         if uri.lower().startswith(_PULSAR_SCHEME):
-            uri = _of_pulsar(uri)
-        scheme, has_scheme, _ = uri.partition("://")
+            return cls._parse_pulsar(uri)
+        _refuse_other_store(uri, uri)
         kind, _, layout_name = scheme.lower().partition("+")
-        if kind.partition(":")[0] in _OTHER_STORES:
-            raise _bad_uri(uri, f"the metadata store {kind} is not supported, ZooKeeper is")
         if not has_scheme or kind != "zk":
-            raise _bad_uri(uri, "it must begin with zk:// or zk+<layout>://")
+            what = "it must begin with zk://, zk+<layout>:// or metadata-store:zk:"
+            raise _bad_uri(uri, what)
         if scheme.endswith("+") or layout_name not in ("", *_URI_LAYOUTS):
             raise _bad_uri(
                 uri, f"its layout must be one of {', '.join(_URI_LAYOUTS)} (null: read LAYOUT)"
             )
-        return cls(hosts=_hosts(uri), root=_root(uri), layout=_URI_LAYOUTS[layout_name or "null"])
+        hosts, slash, path = place.partition("/")
+        return cls(
+            hosts=_hosts(uri, hosts),
+            root=_root(uri, slash + path),
+            layout=_URI_LAYOUTS[layout_name or "null"],
+        )
+
+    @classmethod
+    def _parse_pulsar(cls, uri: str) -> "MetadataUri":
+        """Parse a URI of Pulsar's bookkeeper.conf, ``metadata-store:zk:HOSTS/PATH``; ``zk:`` may be left out.
+
+        To Pulsar's driver the path is a chroot, below which the ledgers root is ``/ledgers``: the URI is opaque to
+        Java, so that its path is null (``AbstractMetadataDriver.resolveLedgersRootPath``). Many operators take the
+        path for the ledgers root, as in BookKeeper's own URIs. So a path that ends with ``/ledgers`` is the ledgers
+        root here, and ``pulsar_root`` is the one that the driver would use.
+        """
+        place = uri[len(_PULSAR_SCHEME) :]
+        _refuse_other_store(uri, place)
+        if place.lower().startswith("zk:"):
+            place = place[len("zk:") :]
+        hosts, slash, path = place.removeprefix("//").partition("/")
+        chroot = _root(uri, slash + path) if path else ""
+        is_root = chroot.endswith("/ledgers")
+        return cls(
+            hosts=_hosts(uri, hosts),
+            root=chroot if is_root else f"{chroot}/ledgers",
+            pulsar_root=f"{chroot}/ledgers" if is_root else "",
+        )
 
 
 _PULSAR_SCHEME = "metadata-store:"
-_OTHER_STORES = ("etcd", "memory", "oxia", "rocksdb")
+_OTHER_STORE = re.compile(r"(etcd|memory|oxia|rocksdb)[:+]", re.IGNORECASE)
+"""Stores of BookKeeper's and Pulsar's other metadata drivers, as a URI begins with them."""
 
 
 def _unquoted(uri: str) -> str:
@@ -221,29 +252,14 @@ def _unquoted(uri: str) -> str:
     return uri[1:-1].strip() if is_quoted else uri
 
 
-def _of_pulsar(uri: str) -> str:
-    """The same place as ``zk://…``, of a URI as in Pulsar's bookkeeper.conf: ``metadata-store:zk:HOSTS/PATH``.
-
-    ``zk:`` may be left out. To Pulsar's driver (AbstractMetadataDriver) the path is a chroot, below which the
-    ledgers root is ``/ledgers``. A path that ends with ``/ledgers`` is taken for the ledgers root itself.
-    """
-    store = uri[len(_PULSAR_SCHEME) :]
-    kind, has_kind, rest = store.partition(":")
-    if has_kind and kind.lower() in _OTHER_STORES:
-        raise SettingsError(
-            f"the metadata store {kind.lower()} is not supported: bookmender works with ZooKeeper, as in "
-            "metadata-store:zk:host1:2181,host2:2181 or zk://host1:2181;host2:2181/ledgers",
-            uri=uri,
+def _refuse_other_store(uri: str, place: str) -> None:
+    if found := _OTHER_STORE.match(place):
+        raise _bad_uri(
+            uri, f"the metadata store {found[1].lower()} is not supported, only ZooKeeper is"
         )
-    place = rest if has_kind and kind.lower() == "zk" else store
-    hosts, _, path = place.removeprefix("//").partition("/")
-    path = f"/{path}".rstrip("/")
-    root = path if path.endswith("/ledgers") else f"{path}/ledgers"
-    return f"zk://{hosts}{root}"
 
 
-def _hosts(uri: str) -> str:
-    authority = uri.partition("://")[2].partition("/")[0]
+def _hosts(uri: str, authority: str) -> str:
     hosts = authority.replace(";", ",").split(",")
     for host in hosts:
         match = _HOST.fullmatch(host)
@@ -252,9 +268,8 @@ def _hosts(uri: str) -> str:
     return ",".join(hosts)
 
 
-def _root(uri: str) -> str:
-    _, slash, path = uri.partition("://")[2].partition("/")
-    root = f"{slash}{path}".rstrip("/")
+def _root(uri: str, path: str) -> str:
+    root = path.rstrip("/")
     if not _ROOT.fullmatch(root) or {".", ".."} & set(root.split("/")[1:]):
         raise _bad_uri(uri, "its path must be that of the ledgers root")
     return root

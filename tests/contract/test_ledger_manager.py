@@ -16,7 +16,7 @@ from ledgers.errors import (
     UnavailableError,
     UnknownOutcomeError,
 )
-from ledgers.formats.layout import Layout, serialize_layout
+from ledgers.formats.layout import Layout, MetadataUri, serialize_layout
 from ledgers.formats.metadata_codec import serialize_metadata
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerState
@@ -58,6 +58,30 @@ async def test_where_there_is_no_cluster_nobody_can_tell_and_both_causes_are_nam
 
     assert "is the path of the metadata service URI the ledgers root" in str(caught.value)
     assert "was ZooKeeper emptied" in str(caught.value)
+
+
+@on_loop
+async def test_a_cluster_at_the_root_of_pulsars_driver_is_not_confused_with_one_above(
+    world: World,
+) -> None:
+    store = await world.open()
+    both = MetadataUri(hosts="h", root=world.root, pulsar_root=f"{world.root}/ledgers")
+    for root in (both.root, both.pulsar_root):
+        await store.create(f"{root}/LAYOUT", serialize_layout(Layout.FLAT), with_parents=True)
+
+    with pytest.raises(SettingsError, match=f"write zk://h{world.root}/ledgers for that cluster"):
+        await LedgerManager.open(store, both)
+
+
+@on_loop
+async def test_the_root_in_the_uri_is_used_where_pulsars_driver_keeps_no_cluster(
+    world: World,
+) -> None:
+    store = await world.open()
+    await store.create(f"{world.root}/LAYOUT", serialize_layout(Layout.FLAT))
+    either = MetadataUri(hosts="h", root=world.root, pulsar_root=f"{world.root}/ledgers")
+
+    assert (await LedgerManager.open(store, either)).root == world.root
 
 
 # --- One ledger ----------------------------------------------------------------------------------
