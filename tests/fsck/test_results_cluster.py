@@ -52,6 +52,17 @@ def test_clusters_without_ids_are_told_apart_by_their_uris(tmp_path: Path) -> No
         check_cluster(tmp_path, cluster("", OTHER_URI))
 
 
+@pytest.mark.parametrize(
+    "uri", [f"'{URI}'", "zk+hierarchical://zk1:2181/ledgers", "metadata-store:zk:zk1:2181/ledgers"]
+)
+def test_a_cluster_without_an_id_may_have_its_uri_written_in_another_way(
+    tmp_path: Path, uri: str
+) -> None:
+    keep_cluster(tmp_path, cluster(""))
+
+    check_cluster(tmp_path, cluster("", uri))
+
+
 def test_two_folders_of_one_cluster_can_be_compared(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("1", "2", "other", "empty")}
     for name, instance_id in (("1", "a"), ("2", "a"), ("other", "b")):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from auditor.fsck.results.replacing import replace_file
 from ledgers.errors import CorruptionError, SettingsError
+from ledgers.formats.layout import MetadataUri
 from replication.cluster.own_state import parse_record, text
 
 CLUSTER_FILE = "cluster.json"
@@ -25,10 +26,19 @@ class Cluster:
         """Whether the URI is another says nothing where there are ids: servers move, and have several names."""
         if self.instance_id or other.instance_id:
             return self.instance_id == other.instance_id
-        return self.metadata_service_uri == other.metadata_service_uri
+        return _place(self.metadata_service_uri) == _place(other.metadata_service_uri)
 
     def __str__(self) -> str:
         return f"{self.instance_id or 'one without an id'} ({self.metadata_service_uri})"
+
+
+def _place(uri: str) -> tuple[str, str]:
+    """Return the servers and the ledgers root: the same place may be written with quotes, or with a layout."""
+    try:
+        parsed = MetadataUri.parse(uri)
+    except SettingsError:  # of a file that someone edited
+        return uri, ""
+    return parsed.hosts, parsed.root
 
 
 def keep_cluster(folder: Path, cluster: Cluster) -> None:
