@@ -60,14 +60,16 @@ def main(
         expected = [] if expect is None else list(_expected(expect))
         java = Java.find()
         find_compiler(java)
-        check_cluster(uri)
+        where = check_cluster(uri)
         _prepare(bookkeeper, java)
     except BookmenderError as error:
         _leave(error, CALLED_WRONGLY)
     show = _JsonLines() if as_json else _Text()
     try:
         with JavaTool(bookkeeper) as tool:
-            report = tool.judge(uri, ledger_ids, expected=expected, on_record=show.record)
+            report = tool.judge(
+                java_uri(where), ledger_ids, expected=expected, on_record=show.record
+            )
     except BookmenderError as error:
         _leave(error, COULD_NOT_TELL)
     show.report(report)
@@ -94,7 +96,12 @@ def _expected(path: Path) -> Iterator[Expected]:
             raise SettingsError(f"{path}, line {number}: {error}") from error
 
 
-def check_cluster(uri: str) -> None:
+def java_uri(where: MetadataUri) -> str:
+    """Return the URI for BookKeeper's own client, which knows neither quotes nor Pulsar's URIs."""
+    return f"zk+null://{where.hosts.replace(',', ';')}{where.root}"
+
+
+def check_cluster(uri: str) -> MetadataUri:
     """Raises SettingsError unless a BookKeeper cluster's metadata is there.
 
     Asked before the Java client is let near it: that would wait long for a ZooKeeper that is not
@@ -104,6 +111,8 @@ def check_cluster(uri: str) -> None:
     zookeeper = KazooClient(hosts=where.hosts, timeout=ZOOKEEPER_TIMEOUT_S, logger=log)
     try:
         zookeeper.start(timeout=ZOOKEEPER_TIMEOUT_S)
+        if where.pulsar_root and zookeeper.exists(f"{where.pulsar_root}/LAYOUT"):
+            raise SettingsError(f"it may also mean the cluster at {where.pulsar_root}", uri=uri)
         layout = parse_layout(zookeeper.get(f"{where.root}/LAYOUT")[0])
     except KazooTimeoutError as error:
         raise SettingsError("no ZooKeeper answers", hosts=where.hosts) from error
@@ -116,6 +125,7 @@ def check_cluster(uri: str) -> None:
         zookeeper.close()
     if where.layout not in (None, layout):
         raise SettingsError(f"the cluster's layout is another one: {layout.name}", uri=uri)
+    return where
 
 
 def _prepare(bookkeeper: str, java: Java) -> None:

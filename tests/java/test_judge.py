@@ -7,6 +7,7 @@ from click.testing import CliRunner
 
 from daemon.local.ports import free_ports
 from ledgers.errors import SettingsError
+from ledgers.formats.layout import MetadataUri
 from tests.java import judge
 from tests.java.messages import BadCopy, LedgerVerdict, Summary, Verdict
 
@@ -39,6 +40,12 @@ def test_an_address_where_no_zookeeper_answers_is_a_wrong_uri(
 
     with pytest.raises(SettingsError, match=f"no ZooKeeper answers.*{port}"):
         judge.check_cluster(f"zk://127.0.0.1:{port}/ledgers")
+
+
+def test_java_is_given_a_uri_that_it_knows() -> None:
+    where = MetadataUri.parse("'metadata-store:zk:h1:2181,h2:2181/c1'")
+
+    assert judge.java_uri(where) == "zk+null://h1:2181;h2:2181/c1/ledgers"
 
 
 def test_without_a_java_compiler_one_line_says_what_to_install(
