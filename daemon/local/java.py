@@ -14,6 +14,9 @@ OLDEST_MAJOR = 17
 """BookKeeper 4.18's class files ask for it."""
 VERSION_TIMEOUT_S = 20.0
 
+OPTION_VARIABLES = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+"""Each JVM reads its options from these as well."""
+
 HOW_TO_INSTALL = (
     f"install Java {OLDEST_MAJOR} or later "
     "(apt install openjdk-17-jre-headless, dnf install java-17-openjdk-headless, "
@@ -48,8 +51,13 @@ class Java:
         executable = _executable(environment)
         if executable is None:
             raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")
-        version = _version(executable)
+        version = _version(executable, environment)
         java = cls(executable=executable, major=_major(version), version=version)
+        if not version and (names := [name for name in OPTION_VARIABLES if environment.get(name)]):
+            raise SettingsError(
+                f"{executable} -version fails, perhaps for what {' and '.join(names)} says: unset or correct it; "
+                f"else {HOW_TO_INSTALL}"
+            )
         if java.major < OLDEST_MAJOR:
             raise SettingsError(
                 f"{executable} is Java {version or 'of no known version'}: {HOW_TO_INSTALL}"
@@ -102,7 +110,7 @@ def _executable(environment: Mapping[str, str]) -> Path | None:
     return Path(found) if found else None
 
 
-def _version(executable: Path) -> str:
+def _version(executable: Path, environment: Mapping[str, str]) -> str:
     """Empty when it does not run (macOS has a ``java`` that only says where to get one)."""
     try:
         answer = subprocess.run(
@@ -110,6 +118,7 @@ def _version(executable: Path) -> str:
             capture_output=True,
             text=True,
             timeout=VERSION_TIMEOUT_S,
+            env=dict(environment),
             check=True,
         )
     except (OSError, subprocess.SubprocessError):

@@ -74,3 +74,12 @@ def test_a_java_of_no_use_is_refused_with_what_to_install(
 def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no Java found: install Java 17"):
         Java.find({"PATH": str(tmp_path)})
+
+
+def test_a_java_that_fails_beside_options_in_the_environment_is_refused_with_their_names(
+    tmp_path: Path,
+) -> None:
+    install(tmp_path, "Unrecognized option: -Xfoo", exit_code=1)
+
+    with pytest.raises(SettingsError, match="perhaps for what JAVA_TOOL_OPTIONS says: unset"):
+        Java.find({"PATH": str(tmp_path), "JAVA_TOOL_OPTIONS": "-Xfoo"})
