@@ -1,2 +1,5 @@
-"""``bookmender fsck``: ``command`` with its ``options`` and ``texts``; ``running`` is what a run on Spark has around it,
-``environment`` which variables Spark starts with, ``forking`` where its Python processes come from on this machine."""
+"""``bookmender fsck``: ``command`` with its ``options`` and ``texts``, and ``failing`` for runs that end early.
+
+``running`` is what a run on Spark has around it: ``environment`` decides which variables Spark starts with,
+``interrupting`` keeps it quiet at Ctrl-C, ``forking`` makes its Python processes on this machine.
+"""

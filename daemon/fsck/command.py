@@ -3,9 +3,7 @@
 import asyncio
 import json
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +13,7 @@ from auditor.fsck.levels import Level
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.cli import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option
+from daemon.fsck.failing import failing_as_unknown, what_stays
 from daemon.fsck.options import (
     Folder,
     Share,
@@ -46,15 +45,13 @@ from daemon.operating.progress import ProgressLine, tell
 from daemon.option_types import Duration, Limit
 from daemon.settings import Settings
 from daemon.visit import log_errors_only
-from ledgers.errors import BookmenderError, SettingsError, UnavailableError
+from ledgers.errors import BookmenderError, UnavailableError
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
     from auditor.fsck.publishing import Fault, Foreseen
     from auditor.fsck.results.past import PastVerdict
     from auditor.fsck.results.reading import Results
 
-GOES_ON = "what was looked at is kept: the same command{} goes on from there"
-BEGINS_AGAIN = "no part of it was finished: the same command begins at the first"
 NO_RESULTS = "are these the results of a run, whole?"
 
 
@@ -96,6 +93,14 @@ def fsck() -> None:
 @click.option(
     "--spark-conf", type=SparkSetting(), multiple=True, help="spark.executor.memory=2g, and so on."
 )
+@click.option(
+    "--start-within",
+    "start_timeout_s",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    help="How long Spark may take to start. With spark-submit it has started.",
+)
 @click.option("--entry-lists", is_flag=True, help="Ask bookies for lists of their entries, too.")
 @click.option("--for", "time_budget_s", type=Duration(), help="Stop after so long, as in 2h.")
 @click.option(
@@ -127,6 +132,7 @@ def run_command(
     share: float | None,
     master: str | None,
     spark_conf: tuple[tuple[str, str], ...],
+    start_timeout_s: int,
     entry_lists: bool,
     time_budget_s: int | None,
     checked_within_s: int | None,
@@ -170,11 +176,14 @@ def run_command(
         output=output,
         master=master,
         spark_settings=dict(spark_conf),
+        start_timeout_s=start_timeout_s,
         time_budget_s=time_budget_s or 0,
         checked_within_s=checked_within_s or 0,
         is_anew=anew,
     )
-    check_spark()
+    launch = check_spark(wanted)
+    if launch is not None and launch.ignored:
+        tell([f"not used for a run on this machine: {', '.join(launch.ignored)}"])
     with holding_output(output):
         with failing_as_unknown(lambda: what_stays(wanted)):
             summary = _run(settings, wanted)
@@ -185,37 +194,6 @@ def run_command(
             record, lines = _left(settings, output, summary, is_marking=mark)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
-
-
-@contextmanager
-def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
-    """Neither a slip of ours, or of Spark's, nor what cannot be read is to look like damage: they would exit 1.
-
-    ``advice``: on what stands then; whoever presses Ctrl-C is told it, too.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        tell([f"interrupted; {advice()}"])
-        raise
-    except (SettingsError, UnavailableError, OSError, click.ClickException, click.exceptions.Exit):
-        raise
-    except BookmenderError as error:
-        raise UnavailableError(f"could not tell: {error}") from error
-    except Exception as error:
-        traceback.print_exc()
-        tell([f"could not tell; {advice()}"])
-        raise click.exceptions.Exit(EXIT_UNKNOWN) from error
-
-
-def what_stays(wanted: Wanted) -> str:
-    """Of a run that did not come to its end."""
-    from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
-
-    output = wanted.output
-    if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
-        return BEGINS_AGAIN
-    return GOES_ON.format(", without --anew," if wanted.is_anew else "")
 
 
 def _run(settings: Settings, wanted: Wanted) -> Summary:

@@ -1,77 +1,143 @@
-"""Which of this process's environment variables Spark is started with.
+"""Decide which environment variables Spark starts with, and which of them make a start impossible.
 
-A storage host may have those of another Spark. A run on this machine alone leans on none of them: PySpark brings all
-that it needs. On a cluster they may be what it takes to reach it: there, what cannot work is named before Spark starts.
+A storage host may have the variables of another Spark. A run on this machine uses none of them: PySpark brings all
+that the run needs. On a cluster the variables may be what it takes to reach that cluster, so they stay; a variable
+with which no start can succeed is named before anything starts.
 """
 
+import importlib.util
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from daemon.local.java import OPTION_VARIABLES
 from ledgers.errors import SettingsError
 
 LOOPBACK = "127.0.0.1"
-_SPARKS_OWN = re.compile(
-    r"SPARK_.*|PYSPARK_(SUBMIT_ARGS|DRIVER_PYTHON.*)|(HADOOP|YARN)_CONF_DIR|MASTER"
-)
+EXECUTORS_PYTHON = "spark.pyspark.python"
+_OF_ANOTHER_SPARK = re.compile(r"SPARK_.*|PYSPARK_.*|(HADOOP|YARN)_CONF_DIR|MASTER")
 _KEPT = {"SPARK_LOCAL_DIRS"}
-"""Where there is room for temporary files does not depend on which Spark it is."""
-CHANGES_SPARK = (
+"""Where this host has room for temporary files does not depend on the Spark that uses it."""
+_CHANGES_SPARK = (
     "SPARK_HOME",
     "SPARK_CONF_DIR",
-    "PYSPARK_SUBMIT_ARGS",
+    "SPARK_LOCAL_DIRS",
+    "SPARK_LOCAL_IP",
+    "SPARK_LOCAL_HOSTNAME",
     "SPARK_SUBMIT_OPTS",
+    "SPARK_DIST_CLASSPATH",
+    "PYSPARK_SUBMIT_ARGS",
     "HADOOP_CONF_DIR",
+    "YARN_CONF_DIR",
+    *OPTION_VARIABLES,
 )
-"""Whichever of these is set has a part in what Spark does on a cluster."""
+"""Variables that may be the reason of a failed start, where Spark gets them."""
 
 
-@contextmanager
-def spark_environment(master: str, *, is_here: bool) -> Iterator[list[str]]:
-    """Within it this process has the variables that Spark is to start with. Gives the names of those that have a part in
-    what it does. ``is_here``: whether all of it runs on this machine. Raises SettingsError that names the variable with
-    which Spark cannot start."""
-    before = dict(os.environ)
-    if not is_here:
-        check_for_cluster(master, before, version=metadata.version("pyspark"))
-        yield [name for name in CHANGES_SPARK if before.get(name)]
-        return
-    _set_environment(for_this_machine(before))
-    try:
-        yield []
-    finally:
-        _set_environment(before)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PySpark:
+    """The PySpark that this process imports. ``home``: its folder, with ``bin/spark-submit`` and ``jars``."""
+
+    home: Path
+    version: str
 
 
-def _set_environment(environment: Mapping[str, str]) -> None:
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchEnvironment:
+    """What Spark starts with. ``variables``: all that it gets. ``ignored``: names that this process has and Spark
+    does not get, sorted. ``suspects``: names that Spark gets and that may be the reason of a failed start."""
+
+    variables: Mapping[str, str]
+    ignored: tuple[str, ...] = ()
+    suspects: tuple[str, ...] = ()
 
 
-def for_this_machine(environment: Mapping[str, str]) -> dict[str, str]:
-    """No host name is looked up then, either: the host's own may not resolve."""
-    kept = {n: v for n, v in environment.items() if n in _KEPT or not _SPARKS_OWN.fullmatch(n)}
-    return {**kept, "SPARK_LOCAL_IP": LOOPBACK}
+# --- The decision ---------------------------------------------------------------------------------
+
+
+def launch_environment(
+    master: str,
+    environment: Mapping[str, str],
+    *,
+    is_here: bool,
+    pyspark: PySpark,
+    spark_settings: Mapping[str, str],
+) -> LaunchEnvironment:
+    """Decide from the environment of this process.
+
+    ``is_here``: whether all of Spark runs on this machine. Raises SettingsError, which names the variable or option
+    with which Spark cannot start.
+    """
+    if is_here:
+        python = spark_settings.get(EXECUTORS_PYTHON)
+        if python and shutil.which(python, path=environment.get("PATH")) is None:
+            raise SettingsError(
+                f"--spark-conf {EXECUTORS_PYTHON} is {python}, and there is no such program on this machine: "
+                "leave the option out, or correct the path"
+            )
+        variables = _without_another_spark(environment, pyspark)
+    else:
+        check_for_cluster(master, environment, version=pyspark.version)
+        variables = dict(environment)
+    return LaunchEnvironment(
+        variables=variables,
+        ignored=tuple(
+            sorted(name for name, value in environment.items() if value != variables.get(name, ""))
+        ),
+        suspects=tuple(
+            name
+            for name in _CHANGES_SPARK
+            if environment.get(name) and environment[name] == variables.get(name)
+        ),
+    )
+
+
+def _without_another_spark(environment: Mapping[str, str], pyspark: PySpark) -> dict[str, str]:
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name in _KEPT or not _OF_ANOTHER_SPARK.fullmatch(name)
+    }
+    return {
+        **kept,
+        # Without it PySpark looks for a Spark in the parent of the current folder first.
+        "SPARK_HOME": str(pyspark.home),
+        # Without it Spark looks up the name of this host, which may not resolve.
+        "SPARK_LOCAL_IP": LOOPBACK,
+    }
 
 
 def check_for_cluster(master: str, environment: Mapping[str, str], *, version: str) -> None:
-    """``version``: PySpark's, as in 4.1.0. Raises SettingsError."""
+    """Check the variables for a start on a cluster. ``version``: PySpark's, as in 4.1.0. Raises SettingsError."""
     if "SPARK_REMOTE" in environment:
         raise SettingsError(
             "SPARK_REMOTE is set, for Spark Connect, which fsck cannot use: unset it, and name the cluster's master "
             "with --master"
         )
-    for option in shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")):
+    arguments = environment.get("PYSPARK_SUBMIT_ARGS", "")
+    try:
+        options = shlex.split(arguments)
+    except ValueError as error:
+        raise SettingsError(
+            f"PYSPARK_SUBMIT_ARGS cannot be parsed ({error}): unset it, or correct {arguments!r}"
+        ) from error
+    for option in options:
         if option.partition("=")[0] in {"--master", "--remote"}:
             raise SettingsError(
                 f"PYSPARK_SUBMIT_ARGS has {option}, which goes against --master {master}: unset it, and say with "
                 "--spark-conf what else it has"
             )
+    if options and options[-1] != "pyspark-shell":
+        raise SettingsError(
+            "PYSPARK_SUBMIT_ARGS does not end with pyspark-shell, so that Spark would start nothing: unset it, and "
+            "say with --spark-conf what it has"
+        )
     if home := environment.get("SPARK_HOME"):
         _check_home(Path(home), version)
 
@@ -90,3 +156,62 @@ def _check_home(home: Path, version: str) -> None:
     ):
         which = f"Spark {there[0]}" if there else "no Spark (jars/spark-core_*.jar)"
         raise SettingsError(f"SPARK_HOME is {home}, which has {which}: {remedy}")
+
+
+def check_origin(folder: Path, installed: Path | None, environment: Mapping[str, str]) -> None:
+    """Check that the PySpark in ``folder``, which Python imports, is the ``installed`` one.
+
+    The profile of a host with another Spark often sets PYTHONPATH to that Spark's Python files: they come first, and
+    are of another release. ``installed``: None where no package tells its folder. Raises SettingsError.
+    """
+    if installed is None or folder == installed:
+        return
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if any(place and Path(place) in (folder, *folder.parents) for place in places):
+        remedy = "unset PYTHONPATH, which names it"
+    else:
+        remedy = "take it out of Python's path"
+    raise SettingsError(f"PySpark would be imported from {folder}, not from {installed}: {remedy}")
+
+
+# --- Its surroundings -----------------------------------------------------------------------------
+
+
+def check_import(environment: Mapping[str, str]) -> None:
+    """Check that Python imports the PySpark that is installed for bookmender. Raises SettingsError."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return  # the import says what to install
+    check_origin(Path(spec.origin).resolve().parent, _installed_folder(), environment)
+
+
+def _installed_folder() -> Path | None:
+    try:
+        found = metadata.distribution("pyspark").locate_file("pyspark")
+    except metadata.PackageNotFoundError:
+        return None
+    folder = Path(str(found)).resolve()
+    return folder if folder.is_dir() else None
+
+
+def imported_pyspark() -> PySpark:
+    import pyspark
+
+    return PySpark(home=Path(pyspark.__file__).parent, version=pyspark.__version__)
+
+
+@contextmanager
+def applied(launch: LaunchEnvironment) -> Iterator[None]:
+    """Give this process the variables that Spark is to start with: PySpark hands on its own."""
+    before = dict(os.environ)
+    _set_environment(launch.variables)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(environment: Mapping[str, str]) -> None:
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)

@@ -7,20 +7,16 @@ import errno
 import fcntl
 import importlib
 import json
-import logging
 import os
 import random
-import signal
 import socket
 import sys
-import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import structlog
@@ -34,8 +30,16 @@ from auditor.fsck.results.replacing import replace_file
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.running import FsckJob, OnProgress
 from auditor.marking import BothQueues
-from daemon.fsck.environment import spark_environment
+from daemon.fsck.environment import (
+    EXECUTORS_PYTHON,
+    LaunchEnvironment,
+    applied,
+    check_import,
+    imported_pyspark,
+    launch_environment,
+)
 from daemon.fsck.forking import started_ahead
+from daemon.fsck.interrupting import quiet_when_interrupted
 from daemon.local.java import Java
 from daemon.operating.progress import printable
 from daemon.placing import begin_placing, rule_of
@@ -61,9 +65,10 @@ RACKS_FILE = "racks.json"
 SPARK_LOG = "spark.log"
 """What Spark itself says of a run, errors alone once it has started; written anew by each."""
 NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
-HUSH_S = 1.0
-"""How long a JVM may take to be told to say no more."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
+START_TIMEOUT_S = 300.0
+"""From the launch of Spark until it can be used; 4 s where nothing else runs, longer where a cluster is busy."""
+ALL_CORES = "local[*]"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Set by spark-submit, whose session is there already."""
 
@@ -73,13 +78,14 @@ class Wanted:
     """What a run is asked for. ``options`` are complete but for what the cluster and the run's name decide.
 
     ``master``: None for spark-submit's, or else all cores of this machine. ``is_anew``: a run that was killed is
-    given up.
+    given up. ``start_timeout_s``: how long Spark may take to start; a session of spark-submit's is there already.
     """
 
     options: FsckOptions
     output: Path
     master: str | None = None
     spark_settings: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = START_TIMEOUT_S
     time_budget_s: float = 0.0
     checked_within_s: float = 0.0
     is_anew: bool = False
@@ -88,11 +94,37 @@ class Wanted:
 # --- What must be there ---------------------------------------------------------------------------
 
 
-def check_spark(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises SettingsError that says what to install."""
+def check_spark(
+    wanted: Wanted, environment: Mapping[str, str] = os.environ
+) -> LaunchEnvironment | None:
+    """Return what Spark is to start with; None where spark-submit has started it.
+
+    Raises SettingsError that says what to install, or which environment variable makes the start impossible.
+    """
+    if _is_submitted(wanted, environment):
+        need_modules("pyspark", "pyarrow")
+        return None
+    check_import(environment)
     need_modules("pyspark", "pyarrow")
-    if _SUBMITTED not in environment:
-        Java.find(environment)
+    Java.find(environment)
+    return _launch_environment(wanted, environment)
+
+
+def _is_submitted(wanted: Wanted, environment: Mapping[str, str]) -> bool:
+    return wanted.master is None and _SUBMITTED in environment
+
+
+def _launch_environment(wanted: Wanted, environment: Mapping[str, str]) -> LaunchEnvironment:
+    from auditor.fsck.spark.session import is_here
+
+    master = wanted.master or ALL_CORES
+    return launch_environment(
+        master,
+        environment,
+        is_here=is_here(master),
+        pyspark=imported_pyspark(),
+        spark_settings=wanted.spark_settings,
+    )
 
 
 def need_modules(*names: str) -> None:
@@ -207,51 +239,25 @@ def _spark(wanted: Wanted) -> Iterator[Any]:
 
     with ExitStack() as around:
         with quiet_when_interrupted():
-            if wanted.master is None and _SUBMITTED in os.environ:
+            if _is_submitted(wanted, os.environ):
                 context = submitted_spark()
             else:
-                master, settings = wanted.master or "local[*]", wanted.spark_settings
-                python = settings.get("spark.pyspark.python", sys.executable)
+                launch = _launch_environment(wanted, os.environ)
+                master, settings = wanted.master or ALL_CORES, wanted.spark_settings
+                python = settings.get(EXECUTORS_PYTHON, sys.executable)
                 if is_here(master):
                     settings = {**around.enter_context(started_ahead(python)), **settings}
-                with spark_environment(master, is_here=is_here(master)) as variables:
+                with applied(launch):
                     context = open_spark(
                         master,
                         settings,
                         python=python,
                         log=wanted.output / SPARK_LOG,
-                        variables=variables,
+                        suspects=launch.suspects,
+                        start_timeout_s=wanted.start_timeout_s,
                     )
         around.callback(stop_spark, context)
         yield context
-
-
-@contextmanager
-def quiet_when_interrupted(
-    set_log_level: Callable[[str], None] = lambda level: None,
-) -> Iterator[None]:
-    """What Spark's tasks say when they are cut short, or a call to the JVM, is no news to whoever pressed Ctrl-C.
-
-    Spark's own handler ends them before anybody hears of it as an exception. The level is set on a thread of its own:
-    this one may be in the midst of such a call.
-    """
-    before = signal.getsignal(signal.SIGINT)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        hushing = threading.Thread(target=set_log_level, args=("OFF",), daemon=True)
-        hushing.start()
-        hushing.join(HUSH_S)
-        logging.disable()  # py4j's
-        assert callable(before)
-        before(number, frame)
-
-    if callable(before):
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is interrupt:  # Spark puts one of its own in its place
-            signal.signal(signal.SIGINT, before)
 
 
 def job_of(wanted: Wanted, *, now_s: float) -> FsckJob:

@@ -78,7 +78,7 @@ def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     fake = FakeRuns()
     for name in ("look_up_places", "run", "tell_daemon", "publish", "preview"):
         monkeypatch.setattr(fsck_command, name, getattr(fake, name))
-    monkeypatch.setattr(fsck_command, "check_spark", lambda: None)
+    monkeypatch.setattr(fsck_command, "check_spark", lambda wanted: None)
     return fake
 
 

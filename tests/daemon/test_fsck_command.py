@@ -75,6 +75,7 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
         tmp_path, "--sample", "5%", "--master", "spark://h:7077", "--entry-lists", "--for", "2h",
         "--skip-checked-within", "7d", "--reads-per-s", "20k", "--bytes-per-s", "50M",
         "--reads-in-flight", "9", "--spark-conf", "spark.executor.memory=2g", "--anew",
+        "--start-within", "90s",
     )  # fmt: skip
 
     assert runs.wanted == Wanted(
@@ -90,6 +91,7 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
         output=tmp_path,
         master="spark://h:7077",
         spark_settings={"spark.executor.memory": "2g"},
+        start_timeout_s=90,
         time_budget_s=7_200,
         checked_within_s=604_800,
         is_anew=True,

@@ -1,18 +1,25 @@
-"""Environment variables of another Spark: not heeded on this machine, named where a cluster cannot do with them."""
+"""Environment variables of another Spark: not used on this machine, named where a cluster cannot do with them."""
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from pyspark import __version__
 
-from daemon.fsck.environment import check_for_cluster, for_this_machine, spark_environment
+from daemon.fsck.environment import (
+    LaunchEnvironment,
+    PySpark,
+    applied,
+    check_origin,
+    launch_environment,
+)
 from ledgers.errors import SettingsError
+from tests.daemon.spark_homes import spark_home
 
 VERSION = "4.3.0"
+OUR_HOME = "/venv/pyspark"
 CLUSTER = "spark://127.0.0.1:7077"
 OTHERS = {
     "SPARK_HOME": "/opt/spark",
@@ -20,71 +27,136 @@ OTHERS = {
     "SPARK_REMOTE": "sc://127.0.0.1:1",
     "SPARK_SUBMIT_OPTS": "-Xmx1k",
     "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
+    "PYSPARK_PYTHON": "/nowhere/python",
+    "PYSPARK_DRIVER_PYTHON": "/nowhere/python",
+    "PYSPARK_GATEWAY_PORT": "1",
     "HADOOP_CONF_DIR": "/etc/hadoop",
 }
 
-# --- The environment ------------------------------------------------------------------------------
+
+def launch_of(
+    master: str,
+    environment: Mapping[str, str],
+    *,
+    spark_settings: Mapping[str, str] | None = None,
+) -> LaunchEnvironment:
+    return launch_environment(
+        master,
+        environment,
+        is_here=master.startswith("local"),
+        pyspark=PySpark(home=Path(OUR_HOME), version=VERSION),
+        spark_settings=spark_settings or {},
+    )
 
 
-def test_on_this_machine_nothing_of_another_spark_is_heeded() -> None:
+# --- On this machine ------------------------------------------------------------------------------
+
+
+def test_on_this_machine_nothing_of_another_spark_is_used() -> None:
     environment = {"PATH": "/bin", "SPARK_LOCAL_DIRS": "/data/tmp", **OTHERS}
 
-    launched = for_this_machine(environment)
+    launch = launch_of("local[2]", environment)
 
-    assert launched == {
+    assert launch.variables == {
         "PATH": "/bin",
         "SPARK_LOCAL_DIRS": "/data/tmp",
+        "SPARK_HOME": OUR_HOME,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+    assert launch.ignored == tuple(sorted(OTHERS))
+    assert launch.suspects == ("SPARK_LOCAL_DIRS",)
+
+
+def test_where_no_other_spark_is_set_nothing_is_named_as_ignored() -> None:
+    launch = launch_of("local[2]", {"PATH": "/bin", "SPARK_REMOTE": ""})
+
+    assert launch.ignored == ()
+
+
+def test_options_of_java_are_kept_and_may_be_the_reason_of_a_failure() -> None:
+    launch = launch_of("local[2]", {"JAVA_TOOL_OPTIONS": "-Xmx1g"})
+
+    assert launch.variables["JAVA_TOOL_OPTIONS"] == "-Xmx1g"
+    assert launch.suspects == ("JAVA_TOOL_OPTIONS",)
+
+
+def test_a_python_that_is_not_on_this_machine_is_named_with_its_option() -> None:
+    settings = {"spark.pyspark.python": "/nowhere/python"}
+
+    with pytest.raises(SettingsError, match=r"--spark-conf spark\.pyspark\.python is /nowhere/pyt"):
+        launch_of("local[2]", {"PATH": "/bin"}, spark_settings=settings)
+    assert launch_of("spark://h:7077", {}, spark_settings=settings), "there it may be"
 
 
 def test_a_run_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
     before = dict(os.environ)
 
-    with spark_environment("local", is_here=True) as variables:
-        assert not variables
-        assert "SPARK_HOME" not in os.environ
+    with applied(launch_of("local", before)):
+        assert os.environ["SPARK_HOME"] == OUR_HOME
+        assert "SPARK_CONF_DIR" not in os.environ
     assert os.environ == before
 
 
-def test_on_a_cluster_the_environment_is_heeded_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPARK_HOME", raising=False)
-    monkeypatch.setenv("SPARK_CONF_DIR", "/etc/spark")
+# --- On a cluster ---------------------------------------------------------------------------------
 
-    with spark_environment("yarn", is_here=False) as variables:
-        assert "SPARK_CONF_DIR" in variables
-        assert os.environ["SPARK_CONF_DIR"] == "/etc/spark"
+
+def test_on_a_cluster_the_environment_is_used_and_named() -> None:
+    environment = {"PATH": "/bin", "SPARK_CONF_DIR": "/etc/spark", "YARN_CONF_DIR": "/etc/yarn"}
+
+    launch = launch_of("yarn", environment)
+
+    assert launch.variables == environment
+    assert launch.ignored == ()
+    assert launch.suspects == ("SPARK_CONF_DIR", "YARN_CONF_DIR")
 
 
 @pytest.mark.parametrize(
     ("environment", "named"),
     [
-        ({"SPARK_REMOTE": "sc://127.0.0.1:1"}, "unset it, and name the cluster's master"),
-        (
+        pytest.param(
+            {"SPARK_REMOTE": "sc://127.0.0.1:1"},
+            "SPARK_REMOTE is set, .* unset it, and name the cluster's master",
+            id="Spark Connect",
+        ),
+        pytest.param(
             {"PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell"},
             "PYSPARK_SUBMIT_ARGS has --master",
+            id="another master",
         ),
-        ({"PYSPARK_SUBMIT_ARGS": "--remote=sc://h pyspark-shell"}, "PYSPARK_SUBMIT_ARGS has"),
-        ({"SPARK_HOME": "/nowhere"}, "SPARK_HOME is /nowhere, which has no bin/spark-submit"),
+        pytest.param(
+            {"PYSPARK_SUBMIT_ARGS": "--remote=sc://h pyspark-shell"},
+            "PYSPARK_SUBMIT_ARGS has",
+            id="Spark Connect as an argument",
+        ),
+        pytest.param(
+            {"PYSPARK_SUBMIT_ARGS": "--conf 'a=b pyspark-shell"},
+            "PYSPARK_SUBMIT_ARGS cannot be parsed",
+            id="a quote that is not closed",
+        ),
+        pytest.param(
+            {"PYSPARK_SUBMIT_ARGS": "--num-executors 4"},
+            "PYSPARK_SUBMIT_ARGS does not end with pyspark-shell",
+            id="nothing to be started",
+        ),
+        pytest.param(
+            {"SPARK_HOME": "/nowhere"},
+            "SPARK_HOME is /nowhere, which has no bin/spark-submit",
+            id="a folder that is not there",
+        ),
     ],
 )
 def test_a_variable_with_which_no_cluster_is_reached_is_named(
     environment: dict[str, str], named: str
 ) -> None:
     with pytest.raises(SettingsError, match=named):
-        check_for_cluster(CLUSTER, environment, version=VERSION)
+        launch_of(CLUSTER, environment)
 
 
-def spark_home(folder: Path, *jars: str, script: str = "") -> Path:
-    (folder / "bin").mkdir(parents=True)
-    (folder / "jars").mkdir()
-    submit = folder / "bin/spark-submit"
-    submit.write_text(f"#!/bin/sh\n{script}\n")
-    submit.chmod(0o755)
-    for jar in jars:
-        (folder / "jars" / jar).touch()
-    return folder
+def test_arguments_for_spark_submit_may_say_what_goes_with_the_master() -> None:
+    environment = {"PYSPARK_SUBMIT_ARGS": "--queue night pyspark-shell"}
+
+    assert launch_of("yarn", environment).suspects == ("PYSPARK_SUBMIT_ARGS",)
 
 
 @pytest.mark.parametrize(
@@ -95,87 +167,87 @@ def test_a_home_of_another_spark_is_named(tmp_path: Path, jars: list[str], named
     home = spark_home(tmp_path, *jars)
 
     with pytest.raises(SettingsError, match=named):
-        check_for_cluster(CLUSTER, {"SPARK_HOME": str(home)}, version=VERSION)
+        launch_of(CLUSTER, {"SPARK_HOME": str(home)})
 
 
 @pytest.mark.parametrize("version", [VERSION, f"{VERSION}-amzn-0"])
 def test_a_home_of_the_same_spark_is_used(tmp_path: Path, version: str) -> None:
     home = spark_home(tmp_path, f"spark-core_2.13-{version}.jar")
 
-    check_for_cluster(CLUSTER, {"SPARK_HOME": str(home)}, version=VERSION)
+    assert launch_of(CLUSTER, {"SPARK_HOME": str(home)}).variables == {"SPARK_HOME": str(home)}
 
 
-# --- On Spark itself ------------------------------------------------------------------------------
+# --- PySpark --------------------------------------------------------------------------------------
+
+OURS = Path("/venv/lib/pyspark")
 
 
-def opened(master: str, log: Path, environment: dict[str, str]) -> dict[str, str]:
-    """What becomes of a start in a process of its own: a process keeps the JVM of its first."""
-    program = f"""
-import json
-from pathlib import Path
-from auditor.fsck.spark.session import is_here, open_spark
-from daemon.fsck.environment import spark_environment
-master, log = {master!r}, Path({str(log)!r})
-try:
-    with spark_environment(master, is_here=is_here(master)) as variables:
-        context = open_spark(
-            master, {{"spark.driver.memory": "512m"}}, log=log, variables=variables
-        )
-    print(json.dumps({{"sum": str(context.parallelize([1, 2], 1).sum())}}))
-except Exception as error:
-    print(json.dumps({{"error": str(error)}}))
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **environment},
+@pytest.mark.parametrize(
+    ("folder", "installed"),
+    [
+        pytest.param(OURS, OURS, id="the one that is installed"),
+        pytest.param(OURS, None, id="installed in a way that tells no folder"),
+    ],
+)
+def test_the_installed_pyspark_is_accepted(folder: Path, installed: Path | None) -> None:
+    check_origin(folder, installed, {"PYTHONPATH": "/opt/spark/python"})
+
+
+@pytest.mark.parametrize(
+    ("pythonpath", "remedy"),
+    [
+        ("/lib:/opt/spark/python:", "unset PYTHONPATH, which names it"),
+        ("", "take it out of Python's path"),
+    ],
+)
+def test_a_pyspark_of_another_spark_is_named(pythonpath: str, remedy: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        check_origin(Path("/opt/spark/python/pyspark"), OURS, {"PYTHONPATH": pythonpath})
+
+    assert str(refused.value) == (
+        f"PySpark would be imported from /opt/spark/python/pyspark, not from {OURS}: {remedy}"
+    )
+
+
+def fsck_run(
+    folder: Path, *arguments: str, environment: dict[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    """The command in a process of its own, where no ZooKeeper answers."""
+    ours = {
+        "BOOKMENDER_METADATA_SERVICE_URI": "zk://127.0.0.1:1/ledgers",
+        "BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S": "0.5",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "daemon", "fsck", "run", "--output", str(folder), *arguments],
+        env={**os.environ, **ours, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
-        check=True,
+        timeout=120,
+        check=False,
     )
-    assert not ended.stderr
-    result: dict[str, str] = json.loads(ended.stdout)
-    return result
 
 
-def test_on_this_machine_spark_starts_whatever_the_environment_of_the_host(tmp_path: Path) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(
-        "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
-    )
-    environment = {
-        "SPARK_HOME": "/nowhere",
-        "SPARK_CONF_DIR": str(tmp_path),
-        "SPARK_REMOTE": "sc://127.0.0.1:1",
-        "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
-        "SPARK_LOCAL_IP": "",
-        "JDK_JAVA_OPTIONS": "-Djdk.net.hosts.file=/dev/null",  # no host name resolves
-    }
+def test_a_pyspark_of_another_spark_ends_a_run_before_anything_is_asked(tmp_path: Path) -> None:
+    other = tmp_path / "python/pyspark"
+    other.mkdir(parents=True)
+    (other / "__init__.py").write_text("raise SystemError('of another Python')")
 
-    assert opened("local[1]", tmp_path / "spark.log", environment) == {"sum": "3"}
+    ended = fsck_run(tmp_path / "o", environment={"PYTHONPATH": str(other.parent)})
+
+    assert ended.returncode == 2
+    assert ended.stderr.strip().endswith("unset PYTHONPATH, which names it")
 
 
-def test_a_script_that_ends_and_says_nothing_is_no_spark(tmp_path: Path) -> None:
-    home = spark_home(
-        tmp_path / "home", f"spark-core_2.13-{__version__}.jar", script="echo version 3.5.1"
-    )
-    log = tmp_path / "spark.log"
+def test_a_variable_in_the_way_ends_a_run_before_anything_is_asked(tmp_path: Path) -> None:
+    ended = fsck_run(tmp_path, "--master", CLUSTER, environment={"SPARK_REMOTE": "sc://h:1"})
 
-    told = opened("local-cluster[1,1,1024]", log, {"SPARK_HOME": str(home)})["error"]
-
-    assert "Spark did not start: version 3.5.1; " in told
-    assert "what SPARK_HOME of the environment says?" in told
-    assert str(log) in told
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("bookmender: SPARK_REMOTE is set")
 
 
-def test_the_reason_that_spark_has_is_told_without_its_traces(tmp_path: Path) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(
-        "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
-    )
-    log = tmp_path / "spark.log"
+def test_a_run_on_this_machine_says_what_it_does_not_use(tmp_path: Path) -> None:
+    ended = fsck_run(tmp_path, environment={"SPARK_HOME": "/opt/spark", "SPARK_CONF_DIR": "/c"})
 
-    told = opened("local-cluster[1,1,1024]", log, {"SPARK_CONF_DIR": str(tmp_path)})["error"]
-
-    assert "/nowhere does not exist" in told
-    assert "what SPARK_CONF_DIR of the environment says?" in told
-    assert "\n" not in told
-    assert "\tat " in log.read_text()
+    assert ended.returncode == 3, "no ZooKeeper answers"
+    first, *_ = ended.stderr.splitlines()
+    assert first == "not used for a run on this machine: SPARK_CONF_DIR, SPARK_HOME"

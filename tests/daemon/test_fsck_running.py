@@ -25,6 +25,7 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.running import FsckProgress
 from auditor.fsck.verdicts import Grade
 from auditor.java_sight import Damage
+from daemon.fsck.interrupting import quiet_when_interrupted
 from daemon.fsck.running import (
     Marked,
     Places,
@@ -36,7 +37,6 @@ from daemon.fsck.running import (
     preview_here,
     publish,
     publish_here,
-    quiet_when_interrupted,
     read_racks,
     run,
     write_racks,
@@ -81,7 +81,7 @@ async def fault_of(cluster: Cluster, *bad: int) -> Fault:
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
 def test_without_pyspark_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, missing: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
 ) -> None:
     def found(name: str) -> ModuleType:
         if name == missing:
@@ -91,14 +91,20 @@ def test_without_pyspark_it_says_what_to_install(
     monkeypatch.setattr("daemon.fsck.running.importlib.import_module", found)
 
     with pytest.raises(SettingsError, match=r"pip install 'bookmender\[fsck\]'"):
-        check_spark({})
+        check_spark(wanted(tmp_path), {})
 
 
-def test_without_java_it_says_so_before_spark_does() -> None:
+def test_without_java_it_says_so_before_spark_does(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no Java found"):
-        check_spark({"PATH": "/nowhere"})
+        check_spark(wanted(tmp_path), {"PATH": "/nowhere"})
 
-    check_spark({"PATH": "/nowhere", "PYSPARK_GATEWAY_PORT": "1"})  # spark-submit has one running
+
+def test_spark_submit_has_a_java_running(tmp_path: Path) -> None:
+    environment = {"PATH": "/nowhere", "PYSPARK_GATEWAY_PORT": "1"}
+
+    assert check_spark(wanted(tmp_path), environment) is None
+    with pytest.raises(SettingsError, match="no Java found"):
+        check_spark(wanted(tmp_path, master="local[1]"), environment)
 
 
 # --- Which run it is ------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark.launch import first_complaint, launching
+from auditor.fsck.spark.launch import first_complaint, launching, next_step
 
 # --- What ends it ---------------------------------------------------------------------------------
 
@@ -66,3 +66,39 @@ def test_the_first_complaint_is_told(tmp_path: Path, content: str | None, line: 
         log.write_text(content)
 
     assert first_complaint(log) == line
+
+
+@pytest.mark.parametrize(
+    ("reason", "suspects", "step"),
+    [
+        pytest.param(
+            "java.net.UnknownHostException: host-1: Name or service not known",
+            [],
+            "set SPARK_LOCAL_IP to an address of this host",
+            id="a host name that does not resolve",
+        ),
+        pytest.param(
+            "java.io.FileNotFoundException: File file:/nowhere does not exist",
+            ["SPARK_CONF_DIR"],
+            "such as spark.eventLog.dir, in spark-defaults.conf in SPARK_CONF_DIR",
+            id="a folder that a file in SPARK_CONF_DIR names",
+        ),
+        pytest.param(
+            "Unrecognized option: -Xfoo",
+            ["SPARK_CONF_DIR", "JAVA_TOOL_OPTIONS"],
+            "correct spark.driver.memory in --spark-conf; and JAVA_TOOL_OPTIONS in the",
+            id="a JVM that refuses its options",
+        ),
+        pytest.param(
+            "something else",
+            ["SPARK_HOME", "HADOOP_CONF_DIR"],
+            "what --spark-conf sets; and SPARK_HOME, HADOOP_CONF_DIR in the environment",
+            id="any other reason",
+        ),
+        pytest.param("something else", [], "and what --spark-conf sets", id="no variables"),
+    ],
+)
+def test_the_next_step_names_the_variable_or_the_file(
+    reason: str, suspects: list[str], step: str
+) -> None:
+    assert step in next_step(reason, suspects)

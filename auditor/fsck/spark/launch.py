@@ -4,11 +4,13 @@ PySpark waits for it without end, even for a script that ended and said nothing.
 """
 
 import logging
+import os
 import re
+import signal
 import subprocess
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,7 +18,9 @@ from pyspark import SparkContext, java_gateway
 
 START_TIMEOUT_S = 300.0
 """From the launch until there is a context; 4 s where nothing else runs, longer where a cluster is busy."""
-_TELLING = re.compile(r"Exception|Error|not found|No such file|cannot|could not", re.IGNORECASE)
+_TELLING = re.compile(
+    r"Exception|Error|not found|No such file|cannot|could not|Unrecognized|Invalid", re.IGNORECASE
+)
 LOG_READ_MAX = 65_536
 """Bytes, from the beginning: what went wrong first is the reason."""
 
@@ -29,7 +33,7 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
     logs of it is no news: it comes as an exception, too. ``log``: written anew; None: to this process's own output.
     Raises OSError where it cannot be written.
     """
-    launch = Launch()
+    launch = Launch(timeout_s)
     module = vars(java_gateway)
     popen, level = module["Popen"], logging.root.manager.disable
     overdue = threading.Timer(timeout_s, launch.give_up)
@@ -61,15 +65,18 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
 
 
 class Launch:
-    """One start of a context. ``is_given_up``: it took too long."""
+    """One start of a context. ``is_given_up``: it took longer than ``timeout_s``."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
         self._processes: list[_Jvm] = []
         self.is_given_up = False
 
     def start(self, *arguments: Any, **options: Any) -> "_Jvm":
         process = _Jvm(*arguments, **options)
         self._processes.append(process)
+        if self.is_given_up:  # the time was up just before
+            self.kill()
         return process
 
     def give_up(self) -> None:
@@ -84,7 +91,19 @@ class Launch:
 
 
 class _Jvm(subprocess.Popen[bytes]):
-    """PySpark takes 0 for "still runs"; yet it asks only as long as the JVM has not told of itself."""
+    """PySpark takes 0 for "still runs"; yet it asks only as long as the JVM has not told of itself.
+
+    It leads a process group of its own: ``bin/spark-submit`` may be a wrapper that starts the JVM as its child, and
+    would leave it behind, with the log open, when only the wrapper is killed.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "process_group": 0})
+
+    def kill(self) -> None:
+        if self.returncode is None:  # once it was waited for, another group may have its number
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
     def poll(self) -> int | None:
         code = super().poll()
@@ -106,3 +125,36 @@ def first_complaint(log: Path | None) -> str | None:
 def _lines(file: IO[bytes]) -> list[str]:
     text = file.read(LOG_READ_MAX).decode(errors="replace")
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+# --- The next step --------------------------------------------------------------------------------
+
+_HOST_NAME = re.compile(r"UnknownHostException|UnresolvedAddressException")
+_FILE = re.compile(r"FileNotFoundException|NoSuchFileException|does not exist")
+_JAVA = re.compile(r"Java Virtual Machine|Unrecognized (VM )?option|heap size|reserve enough space")
+
+
+def next_step(reason: str, suspects: Collection[str]) -> str:
+    """Return what an operator does about a start that failed for this reason.
+
+    ``suspects``: names of environment variables that have a part in what Spark does.
+    """
+    if _HOST_NAME.search(reason):
+        return (
+            "a host name does not resolve: add it to DNS or /etc/hosts, or set SPARK_LOCAL_IP to an address of this "
+            "host that executors reach"
+        )
+    if _FILE.search(reason):
+        place = " in SPARK_CONF_DIR" if "SPARK_CONF_DIR" in suspects else ""
+        return (
+            "create that file or folder, or correct the setting that names it, such as spark.eventLog.dir, in "
+            f"spark-defaults.conf{place} or with --spark-conf"
+        )
+    if _JAVA.search(reason):
+        variables = [name for name in suspects if "OPT" in name]
+        return f"correct spark.driver.memory in --spark-conf{_and(variables)}"
+    return f"check --master, whether it runs, and what --spark-conf sets{_and(suspects)}"
+
+
+def _and(suspects: Collection[str]) -> str:
+    return f"; and {', '.join(suspects)} in the environment" if suspects else ""

@@ -15,7 +15,13 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.launch import START_TIMEOUT_S, Launch, first_complaint, launching
+from auditor.fsck.spark.launch import (
+    START_TIMEOUT_S,
+    Launch,
+    first_complaint,
+    launching,
+    next_step,
+)
 from ledgers.errors import UnavailableError
 
 LOCAL_ATTEMPTS = 4
@@ -36,24 +42,26 @@ def open_spark(
     *,
     python: str = sys.executable,
     log: Path | None = None,
-    variables: Collection[str] = (),
+    suspects: Collection[str] = (),
+    start_timeout_s: float = START_TIMEOUT_S,
 ) -> SparkContext:
     """``master``: ``local[*]``, ``local[4]``, ``spark://…``, or whatever Spark knows. To be stopped.
 
     ``settings``: Spark's own, over ours. ``python``: what executors run, by its path there; it needs this
     project and what it needs. ``log``: the file that Spark's own messages go to, written anew; None: to standard
-    error. ``variables``: of the environment, which have a part in what Spark does; an error names them. Raises
-    UnavailableError, at once where no standalone master takes connections: Spark would try for a minute, and not say why.
+    error. ``suspects``: environment variables that have a part in what Spark does; an error names them.
+    ``start_timeout_s``: from the launch of the JVM until there is a context. Raises UnavailableError, at once where no
+    standalone master takes connections: Spark would try for a minute, and not say why.
     """
     _require_master(master)
     conf = SparkConf().setAppName("bookmender fsck").setMaster(with_attempts(master))
     conf.setAll([*{**_DEFAULTS, **on_this_machine(master), **(settings or {})}.items()])
-    with launching(log) as launch:
+    with launching(log, timeout_s=start_timeout_s) as launch:
         try:
             context = SparkContext.getOrCreate(conf)
         except (PySparkException, Py4JError, OSError) as error:
             raise UnavailableError(
-                _why_not_started(error, launch, log, variables), master=master
+                _why_not_started(error, launch, log, suspects), master=master
             ) from error
     context.setLogLevel("ERROR")
     # What its end, or an executor's, makes of a connection: tasks tell what becomes of them.
@@ -63,20 +71,21 @@ def open_spark(
 
 
 def _why_not_started(
-    error: Exception, launch: Launch, log: Path | None, variables: Collection[str]
+    error: Exception, launch: Launch, log: Path | None, suspects: Collection[str]
 ) -> str:
     if launch.is_given_up:
-        reason = f"nothing came of it within {START_TIMEOUT_S:.0f} s"
-    elif isinstance(error, Py4JJavaError):
-        reason = str(error.java_exception)
+        said = first_complaint(log)
+        reason = f"it was not ready after {launch.timeout_s:g} s{f' ({said})' if said else ''}"
+        step = f"{next_step(said or '', suspects)}; or allow it more time with --start-within"
     else:
-        reason = first_complaint(log) or str(error)
-    first_line = reason.strip().partition("\n")[0]
-    question = "is --master right, does it run, and is what --spark-conf sets right"
-    if variables:
-        question += f", and what {' and '.join(variables)} of the environment says"
-    where = "" if log is None else f" What Spark said is in {log}"
-    return f"Spark did not start: {first_line}; {question}?{where}"
+        if isinstance(error, Py4JJavaError):
+            reason = str(error.java_exception)
+        else:
+            reason = first_complaint(log) or str(error)
+        reason = reason.strip().partition("\n")[0]
+        step = next_step(reason, suspects)
+    where = "" if log is None else f". What Spark said is in {log}"
+    return f"Spark did not start: {reason}; {step}{where}"
 
 
 def _require_master(master: str) -> None:
@@ -107,8 +116,19 @@ def stop_spark(context: SparkContext) -> None:
 
 
 def submitted_spark() -> SparkContext:
-    """The one that spark-submit has set up. To be stopped."""
-    return SparkContext.getOrCreate()
+    """Return the context that spark-submit has set up. To be stopped.
+
+    Raises UnavailableError where there is none, as where a shell still has spark-submit's variables.
+    """
+    with launching():  # for its silence: no JVM is started
+        try:
+            return SparkContext.getOrCreate()
+        except (PySparkException, Py4JError, OSError, KeyError, ValueError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise UnavailableError(
+                "spark-submit's JVM, which PYSPARK_GATEWAY_PORT names, gives no Spark context: start this command "
+                f"with spark-submit again, or unset that variable ({first_line})"
+            ) from error
 
 
 def is_here(master: str) -> bool:

@@ -1,0 +1,159 @@
+"""Starts of Spark itself, in environments that a host may have."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from pyspark import __version__
+
+from tests.daemon.spark_homes import spark_home
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def opened(
+    master: str,
+    log: Path,
+    environment: dict[str, str],
+    *,
+    start_timeout_s: float = 300.0,
+    folder: Path | None = None,
+) -> dict[str, str]:
+    """What becomes of a start in a process of its own: a process keeps the JVM of its first."""
+    program = f"""
+import json
+from pathlib import Path
+from auditor.fsck.spark.session import is_here, open_spark
+from daemon.fsck.environment import applied, imported_pyspark, launch_environment
+import os
+master, log = {master!r}, Path({str(log)!r})
+try:
+    launch = launch_environment(
+        master,
+        os.environ,
+        is_here=is_here(master),
+        pyspark=imported_pyspark(),
+        spark_settings={{}},
+    )
+    with applied(launch):
+        context = open_spark(
+            master,
+            {{"spark.driver.memory": "512m"}},
+            log=log,
+            suspects=launch.suspects,
+            start_timeout_s={start_timeout_s},
+        )
+    print(json.dumps({{"sum": str(context.parallelize([1, 2], 1).sum())}}))
+except Exception as error:
+    print(json.dumps({{"error": str(error)}}))
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert not ended.stderr
+    result: dict[str, str] = json.loads(ended.stdout)
+    return result
+
+
+def test_on_this_machine_spark_starts_whatever_the_environment_of_the_host(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
+    )
+    environment = {
+        "SPARK_HOME": "/nowhere",
+        "SPARK_CONF_DIR": str(tmp_path),
+        "SPARK_REMOTE": "sc://127.0.0.1:1",
+        "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
+        "PYSPARK_PYTHON": "/nowhere/python",
+        "PYSPARK_DRIVER_PYTHON": "/nowhere/python",
+        "SPARK_LOCAL_IP": "",
+        "JDK_JAVA_OPTIONS": "-Djdk.net.hosts.file=/dev/null",  # no host name resolves
+    }
+
+    assert opened("local[1]", tmp_path / "spark.log", environment) == {"sum": "3"}
+
+
+def test_a_script_that_ends_and_says_nothing_is_no_spark(tmp_path: Path) -> None:
+    home = spark_home(
+        tmp_path / "home", f"spark-core_2.13-{__version__}.jar", script="echo version 3.5.1"
+    )
+    log = tmp_path / "spark.log"
+
+    told = opened("local-cluster[1,1,1024]", log, {"SPARK_HOME": str(home)})["error"]
+
+    assert "Spark did not start: version 3.5.1; check --master" in told
+    assert "and SPARK_HOME in the environment" in told
+    assert str(log) in told
+
+
+def test_the_reason_that_spark_has_is_told_without_its_traces(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
+    )
+    log = tmp_path / "spark.log"
+
+    told = opened("local-cluster[1,1,1024]", log, {"SPARK_CONF_DIR": str(tmp_path)})["error"]
+
+    assert "/nowhere does not exist" in told
+    assert "in spark-defaults.conf in SPARK_CONF_DIR or with --spark-conf" in told
+    assert "\n" not in told
+    assert "\tat " in log.read_text()
+
+
+def test_a_script_that_hangs_is_given_up_with_all_that_it_started(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    home = spark_home(
+        tmp_path / "home",
+        f"spark-core_2.13-{__version__}.jar",
+        script=f"sleep 600 &\necho $! > {pid}\nwait",
+    )
+
+    told = opened(
+        "local-cluster[1,1,1024]",
+        tmp_path / "spark.log",
+        {"SPARK_HOME": str(home)},
+        start_timeout_s=2,
+    )["error"]
+
+    assert "Spark did not start: it was not ready after 2 s; check --master" in told
+    assert "SPARK_HOME in the environment; or allow it more time with --start-within" in told
+    assert not Path("/proc", pid.read_text().strip()).exists() or _is_zombie(pid.read_text())
+
+
+def _is_zombie(pid: str) -> bool:
+    return ") Z " in Path("/proc", pid.strip(), "stat").read_text()
+
+
+def test_a_spark_in_the_parent_of_the_current_folder_is_not_used(tmp_path: Path) -> None:
+    spark_home(tmp_path, script="echo another Spark")
+    (tmp_path / "conf").mkdir()
+
+    result = opened("local[1]", tmp_path / "spark.log", {}, folder=tmp_path / "conf")
+
+    assert result == {"sum": "3"}
+
+
+def test_spark_submits_variables_without_its_jvm_are_named(tmp_path: Path) -> None:
+    submitted = {"PYSPARK_GATEWAY_PORT": "1", "PYSPARK_GATEWAY_SECRET": "x"}
+    program = "from auditor.fsck.spark.session import submitted_spark; submitted_spark()"
+
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **submitted},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    last = ended.stderr.splitlines()[-1]
+    assert "UnavailableError" in ended.stderr
+    assert "PYSPARK_GATEWAY_PORT names, gives no Spark context" in ended.stderr, last
