@@ -1,0 +1,70 @@
+"""``bookmender fsck run`` on a host of another Spark, in a pod, with the URI of a configuration file."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.fsck_ledgers import make_ledgers
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+
+def test_a_run_on_this_machine_needs_nothing_of_its_surroundings(uri: str, tmp_path: Path) -> None:
+    ledgers = asyncio.run(make_ledgers(uri))
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
+    )
+    of_pulsar = uri.partition("://")[2]
+    environment = {
+        "BOOKMENDER_METADATA_SERVICE_URI": f" 'metadata-store:zk:{of_pulsar}' ",
+        "BOOKMENDER_SERVICE_HOST": "10.96.0.7",
+        "BOOKMENDER_PORT": "tcp://10.96.0.7:8080",
+        "SPARK_HOME": "/nowhere",
+        "SPARK_CONF_DIR": str(tmp_path),
+        "SPARK_REMOTE": "sc://127.0.0.1:1",
+        "PYSPARK_SUBMIT_ARGS": "--master yarn pyspark-shell",
+        "PYSPARK_PYTHON": "/nowhere/python",
+    }
+
+    options = [
+        "--level",
+        "full",
+        "--master",
+        "local[1]",
+        "--spark-conf",
+        "spark.driver.memory=512m",
+    ]
+
+    ended = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "daemon",
+            "fsck",
+            "run",
+            "-o",
+            "json",
+            "--output",
+            str(tmp_path),
+            *options,
+        ],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+    assert ended.returncode == 1, ended.stderr
+    assert json.loads(ended.stdout)["verdicts"]["whole"] == len(ledgers.whole)
+    assert ended.stderr.splitlines()[0] == (
+        "not used for a run on this machine: PYSPARK_PYTHON, PYSPARK_SUBMIT_ARGS, SPARK_CONF_DIR, "
+        "SPARK_HOME, SPARK_REMOTE"
+    )
+    assert "Traceback" not in ended.stderr
+    assert "\tat " not in ended.stderr
