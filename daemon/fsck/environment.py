@@ -194,12 +194,6 @@ def _installed_folder() -> Path | None:
     return folder if folder.is_dir() else None
 
 
-def imported_pyspark() -> PySpark:
-    import pyspark
-
-    return PySpark(home=Path(pyspark.__file__).parent, version=pyspark.__version__)
-
-
 @contextmanager
 def applied(launch: LaunchEnvironment) -> Iterator[None]:
     """Give this process the variables that Spark is to start with: PySpark hands on its own."""

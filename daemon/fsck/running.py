@@ -33,9 +33,9 @@ from auditor.marking import BothQueues
 from daemon.fsck.environment import (
     EXECUTORS_PYTHON,
     LaunchEnvironment,
+    PySpark,
     applied,
     check_import,
-    imported_pyspark,
     launch_environment,
 )
 from daemon.fsck.forking import started_ahead
@@ -115,14 +115,15 @@ def _is_submitted(wanted: Wanted, environment: Mapping[str, str]) -> bool:
 
 
 def _launch_environment(wanted: Wanted, environment: Mapping[str, str]) -> LaunchEnvironment:
-    from auditor.fsck.spark.session import is_here
+    from auditor.fsck.spark.session import imported_pyspark, is_here
 
     master = wanted.master or ALL_CORES
+    home, version = imported_pyspark()
     return launch_environment(
         master,
         environment,
         is_here=is_here(master),
-        pyspark=imported_pyspark(),
+        pyspark=PySpark(home=home, version=version),
         spark_settings=wanted.spark_settings,
     )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.fsck_ledgers import make_ledgers
+from tests.daemon.spark_homes import environment_without_spark
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -53,7 +53,7 @@ def test_a_run_on_this_machine_needs_nothing_of_its_surroundings(uri: str, tmp_p
             str(tmp_path),
             *options,
         ],
-        env={**os.environ, **environment},
+        env={**environment_without_spark(), **environment},
         capture_output=True,
         text=True,
         timeout=240,

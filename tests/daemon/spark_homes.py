@@ -1,6 +1,16 @@
-"""Folders that look like an installed Spark."""
+"""Folders that look like an installed Spark, and an environment without one."""
 
+import os
 from pathlib import Path
+
+
+def environment_without_spark() -> dict[str, str]:
+    """This process's environment; PySpark leaves variables in it where another test started Spark."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARK_", "PYSPARK_"))
+    }
 
 
 def spark_home(folder: Path, *jars: str, script: str = "") -> Path:

@@ -16,7 +16,7 @@ from daemon.fsck.environment import (
     launch_environment,
 )
 from ledgers.errors import SettingsError
-from tests.daemon.spark_homes import spark_home
+from tests.daemon.spark_homes import environment_without_spark, spark_home
 
 VERSION = "4.3.0"
 OUR_HOME = "/venv/pyspark"
@@ -219,7 +219,7 @@ def fsck_run(
     }
     return subprocess.run(
         [sys.executable, "-m", "daemon", "fsck", "run", "--output", str(folder), *arguments],
-        env={**os.environ, **ours, **environment},
+        env={**environment_without_spark(), **ours, **environment},
         capture_output=True,
         text=True,
         timeout=120,

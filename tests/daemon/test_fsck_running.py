@@ -3,8 +3,6 @@
 import asyncio
 import importlib
 import json
-import logging
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,7 +23,6 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.running import FsckProgress
 from auditor.fsck.verdicts import Grade
 from auditor.java_sight import Damage
-from daemon.fsck.interrupting import quiet_when_interrupted
 from daemon.fsck.running import (
     Marked,
     Places,
@@ -171,30 +168,6 @@ async def test_where_nobody_tells_where_bookies_are_nothing_is_said_of_placement
     places = await find_places(visiting(await Cluster.start()))
 
     assert (places.rule, places.racks) == (None, {})
-
-
-def test_spark_says_no_more_from_ctrl_c_on() -> None:
-    levels: list[str] = []
-    before = signal.getsignal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt), quiet_when_interrupted(levels.append):
-        signal.raise_signal(signal.SIGINT)
-
-    assert levels == ["OFF"]
-    assert logging.root.manager.disable == logging.CRITICAL  # py4j tells of the call that was cut
-    assert signal.getsignal(signal.SIGINT) is before
-    logging.disable(logging.NOTSET)
-
-
-def test_a_handler_that_spark_put_in_place_meanwhile_stays() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with quiet_when_interrupted():
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """Starts of Spark itself, in environments that a host may have."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 from pyspark import __version__
 
-from tests.daemon.spark_homes import spark_home
+from tests.daemon.spark_homes import environment_without_spark, spark_home
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -25,16 +24,17 @@ def opened(
     program = f"""
 import json
 from pathlib import Path
-from auditor.fsck.spark.session import is_here, open_spark
-from daemon.fsck.environment import applied, imported_pyspark, launch_environment
+from auditor.fsck.spark.session import imported_pyspark, is_here, open_spark
+from daemon.fsck.environment import PySpark, applied, launch_environment
 import os
 master, log = {master!r}, Path({str(log)!r})
+home, version = imported_pyspark()
 try:
     launch = launch_environment(
         master,
         os.environ,
         is_here=is_here(master),
-        pyspark=imported_pyspark(),
+        pyspark=PySpark(home=home, version=version),
         spark_settings={{}},
     )
     with applied(launch):
@@ -51,7 +51,7 @@ except Exception as error:
 """
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**environment_without_spark(), "PYTHONPATH": str(ROOT), **environment},
         cwd=folder,
         capture_output=True,
         text=True,
@@ -147,7 +147,7 @@ def test_spark_submits_variables_without_its_jvm_are_named(tmp_path: Path) -> No
 
     ended = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, **submitted},
+        env={**environment_without_spark(), **submitted},
         capture_output=True,
         text=True,
         timeout=120,

@@ -6,7 +6,6 @@ PySpark waits for it without end, even for a script that ended and said nothing.
 import logging
 import os
 import re
-import signal
 import subprocess
 import threading
 from collections.abc import Collection, Iterator
@@ -21,6 +20,8 @@ START_TIMEOUT_S = 300.0
 _TELLING = re.compile(
     r"Exception|Error|not found|No such file|cannot|could not|Unrecognized|Invalid", re.IGNORECASE
 )
+SIGKILL = 9
+"""As POSIX numbers it: this package handles no signals, and so imports no names of them."""
 LOG_READ_MAX = 65_536
 """Bytes, from the beginning: what went wrong first is the reason."""
 
@@ -103,7 +104,7 @@ class _Jvm(subprocess.Popen[bytes]):
     def kill(self) -> None:
         if self.returncode is None:  # once it was waited for, another group may have its number
             with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+                os.killpg(self.pid, SIGKILL)
 
     def poll(self) -> int | None:
         code = super().poll()

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -129,6 +130,11 @@ def submitted_spark() -> SparkContext:
                 "spark-submit's JVM, which PYSPARK_GATEWAY_PORT names, gives no Spark context: start this command "
                 f"with spark-submit again, or unset that variable ({first_line})"
             ) from error
+
+
+def imported_pyspark() -> tuple[Path, str]:
+    """Return the folder of the PySpark that this process imports, which holds a Spark, and its version."""
+    return Path(pyspark.__file__).parent, pyspark.__version__
 
 
 def is_here(master: str) -> bool:

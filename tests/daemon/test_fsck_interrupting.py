@@ -1,0 +1,32 @@
+"""Ctrl-C during a run of fsck: Spark says nothing more."""
+
+import logging
+import signal
+
+import pytest
+
+from daemon.fsck.interrupting import quiet_when_interrupted
+
+
+def test_spark_says_no_more_from_ctrl_c_on() -> None:
+    levels: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), quiet_when_interrupted(levels.append):
+        signal.raise_signal(signal.SIGINT)
+
+    assert levels == ["OFF"]
+    assert logging.root.manager.disable == logging.CRITICAL  # py4j tells of the call that was cut
+    assert signal.getsignal(signal.SIGINT) is before
+    logging.disable(logging.NOTSET)
+
+
+def test_a_handler_that_spark_put_in_place_meanwhile_stays() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with quiet_when_interrupted():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
