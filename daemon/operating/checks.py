@@ -169,9 +169,11 @@ async def force_check(cluster: Visit, name: str) -> None:
 async def _force_own(cluster: Visit, name: str) -> None:
     """Of a check that Java does not know: the time stands in its record, which the leader writes too."""
     path = check_path(cluster.ur, name)
+    # The version before the record, so that a record that the leader writes in between is never overwritten with its
+    # older self: the progress of its run would be lost with it.
+    stat = await cluster.store.exists(path)
     record = await read_check(cluster.store, cluster.ur, name)
     data = replace(record, last_ms=FORCED_MS).to_json()
-    stat = await cluster.store.exists(path)
     if stat is not None:
         await cluster.store.set(path, data, version=stat.version)
         return

@@ -20,7 +20,8 @@ from daemon.operating.checks import (
     resume_checks,
     wait_checked,
 )
-from ledgers.errors import SettingsError
+from ledgers.errors import ConflictError, SettingsError
+from ledgers.store import Stat
 from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, hold_place
 from replication.cluster.orders import HoldOrder
@@ -126,6 +127,32 @@ async def test_a_check_that_is_asked_for_is_run_by_the_leader_at_once(
 
     assert check.started_at == [0]
     assert await checked_at_ms(cluster, check.kind) != FORCED_MS
+
+
+@in_virtual_time
+async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    name = IDLE_OPEN.name
+    await store_record(cluster, CheckRecord(running=RUN), name)
+    path, newer = check_path(UR, name), CheckRecord(last=replace(RUN, finished_ms=2_000))
+    visit = visiting(cluster)
+    get = visit.store.get
+
+    async def get_and_change(read: str) -> tuple[bytes, Stat]:
+        found = await get(read)
+        if read == path:
+            await cluster.store.set(path, newer.to_json(), version=found[1].version)
+        return found
+
+    monkeypatch.setattr(visit.store, "get", get_and_change)
+
+    with pytest.raises(ConflictError):
+        await force_check(visit, name)
+
+    monkeypatch.undo()
+    assert await read_check(cluster.store, UR, name) == newer
 
 
 @pytest.mark.parametrize("name", [ALL_LEDGERS.name, IDLE_OPEN.name])
