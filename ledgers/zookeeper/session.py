@@ -6,7 +6,7 @@ All of it belongs to the store's loop.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ledgers.errors import RejectedError, SessionLostError
 from ledgers.store import Event, EventKind, Operation, SessionState, request_bytes
@@ -16,6 +16,8 @@ REQUEST_BYTES_MAX = 1_000_000
 connection, and others' requests with it."""
 READ_TRIES_MAX = 5
 """Connections that a read may see break before it fails; a write sees one only."""
+BREAK_TOLD_MAX_S = 1.0
+"""How long after the requests that it failed a break of the connection may be told."""
 
 
 class Session:
@@ -71,6 +73,17 @@ class Session:
 
     async def wait_disconnected(self) -> None:
         await self._disconnected.wait()
+
+    async def wait_break_told(self, break_count: int) -> None:
+        """After a request failed with its connection: wait until the session has more breaks than ``break_count``.
+
+        kazoo fails the requests first and tells of the break then. A request that is sent again in between fails at
+        once with the same break, as often as it is sent.
+        """
+        if self.break_count == break_count:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BREAK_TOLD_MAX_S):
+                    await self._disconnected.wait()
 
     async def wait_lost(self) -> None:
         await self._lost.wait()

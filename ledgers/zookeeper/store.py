@@ -218,9 +218,13 @@ class ZooKeeperStore:
 
     async def _read(self, request: Any, path: str) -> Any:
         for _ in range(READ_TRIES_MAX):
+            break_count = self._session.break_count
             try:
                 return await self._ask(request)
-            except (ConnectionLoss, SessionMovedError) as error:
+            except ConnectionLoss as error:
+                lost = error
+                await self._session.wait_break_told(break_count)
+            except SessionMovedError as error:
                 lost = error
             except REPLY_ERRORS as error:
                 raise error_of(error, path=path, is_write=False) from error

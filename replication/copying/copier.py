@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from ledgers.bookies import Bookies
-from ledgers.errors import RejectedError
+from ledgers.bookies import LAST_ENTRY, Bookies
+from ledgers.errors import BookmenderError, RejectedError
 from ledgers.metadata import BookieId
 from replication.cluster.cluster_view import ClusterView
 from replication.copying.copy_index import copy_index
@@ -135,7 +135,10 @@ class Copier:
             entry_bytes_hint=survey.entry_bytes,
             lac=lac_to_tell(survey.metadata) if repair.rewrites_lac else None,
         )
+        last_entry = await self._last_entry(repair, survey) if repair.rewrites_lac else None
         outcome = await copy_index(job, bookies=self._bookies, digest=survey.digest, asked=asked)
+        if last_entry is not None:
+            await self._show_again(last_entry, repair, survey)
         memory.entry_count += outcome.entry_count
         memory.entry_bytes += outcome.entry_bytes
         if outcome.target_error is not None:
@@ -153,3 +156,31 @@ class Copier:
         elif outcome.is_complete:
             memory.copied[repair.key] = (repair.target, view.czxid(repair.target))
         return outcome
+
+    async def _last_entry(self, repair: Repair, survey: Survey) -> bytes | None:
+        """Read the last entry of a target that stands in the last ensemble of an open ledger, before it gets copies.
+
+        A bookie answers a last-entry read from its write cache, if that holds any entry of the ledger. So copies
+        of earlier entries hide later ones until the next flush:
+
+        1. The writer adds entry 20 to the target, and the target flushes it.
+        2. We copy entry 5 to the target. A last-entry read now returns entry 5.
+        3. A reader, or a recovery by Java, which asks for the last entry, learns too small a LAC from the target.
+
+        None: it has no entry, or did not answer. Then there is nothing to hide, or its next flush shows it.
+        """
+        try:
+            entry = await self._bookies.read(repair.target, survey.ledger_id, LAST_ENTRY)
+        except BookmenderError:
+            return None
+        is_good = survey.digest.is_good(entry, ledger_id=survey.ledger_id, entry_id=LAST_ENTRY)
+        return entry if is_good else None
+
+    async def _show_again(self, entry: bytes, repair: Repair, survey: Survey) -> None:
+        """Add the target's own last entry again, byte for byte, so that its write cache holds it."""
+        try:
+            await self._bookies.add(
+                repair.target, entry, master_key=survey.digest.master_key, is_recovery=True
+            )
+        except BookmenderError as error:  # the next flush shows it
+            log.debug("copy.last_entry_hidden", bookie=repair.target, error=str(error))

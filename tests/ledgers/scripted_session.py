@@ -23,6 +23,12 @@ class ScriptedSession:
         self.sent_at_s: list[float] = []
         self.state = SessionState.CONNECTED
         self.on_not_suspended: Callable[[], None] = lambda: None
+        self.break_count = 0
+        self.break_is_told = asyncio.Event()
+        self.break_is_told.set()
+
+    async def wait_break_told(self, break_count: int) -> None:
+        await self.break_is_told.wait()
 
     def send(self, request: Any, on_reply: OnReply) -> None:
         if self.state is SessionState.LOST:

@@ -7,7 +7,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, SessionMovedError, ThrottledOpError
 
 from ledgers.errors import UnavailableError
-from ledgers.zookeeper.session import READ_TRIES_MAX
+from ledgers.zookeeper.session import READ_TRIES_MAX, Session
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession, turn
 
@@ -37,6 +37,48 @@ def test_a_read_is_sent_again_when_the_connection_it_was_sent_on_is_no_more(
         assert session.sent_paths() == ["/a", "/a"]
         session.reply(1, ["name"])
         assert await reading == ["name"]
+
+    asyncio.run(scenario())
+
+
+def test_a_read_is_not_sent_again_before_the_session_knows_that_the_connection_broke() -> None:
+    """kazoo fails each request with the same break until it has told of that."""
+
+    async def scenario() -> None:
+        session = ScriptedSession(is_old=True)
+        session.break_is_told.clear()
+        reading = asyncio.create_task(store_on(session).children("/a"))
+        await is_sent(session, 1)
+        session.reply(0, error=ConnectionLoss())
+        for _ in range(20):
+            await turn()
+
+        assert len(session.sent) == 1
+
+        session.break_is_told.set()
+        await is_sent(session, 2)
+        session.reply(1, ["name"])
+        assert await reading == ["name"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_told_before", [False, True])
+def test_a_break_is_waited_for_until_it_is_told(is_told_before: bool) -> None:
+    async def scenario() -> None:
+        session = Session()
+        if is_told_before:
+            session.suspend()
+            session.resume()
+        waiting = asyncio.create_task(session.wait_break_told(0))
+        for _ in range(5):
+            await turn()
+
+        assert waiting.done() is is_told_before
+
+        session.suspend()
+        async with asyncio.timeout(10):
+            await waiting
 
     asyncio.run(scenario())
 

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from ledgers.bookies import Answer, Transfer
+from ledgers.bookies import LAST_ENTRY, Answer, Transfer
 from ledgers.entry import EntryDigest, EntryHeader
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.metadata import DigestType, LedgerMetadata, LedgerState, Segment
 from replication.copying.with_lac import lac_to_tell, transfer_with_lac, with_lac
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
+from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working
 
@@ -101,6 +101,17 @@ async def test_a_reader_is_told_of_a_lac_that_lacks_one_entry_at_most() -> None:
 
     copied = [cluster.bookie(B4).read(LEDGER, entry_id) for entry_id in range(10)]
     assert {EntryHeader.of(entry).lac for entry in copied} == {8}
+
+
+@in_virtual_time
+async def test_copies_do_not_hide_the_last_entry_that_their_bookie_has_flushed() -> None:
+    cluster = await open_after_a_change()
+    cluster.bookie(B4).flush()
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(60)
+
+    assert cluster.bookie(B4).read(LEDGER, LAST_ENTRY) == entry_bytes(LEDGER, 15)
 
 
 @pytest.mark.parametrize(("first_entry_id", "lac"), [(0, -1), (1, -1), (2, 0), (10, 8)])
