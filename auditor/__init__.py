@@ -7,7 +7,7 @@ go at once that nobody is, ``holds`` says so to all nodes; ``endangered`` what a
 ``marking`` publishes, in Java's queue or our own by ``java_sight``, ``losses`` does so for all ledgers of a loss,
 ``relisting`` sees that they still stand; ``auditor`` puts these in order;
 ``causes`` and ``findings`` say why a ledger is marked, ``own_queue`` what is so where Java does not look; ``draining`` marks for bookies that are to be emptied;
-``recheck`` reads recent copies again;
+``recheck`` reads recent copies again; ``activity`` sees at which bookies clients are active;
 ``checks`` what is looked at from time to time, ``fsck`` the proof that the data is there;
 ``records`` what a leader leaves behind, ``noting`` when; ``observer`` decides likewise without being the
 leader, and says so in ``observation``s; ``scan`` reads all metadata once, for commands; ``settings``.

@@ -3,7 +3,7 @@
 ``identities``: the cookie of each bookie whose ledgers were looked at since it was set up, so that
 one which comes back empty is noticed, and once only. ``absences``: since when each bookie is away, so that the
 recovery delay goes on. ``audit``: what the last audit found. ``drains``: how far the draining of bookies is.
-``causes``, ``urgent``, ``index`` (in ``index.note``): see there.
+``causes``, ``urgent``, ``index`` (in ``index.note``), ``activity`` (in ``replication.cluster.activity``): see there.
 """
 
 import json
@@ -19,6 +19,7 @@ from auditor.index.note import IndexNote, index_note_path
 from ledgers.errors import UnauthorizedError
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
+from replication.cluster.activity import ClientActivity, activity_path
 from replication.cluster.own_state import (
     OPEN_UP,
     as_text,
@@ -124,6 +125,9 @@ class Records:
 
     async def write_index(self, note: IndexNote) -> None:
         await self._put(index_note_path(self._ur), note.to_json())
+
+    async def write_activity(self, activity: ClientActivity) -> None:
+        await self._put(activity_path(self._ur), activity.to_json())
 
     async def write_drains(self, drains: DrainRecord) -> None:
         record = {"version": 1, **asdict(drains)}

@@ -6,6 +6,7 @@ Whatever is opened here is closed here, in reverse.
 import asyncio
 from collections.abc import Awaitable
 
+from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
@@ -22,6 +23,7 @@ from daemon.checking import LeaderChecks
 from daemon.placing import Placing, placing_of
 from daemon.session import Session, open_session
 from daemon.settings import Settings
+from ledgers.bookie.opening import open_bookies
 from ledgers.clock import SystemClock
 from ledgers.errors import LeadershipLostError
 from replication.cluster.membership import Half
@@ -112,6 +114,7 @@ async def _lead(
             checks.run(),
             teller.run(),
             meter_last(session.store, session.ur),
+            _watch_activity(session, keeper, records),
         ):
             tasks.create_task(work)
         await auditor.run()
@@ -146,6 +149,21 @@ def _auditor(
         outages=outages,
         standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
     )
+
+
+async def _watch_activity(session: Session, keeper: IndexKeeper, records: Records) -> None:
+    """With connections of its own: it reads a few entries a second, and must not wait behind checks."""
+    async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
+        watch = ActivityWatch(
+            store=session.store,
+            ur=session.ur,
+            keeper=keeper,
+            views=session.views,
+            bookies=bookies,
+            records=records,
+            clock=session.clock,
+        )
+        await watch.run()
 
 
 def _drainer(session: Session, batcher: Batcher, keeper: IndexKeeper, records: Records) -> Drainer:

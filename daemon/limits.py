@@ -1,12 +1,14 @@
 """What a node may cost, kept to at once whenever an operator orders otherwise than its settings say.
 
-``limits_in_force`` says what holds; three loops, one for each thing that is limited, carry it out.
+``limits_in_force`` says what holds; a loop for each thing that is limited carries it out.
 """
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from prometheus_client import Gauge
 
 from daemon.settings import Settings
 from ledgers.answers import until_answered
@@ -15,11 +17,19 @@ from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster.activity import ActivitySource, ClientActivity
 from replication.cluster.cluster_view import ViewSource
 from replication.cluster.membership import Membership
 from replication.cluster.orders import LimitsOrder
 from replication.queue.batching import LINGER_S, Batcher
 
+YIELDING = Gauge(
+    "bookmender_copying_yields",
+    "1 while this node copies slowly at some bookies, as clients are active there or nobody knows; 0 at full speed.",
+)
+ACTIVE_BOOKIES = Gauge(
+    "bookmender_client_active_bookies", "Bookies at which the leader sees active clients."
+)
 SHARES_INTERVAL_S = 10.0
 """How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
 
@@ -73,11 +83,47 @@ async def keep_to_requests_per_s(
 async def keep_to_pace(
     settings: Settings, views: ViewSource, bulk: BulkTransfers, batcher: Batcher
 ) -> None:
-    """Of copying, in bytes and entries, and whether writers go first."""
+    """Of copying, in bytes and entries, and whether clients go first."""
     async for limits in _each_in_force(settings, views):
         bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
-        bulk.yields = limits.yields_to_writers
-        batcher.linger_s = LINGER_S if limits.yields_to_writers else 0.0
+        bulk.flow.yields = limits.yields_to_writers
+        _linger(batcher, bulk)
+
+
+async def yield_to_clients(
+    activity: ActivitySource,
+    membership: Membership,
+    bulk: BulkTransfers,
+    batcher: Batcher,
+    *,
+    clock: Clock,
+) -> None:
+    """Keep copying to what the leader says of the bookies' clients, until the session ends."""
+    while True:
+        seen, said = activity.change_count, activity.current
+        if said is None:
+            worker_count = await until_answered(
+                membership.worker_count,
+                event="workers.uncounted",
+                clock=clock,
+                errors=(UnavailableError, UnauthorizedError),
+            )
+            bulk.flow.tell(None, sharer_count=worker_count)
+        else:
+            bulk.flow.tell(said.of, sharer_count=said.copying_node_count)
+        _linger(batcher, bulk)
+        _meter(said, bulk)
+        await activity.wait_change(seen, timeout_s=SHARES_INTERVAL_S)
+
+
+def _linger(batcher: Batcher, bulk: BulkTransfers) -> None:
+    """Fewer, larger transactions cost others less; at full speed nothing waits for them."""
+    batcher.linger_s = LINGER_S if bulk.flow.is_yielding else 0.0
+
+
+def _meter(said: ClientActivity | None, bulk: BulkTransfers) -> None:
+    YIELDING.set(bulk.flow.is_yielding)
+    ACTIVE_BOOKIES.set(0 if said is None else len(said.active))
 
 
 async def keep_to_our_share(

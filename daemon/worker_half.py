@@ -17,7 +17,7 @@ from auditor.findings import Findings
 from auditor.index.own_writes import OwnWrites
 from auditor.marking import BothQueues
 from auditor.recheck import CopyRecheck
-from daemon.limits import keep_to_our_share, keep_to_pace
+from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
 from daemon.placing import Placing, placing_of
 from daemon.returns import tell_of_returns
 from daemon.session import Session, open_session
@@ -28,6 +28,7 @@ from ledgers.bookie.client import BookieClient
 from ledgers.bookie.quarantine import Quarantine
 from ledgers.bookie.quarantining import QuarantiningBookies
 from ledgers.zookeeper.store import ZooKeeperStore
+from replication.cluster.activity import ActivitySource
 from replication.cluster.membership import Half
 from replication.cluster.room import RoomSource
 from replication.copying.copier import Copier
@@ -106,6 +107,7 @@ async def open_worker(
             on_written=on_written,
         )
         worker = parts.worker()
+        activity = ActivitySource(session.store, session.ur, session.clock)
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(work)
@@ -115,6 +117,10 @@ async def open_worker(
                     *parts.rechecks(half),
                     _keep_to_our_share(settings, session, budgets),
                     keep_to_pace(settings, session.views, bulk, batcher),
+                    activity.run(),
+                    yield_to_clients(
+                        activity, session.membership, bulk, batcher, clock=session.clock
+                    ),
                     _pause_while_suspended(session.store, bulk),
                     tell_of_returns(session.views, bookies, bulk),
                     placing.run(),

@@ -10,6 +10,7 @@ bookies by number, and its id stands in the ``SortedIds`` of each of its bookies
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 
 from msgspec import Struct
 
@@ -77,6 +78,7 @@ class LedgerIndex:
         """By the bookie's number."""
         self._unreadable: dict[int, int] = {}
         """By ledger id, the mzxid."""
+        self._open: set[int] = set()
 
     def __len__(self) -> int:
         """Ledgers, the unreadable ones included."""
@@ -91,6 +93,10 @@ class LedgerIndex:
             return False
         self._unreadable.pop(ledger_id, None)
         row = self._row_of(metadata, stat)
+        if metadata.state is LedgerState.OPEN:
+            self._open.add(ledger_id)
+        else:
+            self._open.discard(ledger_id)
         if place is None:
             self._note(ledger_id, was=None, now=row)
             self._insert(ledger_id, row)
@@ -120,6 +126,7 @@ class LedgerIndex:
         if place is None:
             return False
         block, position = place
+        self._open.discard(ledger_id)
         self._note(ledger_id, was=block.row(position), now=None)
         block.delete(position)
         self._size -= 1
@@ -165,6 +172,11 @@ class LedgerIndex:
     @property
     def unreadable_count(self) -> int:
         return len(self._unreadable)
+
+    @property
+    def open_ids(self) -> AbstractSet[int]:
+        """Ledgers in state OPEN. The set changes with the index."""
+        return self._open
 
     @property
     def bookies(self) -> frozenset[BookieId]:

@@ -24,7 +24,7 @@ EXPLAINED: Mapping[str, str] = {
     "entries_per_s": "likewise entries",
     "reads_in_flight_per_bookie": "reads under way at one bookie, of each node",
     "requests_per_s": "requests that each half of a node sends to ZooKeeper in a second",
-    "yields_to_writers": "a gentle pace, and less of a bookie whose answers grow slower",
+    "yields_to_writers": "less of bookies whose clients are active, full speed at others",
 }
 LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 """Less is a slip, most likely: of the unit, say."""
@@ -40,9 +40,11 @@ LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 @click.option(
     "--full-speed",
     is_flag=True,
-    help="Copy as fast as the other limits allow.",
+    help="As fast as the other limits allow, whoever else is active.",
 )
-@click.option("--gentle", is_flag=True, help="Let writers go first.")
+@click.option(
+    "--gentle", is_flag=True, help="Yield at bookies whose clients are active: the default."
+)
 @click.option("--reset", is_flag=True, help="Back to what each node's settings say, first.")
 def limits(
     config: Path | None,

@@ -26,6 +26,7 @@ from daemon.status.leader import (
     index_text,
     lost_text,
 )
+from daemon.status.pace import pace_text
 from daemon.status.state import VERDICTS, Status
 from daemon.status.verdict import verdict_text
 from daemon.visit import run_visit
@@ -79,6 +80,8 @@ status.help = "\n".join(
         "entries whose every copy is on these; what may be in an open ledger counts as if it were; null: not counted",
         "yet; copyless_first: the first of them; copyless_enough_for: how many of them can be read again once this",
         "bookie alone is back), running_checks (ledgers_left, remaining_s, counts);",
+        "copying: speed (full, yielding: at the bookies whose clients are active, or of which nothing is known), as this",
+        "host's settings have it where no order does (bookmender limits);",
         "hold, last_audit, last_fsck (the summary of its last run; marked: ledgers marked since, if any were),",
         "closer_fsck (of an earlier one that looked more closely and found something wrong, if none as close came",
         "after), ordered_bookies, unproven_ends, waiting (overtaken: ledgers that are due, as a bookie came or an order",
@@ -114,6 +117,8 @@ def render(found: Status, *, now_ms: int) -> str:
         causes = ", ".join(f"{count} {cause}" for cause, count in auditing.by_cause)
         lines.append(f"          because: {causes}")
     lines += [f"          {text}" for text in _own_queue(found)]
+    if found.queued_count and found.has_worker and not found.is_disabled:
+        lines.append(f"pace      {pace_text(found.pace)}")
     if found.foreign_locks:
         lines.append(f"locks     {_foreign_locks(found.foreign_locks, now_ms=now_ms)}")
     orders = [row.to_text(now_ms=now_ms) for row in found.ordered]

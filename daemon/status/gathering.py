@@ -9,15 +9,18 @@ from auditor.election import current_leader
 from auditor.fsck.results.last import read_closer, read_last
 from auditor.own_queue import read_own_queue
 from auditor.records import AuditRecord, last_audit
+from daemon.limits import limits_in_force
 from daemon.operating.bookie_ids import registered_bookies
 from daemon.operating.bookies import BookieState, bookie_rows, missed, with_losses
 from daemon.operating.hold import current_hold
 from daemon.operating.marks import current_notes
 from daemon.status.leader import gather_leader
+from daemon.status.pace import copying_pace
 from daemon.status.state import LOCKS_READ_MAX, UNREADABLE_VOTE, Status
 from daemon.visit import Visit
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from replication.cluster.activity import read_activity
 from replication.cluster.cluster_view import ClusterView
 from replication.cluster.membership import live_nodes
 from replication.cluster.order_book import OrderBook
@@ -95,6 +98,15 @@ async def gather_status(cluster: Visit, *, clock: Clock | None = None) -> Status
         ),
         hold=await current_hold(cluster, clock=clock),
         auditing=auditing,
+        pace=copying_pace(
+            limits_in_force(orders.limits, cluster.settings),
+            await read_activity(store, ur, now_ms=clock.wall_ms()),
+            [
+                row.bookie
+                for row in bookies
+                if row.state in (BookieState.WRITABLE, BookieState.READ_ONLY)
+            ],
+        ),
         unreadable_orders=orders.unreadable,
         foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
         unproven=tuple(await unproven_ledger_ids(store, cluster.manager, ur)),

@@ -8,6 +8,7 @@ from auditor.records import AuditRecord
 from daemon.operating.bookies import BookieRow
 from daemon.operating.hold import hold_record
 from daemon.status.leader import LeaderState
+from daemon.status.pace import CopyingPace
 from daemon.status.records import audit_record, lock_record, node_record, note_record
 from ledgers.metadata import BookieId
 from replication.cluster.membership import Half, NodeInfo
@@ -96,7 +97,8 @@ class Status:
     """Of an earlier one that looked more closely and found something wrong, if none as close came after."""
     overtaken: frozenset[int] = frozenset()
     """Ledgers of ``waiting`` that are tried before their time: what their notes tell was before a bookie came."""
-
+    pace: CopyingPace = field(default_factory=CopyingPace)
+    """Of copying, as this host's settings have it where no order says anything."""
     for_windows: tuple[tuple[str, int], ...] = ()
     """As ``by_bookie``, of the ledgers of ``waiting`` that wait for a maintenance window to end."""
 
@@ -235,6 +237,7 @@ class Status:
             "last_fsck": self.fsck.to_record() if self.fsck else None,
             "closer_fsck": self.fsck_closer.to_record() if self.fsck_closer else None,
             "auditing": self.auditing.to_json(),
+            "copying": self.pace.to_json(),
             "queue": {
                 "total": self.queued_count,
                 "marked": self.marked_count,

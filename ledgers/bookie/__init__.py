@@ -2,6 +2,6 @@
 ``names`` looks host names up, ``opening`` makes both for those who need no more than that.
 
 Below them ``channel`` and ``connection`` carry requests of the ``protocol``; ``budget`` bounds what one
-process may ask of one bookie, ``yielding`` says how much less is right for its other clients.
+process may ask of one bookie.
 ``quarantine`` says which bookies are left alone because they did not answer, ``quarantining`` does so.
 """

@@ -21,6 +21,7 @@ class LastEntry:
 
     last_entry_id: int
     lac: int
+    stored_bytes: int = 0
 
 
 async def last_entry_of(
@@ -32,7 +33,7 @@ async def last_entry_of(
         if digest is not None:
             digest.check(entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
         header = EntryHeader.of(entry)
-        return LastEntry(last_entry_id=header.entry_id, lac=header.lac)
+        return LastEntry(last_entry_id=header.entry_id, lac=header.lac, stored_bytes=len(entry))
     except NoSuchEntryError:
         return LastEntry(last_entry_id=NO_ENTRY, lac=NO_ENTRY)
     except BookmenderError:

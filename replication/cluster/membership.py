@@ -143,6 +143,10 @@ class Membership:
         executors = await children_if_any(self._store, fsck_executors_path(self._ur))
         return reader_count(await self.everybody(), executor_count=len(executors))
 
+    async def worker_count(self) -> int:
+        """Likewise, of workers; at least 1."""
+        return max(1, sum(node.info.half is Half.WORKER for node in await self.everybody()))
+
 
 def reader_count(nodes: Iterable[LiveNode], *, executor_count: int) -> int:
     """How many share what may be asked of a bookie (rule S10): workers, repairs by hand, executors of fsck, and

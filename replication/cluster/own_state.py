@@ -7,6 +7,7 @@ as those of draining bookies; ``findings/<ledger id>`` what a check found wrong 
 ``given_up/<ledger id>`` entries that an operator gave up (``given_up``); ``recent_copies/<session>.<n>`` copies that are to be read again (``recent_copies``);
 ``unproven/<ledger id>`` why a ledger's end cannot be proven (``unproven_ends``); ``urgent`` the leader's
 note of the most endangered (``urgent``); ``racks`` where bookies were last known to be (``rack_memory``);
+``activity`` at which bookies clients are active (``activity``);
 ``fsck/executors/<run>.<uuid>`` one ephemeral znode for each executor of fsck.
 What the auditor and fsck keep for themselves beside these, their own modules say.
 

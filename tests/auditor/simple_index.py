@@ -1,7 +1,7 @@
 """The index as it would be if memory were free: what the real one is compared with."""
 
 from auditor.index.ledger_index import IndexedLedger
-from ledgers.metadata import BookieId, LedgerMetadata
+from ledgers.metadata import BookieId, LedgerMetadata, LedgerState
 from ledgers.store import Stat
 
 
@@ -36,6 +36,10 @@ class SimpleIndex:
     @property
     def bookies(self) -> set[BookieId]:
         return {bookie for ledger in self.ledgers.values() for bookie in ledger.bookies}
+
+    @property
+    def open_ids(self) -> set[int]:
+        return {i for i, ledger in self.ledgers.items() if ledger.state is LedgerState.OPEN}
 
     def naming(self, bookie: BookieId) -> list[int]:
         return sorted(i for i, ledger in self.ledgers.items() if bookie in ledger.bookies)

@@ -83,6 +83,7 @@ def test_it_says_what_a_simple_index_says(
     assert index.unreadable == simple.unreadable.keys()
     assert index.unreadable_count == len(simple.unreadable)
     assert index.bookies == simple.bookies
+    assert index.open_ids == simple.open_ids
     assert index.ledger_ids(count_max=1_000) == simple.ids
     assert (
         index.ledger_ids(first, count_max=count_max)

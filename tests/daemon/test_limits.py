@@ -2,13 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.limits import SHARES_INTERVAL_S, keep_to_our_share, keep_to_pace
+from daemon.limits import (
+    SHARES_INTERVAL_S,
+    keep_to_our_share,
+    keep_to_pace,
+    yield_to_clients,
+)
 from daemon.operating import limits_command
 from daemon.operating.limits_command import (
     change_limits,
@@ -20,9 +26,16 @@ from daemon.operating.limits_command import (
 from daemon.option_types import Limit
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bookie.budget import Budgets
+from ledgers.bookie.bulk.flow import Activity, FlowControl, FlowLimits, flow_limits
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
+from replication.cluster.activity import (
+    STALE_AFTER_S,
+    ActivitySource,
+    ClientActivity,
+    activity_path,
+)
 from replication.cluster.membership import Half, Membership
 from replication.cluster.order_book import OrderBook, limits_place
 from replication.cluster.orders import LIMIT_RANGES, LimitsOrder
@@ -33,6 +46,7 @@ from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1
 from tests.replication.nodes import UR, node_info
 from tests.replication.overload import overload
 
@@ -162,7 +176,7 @@ def test_an_order_goes_before_the_settings() -> None:
     assert {each.key: (each.value, each.is_ordered) for each in found} == {
         "bytes_per_s": (0, True),
         "entries_per_s": (8, False),
-        "reads_in_flight_per_bookie": (64, False),
+        "reads_in_flight_per_bookie": (500, False),
         "requests_per_s": (9, False),
         "yields_to_writers": (False, True),
     }
@@ -205,15 +219,20 @@ async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() ->
 
 
 class RecordedCopying:
-    """As much of ``BulkTransfers`` as limits touch: what it was last told."""
+    """As much of ``BulkTransfers`` as limits touch: what it was last told. It copies to B1."""
 
     def __init__(self) -> None:
         self.pace = self
         self.rates: dict[str, int] = {}
-        self.yields = True
+        self.flow = FlowControl()
+        self.flow.of(B1)
 
     def set(self, **rates: int) -> None:
         self.rates = rates
+
+    @property
+    def limits(self) -> FlowLimits:
+        return self.flow.of(B1).limits
 
 
 @in_virtual_time
@@ -240,7 +259,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         ]
 
         def told() -> tuple[dict[str, int], bool, int]:
-            return copying.rates, copying.yields, budgets.reads_in_flight_max
+            return copying.rates, copying.flow.yields, budgets.reads_in_flight_max
 
         await asyncio.sleep(SOON_S)
         by_settings = ({"bytes_per_s": 7, "entries_per_s": 0}, True, 50)
@@ -334,3 +353,43 @@ async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_
         assert budgets.reads_in_flight_max == 3
 
         keeping.cancel()
+
+
+@in_virtual_time
+async def test_a_worker_keeps_to_what_the_leader_says_of_clients() -> None:
+    cluster = await Cluster.start()
+    copying, batcher = RecordedCopying(), Batcher(cluster.store, ())
+    said = ClientActivity(quiet=frozenset({B1}), copying_node_count=2)
+    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
+        source = ActivitySource(cluster.store, UR, cluster.clock)
+        yielding = yield_to_clients(
+            source,
+            node.membership,
+            cast(BulkTransfers, copying),
+            batcher,
+            clock=cluster.clock,
+        )
+        following = [tasks.create_task(work) for work in (source.run(), yielding)]
+
+        await asyncio.sleep(SOON_S)
+        alone = flow_limits(Activity.UNKNOWN, yields=True, sharer_count=1)
+        assert copying.limits == alone
+        assert batcher.linger_s == LINGER_S
+
+        await cluster.store.create(activity_path(UR), said.to_json(), with_parents=True)
+        await asyncio.sleep(SOON_S)
+        assert copying.limits.is_full_speed
+        assert batcher.linger_s == 0
+
+        active = replace(said, quiet=frozenset(), active=frozenset({B1}))
+        await cluster.store.set(activity_path(UR), active.to_json(), version=-1)
+        await asyncio.sleep(SOON_S)
+        assert copying.limits == flow_limits(Activity.ACTIVE, yields=True, sharer_count=2)
+
+        await Membership.join(cluster.store, UR, node_info("another", Half.WORKER))
+        await Membership.join(cluster.store, UR, node_info("a third", Half.WORKER))
+        await asyncio.sleep(STALE_AFTER_S + SHARES_INTERVAL_S)
+        assert copying.limits == flow_limits(Activity.UNKNOWN, yields=True, sharer_count=3)
+
+        for task in following:
+            task.cancel()

@@ -6,17 +6,16 @@ from typing import Any, cast
 
 import pytest
 
-from ledgers.bookie.bulk.gates import (
-    BURST_S,
-    GENTLE_BURST_S,
-    GENTLE_BYTES_PER_S,
-    GENTLE_ENTRIES_PER_S,
-    SMALL_TRANSFER_BYTES,
-    TRANSFER_ENTRIES,
-    GentlePace,
-    Pace,
-    Way,
+from ledgers.bookie.bulk.flow import BURST_S as FLOW_BURST_S
+from ledgers.bookie.bulk.flow import (
+    SHARED_ADDS_PER_S,
+    SHARED_BYTES_PER_S,
+    STARTING_ENTRIES,
+    Activity,
+    BookieFlow,
+    flow_limits,
 )
+from ledgers.bookie.bulk.gates import BURST_S, Pace, Way
 from ledgers.bookie.bulk.readings import AnyReading
 from tests.ledgers.bulk_cases import Scene, play
 from tests.replication.cluster import in_virtual_time
@@ -182,61 +181,57 @@ async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
     assert max(counts) < 1.1 * min(counts)
 
 
-def gentle_paces() -> tuple[GentlePace, Pace]:
-    """As copying to a target passes them."""
-    gentle, spread = GentlePace(), Pace(burst_s=GENTLE_BURST_S)
-    for pace in (gentle, spread):
-        pace.set(entries_per_s=GENTLE_ENTRIES_PER_S, bytes_per_s=GENTLE_BYTES_PER_S)
-    return gentle, spread
+def pace_of_adds() -> Pace:
+    """To a bookie whose clients are active."""
+    return BookieFlow(flow_limits(Activity.ACTIVE, yields=True, sharer_count=1)).adds
 
 
 @in_virtual_time
-async def test_a_gentle_pace_is_kept_in_small_bursts() -> None:
-    gentle, spread = gentle_paces()
-    copying = Copying(gentle, spread, quantum=60)
+async def test_beside_clients_entries_are_added_in_small_bursts() -> None:
+    copying = Copying(pace_of_adds(), quantum=60)
 
     await copied_in_a_minute(copying)
 
-    assert copying.entry_count == pytest.approx(GENTLE_ENTRIES_PER_S * MINUTE_S, rel=0.02)
+    assert copying.entry_count == pytest.approx(SHARED_ADDS_PER_S * MINUTE_S, rel=0.02)
     burst: dict[float, int] = {}
     for at_s, count in copying.passages:
         burst[at_s] = burst.get(at_s, 0) + count
-    assert max(burst.values()) <= GENTLE_ENTRIES_PER_S * GENTLE_BURST_S
+    assert max(burst.values()) <= SHARED_ADDS_PER_S * FLOW_BURST_S
 
 
 @in_virtual_time
-async def test_a_gentle_pace_counts_bytes_where_entries_are_large() -> None:
-    copying = Copying(*gentle_paces(), expected_bytes=65_536, quantum=60)
+async def test_beside_clients_bytes_count_where_entries_are_large() -> None:
+    copying = Copying(pace_of_adds(), expected_bytes=65_536, quantum=60)
 
     await copied_in_a_minute(copying)
 
     copied_bytes = copying.entry_count * copying.expected_bytes
-    assert copied_bytes == pytest.approx(GENTLE_BYTES_PER_S * MINUTE_S, rel=0.02)
+    assert copied_bytes == pytest.approx(SHARED_BYTES_PER_S * MINUTE_S, rel=0.02)
 
 
 @in_virtual_time
-async def test_a_gentle_pace_takes_small_transfers_for_what_they_cost_besides() -> None:
-    gentle, spread = gentle_paces()
-    transfers = [Copying(gentle, spread, quantum=10, is_small=True) for _ in range(3_000)]
+async def test_beside_clients_a_small_transfer_counts_for_what_it_costs_besides() -> None:
+    pace = pace_of_adds()
+    transfers = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
 
     began_s = asyncio.get_running_loop().time()
     await copied_in_a_minute(*transfers)
 
     took_s = max(at_s for transfer in transfers for at_s, _ in transfer.passages) - began_s
-    assert took_s == pytest.approx(3_000 * (10 + TRANSFER_ENTRIES) / GENTLE_ENTRIES_PER_S, rel=0.1)
+    assert took_s == pytest.approx(3_000 * (10 + STARTING_ENTRIES) / SHARED_ADDS_PER_S, rel=0.1)
 
 
 @in_virtual_time
-async def test_small_and_large_transfers_share_a_gentle_pace() -> None:
-    paces = gentle_paces()
-    large = Copying(*paces, quantum=60)
-    small = [Copying(*paces, quantum=10, is_small=True) for _ in range(3_000)]
+async def test_small_and_large_transfers_share_a_pace() -> None:
+    pace = pace_of_adds()
+    large = Copying(pace, quantum=60)
+    small = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
 
     await copied_in_a_minute(large, *small)
 
     assert all(transfer.entry_count for transfer in small)
-    taken = 3_001 * TRANSFER_ENTRIES + sum(copying.entry_count for copying in (large, *small))
-    assert taken == pytest.approx(GENTLE_ENTRIES_PER_S * MINUTE_S, rel=0.02)
+    taken = 3_001 * STARTING_ENTRIES + sum(copying.entry_count for copying in (large, *small))
+    assert taken == pytest.approx(SHARED_ADDS_PER_S * MINUTE_S, rel=0.02)
 
 
 # --- In transfers ------------------------------------------------------------------------------
@@ -338,37 +333,37 @@ def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "entry_bytes", "in_runs", "pace_name"),
+    ("in_runs", "of_target", "pace_name"),
     [
-        pytest.param(TRANSFER_ENTRIES, 1_000, False, None, id="a small one"),
-        pytest.param(TRANSFER_ENTRIES + 2, 1_000, True, "_spread", id="of many entries"),
-        pytest.param(TRANSFER_ENTRIES + 2, 1_000, False, "_spread_singly", id="one by one"),
-        pytest.param(2, SMALL_TRANSFER_BYTES, False, "_spread", id="of large entries"),
+        pytest.param(True, True, "adds", id="adds"),
+        pytest.param(True, False, "reads", id="reads"),
+        pytest.param(False, False, "single_reads", id="reads one by one"),
     ],
 )
-def test_only_small_transfers_pass_together(
-    count: int, entry_bytes: int, in_runs: bool, pace_name: str | None
+def test_copies_keep_to_what_each_bookie_is_asked_for(
+    in_runs: bool, of_target: bool, pace_name: str
 ) -> None:
+    count = 100
+
     async def act(scene: Scene) -> None:
-        scene.fill(range(count), payload=bytes(entry_bytes))
-        for name in ("_spread", "_spread_singly"):
-            getattr(scene.bulk, name).set(entries_per_s=1, bytes_per_s=0)
-            getattr(scene.bulk, name).take(Copying(Pace()), 1)  # the first passes always
+        scene.fill(range(count))
+        bookie = scene.target if of_target else scene.a
+        pace: Pace = getattr(scene.bulk.flow.of(bookie.bookie_id), pace_name)
+        pace.set(entries_per_s=1, bytes_per_s=0)
+        pace.take(cast(AnyReading, Copying(Pace())), 1)  # the first passes always
         shape = scene.runs if in_runs else scene.halves
-        copying = asyncio.create_task(scene.run(shape(count, entry_bytes_hint=entry_bytes)))
-        await scene.run(shape(count, target=None))  # as long as the copy would take
-        await scene.settle()
+        copying = asyncio.create_task(scene.run(shape(count)))
+        await scene.run(shape(count, reads={scene.b.bookie_id: range(count)}, target=None))
+        await scene.settle()  # as long as the copy would take
 
-        assert copying.done() is (pace_name is None)
-        if pace_name is not None:
-            getattr(scene.bulk, pace_name).set(entries_per_s=0, bytes_per_s=0)
-        # The other pace would hold it longer.
-        assert (await asyncio.wait_for(copying, count / 2)).entry_count == count
+        assert not copying.done()
+        pace.set(entries_per_s=0, bytes_per_s=0)
+        assert (await copying).entry_count == count
 
-    play(act, yields=True, reads_batches=True)
+    play(act, reads_batches=True)
 
 
-def test_copies_of_large_entries_keep_to_a_gentle_pace_in_bytes() -> None:
+def test_copies_of_large_entries_keep_to_a_pace_in_bytes_beside_clients() -> None:
     count, entry_bytes = 300, 100_000
 
     async def act(scene: Scene) -> None:
@@ -378,23 +373,39 @@ def test_copies_of_large_entries_keep_to_a_gentle_pace_in_bytes() -> None:
 
         await scene.run(scene.halves(count, entry_bytes_hint=entry_bytes))
 
-        least_s = count * entry_bytes / GENTLE_BYTES_PER_S - GENTLE_BURST_S
+        least_s = count * entry_bytes / SHARED_BYTES_PER_S - FLOW_BURST_S
         assert loop.time() - began_s >= 0.9 * least_s
 
     play(act, yields=True)
 
 
-def test_the_gentle_pace_is_lifted_when_writers_no_longer_go_first() -> None:
+def test_copies_that_wait_go_on_at_once_when_clients_no_longer_go_first() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
-        scene.bulk._gentle.set(entries_per_s=1, bytes_per_s=0)
+        adds = scene.bulk.flow.of(scene.target.bookie_id).adds
+        adds.set(entries_per_s=1, bytes_per_s=0)
         copying = asyncio.create_task(scene.run(scene.halves(500)))
         await scene.run(scene.halves(500, target=None))  # as long as the copy would take
         assert not copying.done()
 
-        scene.bulk.yields = False
+        scene.bulk.flow.yields = False
 
         assert (await copying).entry_count == 500
-        assert scene.bulk._gentle.take(cast(AnyReading, Copying(Pace())), 1_000_000) == 1_000_000
+        assert adds.take(cast(AnyReading, Copying(Pace())), 1_000_000) == 1_000_000
+
+    play(act, yields=True)
+
+
+def test_copies_that_wait_go_on_at_once_when_clients_are_gone() -> None:
+    async def act(scene: Scene) -> None:
+        scene.fill(range(500))
+        scene.bulk.flow.of(scene.target.bookie_id).adds.set(entries_per_s=1, bytes_per_s=0)
+        copying = asyncio.create_task(scene.run(scene.halves(500)))
+        await scene.run(scene.halves(500, target=None))  # as long as the copy would take
+        assert not copying.done()
+
+        scene.bulk.flow.tell(lambda bookie: Activity.QUIET, sharer_count=1)
+
+        assert (await copying).entry_count == 500
 
     play(act, yields=True)

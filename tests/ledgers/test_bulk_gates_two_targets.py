@@ -7,20 +7,14 @@ from typing import Any, cast
 import pytest
 
 from ledgers.bookie.budget import Window
-from ledgers.bookie.bulk.gates import (
-    GENTLE_BURST_S,
-    GENTLE_BYTES_PER_S,
-    GENTLE_ENTRIES_PER_S,
-    GentlePace,
-    Pace,
-    Way,
-    WindowGate,
-)
+from ledgers.bookie.bulk.gates import Pace, Way, WindowGate
 from ledgers.bookie.bulk.readings import AnyReading
 from tests.replication.cluster import in_virtual_time
 
 QUANTUM = 16
 ENTRY_BYTES = 1_000
+PACE_PER_S = 12_000
+"""Of an operator, for all targets together."""
 
 
 @dataclass(slots=True, eq=False)
@@ -78,13 +72,12 @@ class Copying:
 async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up_the_pace(
     copying_counts: tuple[int, int], slow_window: int, slow_reply_s: float
 ) -> None:
-    gentle, spread, pace = GentlePace(), Pace(burst_s=GENTLE_BURST_S), Pace()
-    for each in (gentle, spread):
-        each.set(entries_per_s=GENTLE_ENTRIES_PER_S, bytes_per_s=GENTLE_BYTES_PER_S)
+    pace = Pace()
+    pace.set(entries_per_s=PACE_PER_S, bytes_per_s=0)
     memory = WindowGate(Window(count_max=32_768, bytes_max=32 << 20))
     windows = [WindowGate(Window(count_max=n, bytes_max=8 << 20)) for n in (1_000, slow_window)]
     fast, slow = (
-        [Copying(Way(gentle, spread, pace, window, memory), reply_s) for _ in range(count)]
+        [Copying(Way(pace, window, memory), reply_s) for _ in range(count)]
         for window, reply_s, count in zip(
             windows, (0.003, slow_reply_s), copying_counts, strict=True
         )
@@ -95,13 +88,12 @@ async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up
         await asyncio.sleep(0.25)
         for window in (*windows, memory):
             window.unpark_if_free()
-    for each in (gentle, spread, pace):
-        each.close()
+    pace.close()
 
     assert all(copying.acknowledged_count for copying in slow)
     could_s = slow_window / slow_reply_s  # were it alone
     slow_rate = sum(copying.acknowledged_count for copying in slow) / 10
-    assert slow_rate > 0.15 * min(could_s, GENTLE_ENTRIES_PER_S / 2)
+    assert slow_rate > 0.15 * min(could_s, PACE_PER_S / 2)
 
 
 @pytest.mark.parametrize("share", [0.6, 1.0, 1.2], ids=["more than half", "all", "more than all"])

@@ -15,6 +15,7 @@ from auditor.findings import Finding, read_findings
 from auditor.records import last_audit, last_drains, read_absences, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
+from replication.cluster.activity import ClientActivity, activity_path, read_activity
 from replication.cluster.membership import live_nodes
 from replication.cluster.order_book import (
     OrderBook,
@@ -46,7 +47,7 @@ from replication.reasons import Reason
 from replication.waiting.notes import WaitingNote, WaitingNotes
 from replication.waiting.world import World
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.ledger_values import B1
+from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, UR, node_info
 
 Read = Callable[[MemoryStore], Awaitable[object]]
@@ -65,6 +66,12 @@ class Reader:
 async def read_orders(store: MemoryStore) -> Orders:
     """As they are followed: what cannot be read is told of besides."""
     return replace(await OrderBook(store, UR).read(), unreadable=())
+
+
+async def read_activity_now(store: MemoryStore) -> ClientActivity | None:
+    stat = await store.exists(activity_path(UR))
+    assert stat is not None
+    return await read_activity(store, UR, now_ms=stat.mtime_ms)
 
 
 async def read_hold(store: MemoryStore) -> HoldOrder | None:
@@ -120,7 +127,15 @@ CAUSES = {
     "bookies": {B1: {"cause": "lost", "since_ms": 5, "ended_ms": 7}},
 }
 
+ACTIVITY = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
+
 READERS = {
+    "activity": Reader(
+        path=activity_path(UR),
+        good=ACTIVITY.to_json(),
+        read=read_activity_now,
+        nothing=None,
+    ),
     "a drain": Reader(
         path=drain_place(UR, B1).path,
         good=DrainOrder(since_ms=5, may_fence=True).to_json(),

@@ -16,12 +16,14 @@ from collections.abc import Sequence
 import structlog
 
 from ledgers.bookie.budget import ReadBudget
+from ledgers.bookie.bulk.flow import BookieFlow
 from ledgers.bookie.bulk.frames import (
     BATCH_ENTRY,
     BATCH_REPLY,
     BATCH_REPLY_BYTES,
     BATCH_WORD,
 )
+from ledgers.bookie.bulk.gates import Pace
 from ledgers.bookie.bulk.inbox import Inbox
 from ledgers.bookie.bulk.job import Job, Writing
 from ledgers.bookie.bulk.lane import Common
@@ -48,9 +50,14 @@ class BatchReads(SourceLane[BatchReading]):
     """The connection to one bookie for batch reads. ``singles`` takes over what it refuses."""
 
     def __init__(
-        self, bookie: BookieId, common: Common, budget: ReadBudget, singles: SingleReads
+        self,
+        bookie: BookieId,
+        common: Common,
+        budget: ReadBudget,
+        flow: BookieFlow,
+        singles: SingleReads,
     ) -> None:
-        super().__init__(bookie, common, budget)
+        super().__init__(bookie, common, budget, flow)
         self._singles = singles
         self._asked: dict[int, BatchReading] = {}
         """By the id of the request."""
@@ -81,6 +88,10 @@ class BatchReads(SourceLane[BatchReading]):
     def _may_ask(self) -> bool:
         """Whether it was seen that the bookie answers batch reads, or is to be found out now."""
         return self._is_proven or not self._asked
+
+    @property
+    def pace(self) -> Pace:
+        return self._flow.reads
 
     def _take_reads(self, count: int, entry_bytes: int) -> int:
         if self._budget.take(1, count * entry_bytes):

@@ -1,7 +1,7 @@
 """What entries need before they are asked for, and the waiting lines where it lacks.
 
-A transfer's entries pass its gates in turn: the paces that copying is kept to, the window of the
-target, the memory of the process. Each grants credit for so many of them, or parks the reading until
+A transfer's entries pass its gates in turn: the paces of their source and of their target, the pace that an operator
+set, the window of the target, the memory of the process. ``flow`` says how narrow they are. Each grants credit for so many of them, or parks the reading until
 it can. First come, first served: nobody overtakes those that wait, so that no ledger starves. (The
 last hurdle, the source's own ``ReadBudget``, is no gate: there a whole connection waits in line.)
 """
@@ -18,24 +18,6 @@ if TYPE_CHECKING:
 
 BURST_S = 0.1
 """A pace may be caught up with for so long: what is not used by then is lost."""
-GENTLE_ENTRIES_PER_S = 12_000
-"""Of a node, while writers go first. Where two cores carried five bookies and their writer this was about
-a quarter of what there was to be had, and several times what Java's worker takes."""
-GENTLE_SINGLE_READS_PER_S = 6_000
-"""Of these, small entries that are read one by one, as stripes mostly are: each is a request of its own, which costs its
-bookie about what two do that are read in a batch. At 12,000 a second a writer's 99th percentile was 1.8 times the quiet
-one, at 6,000 it is 1.2 times, and a striped ledger is still whole three times sooner than by Java's worker."""
-GENTLE_BYTES_PER_S = 250_000_000
-"""Likewise, where entries are large: as much as those two cores could copy, and no more where there is more to be
-had. It spares a writer little: a bookie that is given 64 KB entries made its adds wait at 60 MB a second, too."""
-GENTLE_BURST_S = 0.02
-"""A writer waits behind a whole burst of entries. Transfers may begin in longer ones, and small ones are not spread
-at all: a few at a time, more often, costs everybody more CPU than it spares the writer."""
-TRANSFER_ENTRIES = 30
-"""A gentle pace counts each transfer as so many entries more than it has: most of what a small ledger costs the
-machine is its check, its metadata and its place in the queue, however few its entries."""
-SMALL_TRANSFER_BYTES = 64 * 1024
-"""A transfer is small up to here, and up to ``TRANSFER_ENTRIES``."""
 
 
 class Gate(ABC):
@@ -103,6 +85,10 @@ class Way:
 
     def __init__(self, *gates: Gate) -> None:
         self._gates = gates
+
+    def behind(self, *gates: Gate) -> "Way":
+        """The same way with others before it."""
+        return Way(*gates, *self._gates)
 
     def take(self, reading: "AnyReading", count: int) -> int:
         """Pass with up to ``count`` entries of a reading; 0: it was parked at one of the gates."""
@@ -193,13 +179,21 @@ class Pace(Gate):
 
     The first entry for which there is any credit passes, however large, and the debt is paid off
     before the next: so the average holds, and an entry larger than a burst is not stuck.
+
+    ``starting_entries``: a transfer counts as so many entries more, when the first of it passes.
     """
 
-    def __init__(self, *, burst_s: float = BURST_S) -> None:
+    def __init__(self, *, burst_s: float = BURST_S, starting_entries: int = 0) -> None:
         super().__init__()
         self._entries = _Bucket(burst_s)
         self._bytes = _Bucket(burst_s)
+        self._starting_entries = starting_entries
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_limiting(self) -> bool:
+        """Whether readings wait for it."""
+        return bool(self._parked)
 
     def set(self, *, bytes_per_s: int, entries_per_s: int) -> None:
         """From now on, for those too that wait already."""
@@ -207,6 +201,13 @@ class Pace(Gate):
         self._bytes.set_rate(bytes_per_s, now_s)
         self._entries.set_rate(entries_per_s, now_s)
         self._wait()
+
+    def take(self, reading: "AnyReading", count: int) -> int:
+        granted_count = super().take(reading, count)
+        if granted_count and self._starting_entries and not reading.job.is_begun:
+            reading.job.is_begun = True
+            self._entries.balance -= self._starting_entries
+        return granted_count
 
     def park(self, reading: "AnyReading") -> None:
         super().park(reading)
@@ -245,30 +246,14 @@ class Pace(Gate):
             delay_s = max(bucket.delay_s(loop.time()) for bucket in (self._entries, self._bytes))
             self._timer = loop.call_later(delay_s, self._unpark)
 
+    def _weight(self, reading: "AnyReading") -> int:
+        starting = 0 if reading.job.is_begun else self._starting_entries
+        return super()._weight(reading) + starting
+
     def _unpark(self) -> None:
         self._timer = None
         self._let_go(self._entries.balance, self._bytes.balance)
         self._wait()
-
-
-class GentlePace(Pace):
-    """The pace of copying while writers go first, whatever else is allowed.
-
-    Bookies that are busy are asked less than that (see ``yielding``); but where bookies, their writers and
-    we share cores, all reply times grow before any queue does, and only doing less helps. For all but small transfers
-    a second, plain pace comes after it, so that what it lets go at once is spread: of the same rate, or slower where
-    entries are read one by one.
-    """
-
-    def take(self, reading: "AnyReading", count: int) -> int:
-        granted_count = super().take(reading, count)
-        if granted_count and not reading.job.is_begun:
-            reading.job.is_begun = True
-            self._entries.balance -= TRANSFER_ENTRIES
-        return granted_count
-
-    def _weight(self, reading: "AnyReading") -> int:
-        return super()._weight(reading) + (0 if reading.job.is_begun else TRANSFER_ENTRIES)
 
 
 _UNLIMITED = 1 << 62

@@ -49,7 +49,7 @@ class Job:
     """One transfer on its way: its counts, its readings, its writing, and the future of its result."""
 
     def __init__(self, transfer: Transfer, totals: Totals, *, way: "Way", check_way: "Way") -> None:
-        """``way``: of its entries; ``check_way``: of those that are only to be checked."""
+        """``way``: of its entries, but for the pace of their source; ``check_way``: of those that are only to be checked."""
         self.transfer = transfer
         self.way = way
         self.check_way = check_way
@@ -67,7 +67,7 @@ class Job:
         self.is_weighed = False
         """Whether an entry has been seen, so that ``expected_bytes`` is more than the caller's guess."""
         self.is_begun = False
-        """Whether the gentle pace has let any of it through."""
+        """Whether any of it has passed the pace of its target."""
         self.is_over = False
         self._good_count = 0
         self._good_bytes = 0

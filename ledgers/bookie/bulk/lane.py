@@ -42,8 +42,6 @@ class Common:
     writes_bytes_max: int
     frame_bytes_max: int = FRAME_BYTES_MAX
     receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
-    yields: bool = True
-    """Whether a bookie is asked less while its replies grow slower."""
     is_paused: bool = False
     """Whether no new reads are to be issued."""
     is_closed: bool = False

@@ -64,7 +64,7 @@ class AnyReading(ABC):
         self.job = job
         self.writing = writing
         """The job's, where the entries are to be written; None where to see them is enough."""
-        self.way = job.check_way if writing is None else job.way
+        self.way = job.check_way if writing is None else job.way.behind(lane.pace)
         self.lane = lane
         self.ledger_id = job.ledger_id
         self.check = job.check_for(lane.bookie)

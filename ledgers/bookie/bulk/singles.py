@@ -6,6 +6,7 @@
 from collections.abc import Sequence
 
 from ledgers.bookie.bulk.frames import READ_REPLY, READ_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
+from ledgers.bookie.bulk.gates import Pace
 from ledgers.bookie.bulk.job import Job, Writing, is_first_choice
 from ledgers.bookie.bulk.readings import Reading
 from ledgers.bookie.bulk.source import Failure, SourceLane, Stretch
@@ -19,6 +20,10 @@ class SingleReads(SourceLane[Reading]):
 
     def reading(self, job: Job, entry_ids: Sequence[int], writing: Writing | None) -> Reading:
         return Reading(job, self, entry_ids, writing)
+
+    @property
+    def pace(self) -> Pace:
+        return self._flow.single_reads
 
     def _take_reads(self, count: int, entry_bytes: int) -> int:
         room_count = self._limit() - self._in_flight

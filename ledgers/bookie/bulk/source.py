@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from ledgers.bookie.budget import ReadBudget, Waiter
+from ledgers.bookie.bulk.flow import BookieFlow, ReplyTimes
+from ledgers.bookie.bulk.gates import Pace
 from ledgers.bookie.bulk.inbox import Inbox
 from ledgers.bookie.bulk.job import QUANTUM_BYTES, Job, Writing, forget
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.bulk.readings import AnyReading
 from ledgers.bookie.protocol.status import Status
-from ledgers.bookie.yielding import Yielding
 from ledgers.bookies import Answer
 from ledgers.errors import BookmenderError, NoAnswerError, NoSuchEntryError, UnreadableError
 from ledgers.metadata import BookieId
@@ -41,9 +42,12 @@ class SourceLane(Lane, Generic[R]):
     go on; where the second lacks, the lane waits in line.
     """
 
-    def __init__(self, bookie: BookieId, common: Common, budget: ReadBudget) -> None:
+    def __init__(
+        self, bookie: BookieId, common: Common, budget: ReadBudget, flow: BookieFlow
+    ) -> None:
         super().__init__(bookie, common)
         self._budget = budget
+        self._flow = flow
         self._readings: dict[int, list[R]] = {}
         """By ledger id, in the order in which they began."""
         self._ring: deque[R] = deque()
@@ -51,7 +55,7 @@ class SourceLane(Lane, Generic[R]):
         self._in_line: Waiter | None = None
         self._in_flight = 0
         """Requests of ours that the bookie has not answered."""
-        self._yielding = Yielding(cap=budget.count_max)
+        self._reply_times = ReplyTimes(cap=budget.count_max)
         self._stopwatch = Stopwatch()
         self._ailing_until_s = 0.0
         self._is_awake = False
@@ -70,6 +74,11 @@ class SourceLane(Lane, Generic[R]):
     def reading(self, job: Job, entry_ids: Sequence[int], writing: Writing | None) -> R:
         """Entries of a job, to be begun here. ``writing``: what becomes of them, if anything."""
 
+    @property
+    @abstractmethod
+    def pace(self) -> Pace:
+        """What entries that are to be copied pass first."""
+
     @abstractmethod
     def _take_reads(self, count: int, entry_bytes: int) -> int:
         """Of this bookie's budget, for up to ``count`` entries of one turn; how many are granted.
@@ -79,8 +88,8 @@ class SourceLane(Lane, Generic[R]):
 
     def _limit(self) -> int:
         """Requests that may be in flight, besides what the budget says."""
-        self._yielding.cap = self._budget.count_max
-        return self._yielding.limit if self._common.yields else self._budget.count_max
+        cap = self._reply_times.cap = self._budget.count_max
+        return self._reply_times.limit if self._flow.limits.is_by_reply_times else cap
 
     def _may_ask(self) -> bool:
         """Whether one more request may be made now. If not, a reply changes that."""
@@ -171,7 +180,7 @@ class SourceLane(Lane, Generic[R]):
         if not reading.is_over:
             for entry_id, code, taken_bytes in stretch.failures:
                 if code == Status.ETOOMANYREQUESTS.v2_code:
-                    self._yielding.note_busy()
+                    self._reply_times.note_busy()
                 reading.way.give_back(taken_bytes, count=1)
                 reading.job.add_failure(reading, entry_id, _answer(code))
             if stretch.left_out_count:
@@ -215,8 +224,8 @@ class SourceLane(Lane, Generic[R]):
         now_s = self._loop.time()
         latency_s = self._stopwatch.read(now_s)
         if latency_s is not None:
-            is_limiting = self._in_flight >= self._yielding.limit
-            self._yielding.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
+            is_limiting = self._in_flight >= self._reply_times.limit
+            self._reply_times.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
 
     # --- Targets that must send first ----------------------------------------------------------
 
@@ -289,7 +298,7 @@ class SourceLane(Lane, Generic[R]):
 
     @property
     def reply_s(self) -> float:
-        return self._yielding.reply_s
+        return self._reply_times.reply_s
 
     def _ail(self) -> None:
         self._ailing_until_s = self._loop.time() + AILING_S

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ledgers.bookie.budget import Window
+from ledgers.bookie.bulk.flow import BookieFlow, ReplyTimes
 from ledgers.bookie.bulk.frames import ADD_REPLY_WORD, REPLY, REPLY_BYTES, REPLY_PACKET_BYTES
 from ledgers.bookie.bulk.gates import WindowGate
 from ledgers.bookie.bulk.inbox import Inbox
 from ledgers.bookie.bulk.job import Writing, forget, is_first_choice
 from ledgers.bookie.bulk.lane import LATE_TIMEOUTS, Common, Lane, Stopwatch
 from ledgers.bookie.protocol.status import Status
-from ledgers.bookie.yielding import Yielding
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -32,15 +32,16 @@ class TargetLane(Lane):
     acknowledged, so that what was read always has a place to go.
     """
 
-    def __init__(self, bookie: BookieId, common: Common) -> None:
+    def __init__(self, bookie: BookieId, common: Common, flow: BookieFlow) -> None:
         super().__init__(bookie, common)
+        self._flow = flow
         self.gate = WindowGate(
             Window(count_max=common.writes_in_flight_max, bytes_max=common.writes_bytes_max),
             is_open=False,
         )
         self._writings: dict[int, list[Writing]] = {}
         """By ledger id, in the order in which they began."""
-        self._yielding = Yielding(cap=common.writes_in_flight_max)
+        self._reply_times = ReplyTimes(cap=common.writes_in_flight_max)
         self._stopwatch = Stopwatch()
         self._is_full = False
         self._held_sources: dict[SourceLane[Any], None] = {}
@@ -139,19 +140,20 @@ class TargetLane(Lane):
         latency_s = self._stopwatch.read(now_s)
         if latency_s is not None:
             is_limiting = self.gate.is_limiting
-            self._yielding.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
+            self._reply_times.note_reply(latency_s, is_limiting=is_limiting, now_s=now_s)
             self.keep_to_limit()
 
     def keep_to_limit(self) -> None:
         """Let as much be on its way as is right for the bookie now."""
-        cap = self._yielding.cap
-        self.gate.window.count_max = self._yielding.limit if self._common.yields else cap
+        times = self._reply_times
+        is_by_reply_times = self._flow.limits.is_by_reply_times
+        self.gate.window.count_max = times.limit if is_by_reply_times else times.cap
 
     def _refusal(self, code: int, ledger_id: int, entry_id: int) -> BookmenderError:
         error = Status.of_v2(code).error
         assert error is not None, code
         if error is BusyError:
-            self._yielding.note_busy()
+            self._reply_times.note_busy()
             self.keep_to_limit()
         return error(
             "the target refused an entry",

@@ -11,18 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from ledgers.bookie.budget import Budgets, ReadBudget, Window
 from ledgers.bookie.bulk.batches import BatchReads
-from ledgers.bookie.bulk.gates import (
-    GENTLE_BURST_S,
-    GENTLE_BYTES_PER_S,
-    GENTLE_ENTRIES_PER_S,
-    GENTLE_SINGLE_READS_PER_S,
-    SMALL_TRANSFER_BYTES,
-    TRANSFER_ENTRIES,
-    GentlePace,
-    Pace,
-    Way,
-    WindowGate,
-)
+from ledgers.bookie.bulk.flow import BookieFlow, FlowControl
+from ledgers.bookie.bulk.gates import Pace, Way, WindowGate
 from ledgers.bookie.bulk.job import Job, Totals, Writing
 from ledgers.bookie.bulk.lane import Common, Lane
 from ledgers.bookie.bulk.readings import BATCH_ENTRY_BYTES_MAX, has_runs
@@ -54,8 +44,10 @@ class BulkTransfers:
     unestablished. ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry
     is asked of its source until the target acknowledged it. ``memory_entries_max``,
     ``memory_bytes_max``: likewise, of all together. ``reads_batches``: whether runs of entries
-    are read in batches, of bookies that know them. ``yields``: see the property. ``paces_reads``: whether
+    are read in batches, of bookies that know them. ``yields``: as of ``FlowControl``. ``paces_reads``: whether
     the pace is also that of reading alone.
+
+    ``flow`` is told whose clients are active; ``pace`` is an operator's.
     """
 
     def __init__(
@@ -79,16 +71,13 @@ class BulkTransfers:
             timeout_s=timeout_s,
             writes_in_flight_max=writes_in_flight_max,
             writes_bytes_max=writes_bytes_max,
-            yields=yields,
         )
+        self.flow = FlowControl(yields=yields)
         self._sources: dict[BookieId, Source] = {}
         self._targets: dict[BookieId, TargetLane] = {}
         self._next_check: asyncio.TimerHandle | None = None
         self.totals = Totals()
         self.pace = Pace()
-        self._gentle = GentlePace()
-        self._spread, self._spread_singly = (Pace(burst_s=GENTLE_BURST_S) for _ in range(2))
-        self._keep_gentle(yields)
         self.memory = WindowGate(Window(count_max=memory_entries_max, bytes_max=memory_bytes_max))
         # A worker's pace is of copying: the reads of its checks are let pass.
         self._check_way = Way(self.pace, self.memory) if paces_reads else Way(self.memory)
@@ -109,27 +98,14 @@ class BulkTransfers:
         source = self._sources.get(bookie)
         return Standing() if source is None else source.standing
 
-    @property
-    def yields(self) -> bool:
-        """Whether writers go first: copying keeps to a gentle pace, and a bookie is asked less while its
-        replies grow slower. May be set at any time."""
-        return self._common.yields
-
-    @yields.setter
-    def yields(self, yields: bool) -> None:
-        self._common.yields = yields
-        self._keep_gentle(yields)
-        for target in self._targets.values():
-            target.keep_to_limit()
-        self._wake_all()
-
     def pause(self) -> None:
         """Issue no new reads; what was asked before is still taken in and passed on."""
         self._common.is_paused = True
 
     def resume(self) -> None:
         self._common.is_paused = False
-        self._wake_all()
+        for source in self._sources.values():
+            source.wake()
 
     def bookie_returned(self, bookie: BookieId) -> None:
         """It registered anew: connect at once, and find out again whether it knows batch reads."""
@@ -143,37 +119,16 @@ class BulkTransfers:
         if self._next_check is not None:
             self._next_check.cancel()
         self.pace.close()
-        self._gentle.close()
-        self._spread.close()
-        self._spread_singly.close()
+        self.flow.close()
         for lane in self._lanes():
             await lane.close()
 
     def _way(self, transfer: Transfer) -> Way:
-        """Scarcest first."""
+        """Scarcest first. Before it comes the pace of the source."""
         if transfer.target is None:
             return self._check_way
-        paces: tuple[Pace, ...] = (self._gentle, self.pace)
-        if not _is_small(transfer):
-            paces = (self._gentle, self._spread_of(transfer), self.pace)
-        return Way(*paces, self._target(transfer.target).gate, self.memory)
-
-    def _spread_of(self, transfer: Transfer) -> Pace:
-        asked = ((bookie, entry_ids) for bookie, entry_ids in transfer.reads.items() if entry_ids)
-        is_batched = all(self._is_batched(transfer, *each) for each in asked)
-        is_large = transfer.entry_bytes_hint > BATCH_ENTRY_BYTES_MAX
-        return self._spread if is_batched or is_large else self._spread_singly
-
-    def _keep_gentle(self, yields: bool) -> None:
-        for pace, entries_per_s in (
-            (self._gentle, GENTLE_ENTRIES_PER_S),
-            (self._spread, GENTLE_ENTRIES_PER_S),
-            (self._spread_singly, GENTLE_SINGLE_READS_PER_S),
-        ):
-            if yields:
-                pace.set(bytes_per_s=GENTLE_BYTES_PER_S, entries_per_s=entries_per_s)
-            else:
-                pace.set(bytes_per_s=0, entries_per_s=0)
+        adds = self.flow.of(transfer.target).adds
+        return Way(adds, self.pace, self._target(transfer.target).gate, self.memory)
 
     def _start(self, job: Job) -> None:
         transfer = job.transfer
@@ -205,15 +160,17 @@ class BulkTransfers:
     def _source(self, bookie: BookieId) -> "Source":
         source = self._sources.get(bookie)
         if source is None:
-            source = self._sources[bookie] = Source(
-                bookie, self._common, self._budgets.reads(bookie)
-            )
+            flow, budget = self.flow.of(bookie), self._budgets.reads(bookie)
+            source = self._sources[bookie] = Source(bookie, self._common, budget, flow)
+            flow.on_change(source.wake)
         return source
 
     def _target(self, bookie: BookieId) -> TargetLane:
         lane = self._targets.get(bookie)
         if lane is None:
-            lane = self._targets[bookie] = TargetLane(bookie, self._common)
+            flow = self.flow.of(bookie)
+            lane = self._targets[bookie] = TargetLane(bookie, self._common, flow)
+            flow.on_change(lane.keep_to_limit)
         return lane
 
     def _check_progress(self) -> None:
@@ -230,11 +187,6 @@ class BulkTransfers:
             delay_s = min(self._common.timeout_s / CHECKS_PER_TIMEOUT, CHECK_INTERVAL_MAX_S)
             self._next_check = loop.call_later(delay_s, self._check_progress)
 
-    def _wake_all(self) -> None:
-        for source in self._sources.values():
-            for lane in source.lanes:
-                lane.wake()
-
     def _lanes_to(self, transfer: Transfer) -> Iterator[Lane]:
         """Yield the lanes that were made so far to the bookies of a transfer."""
         for bookie in {*transfer.reads, *transfer.checks}:
@@ -248,18 +200,15 @@ class BulkTransfers:
         return [*(lane for source in sources for lane in source.lanes), *self._targets.values()]
 
 
-def _is_small(transfer: Transfer) -> bool:
-    count = transfer.asked_count
-    return count <= TRANSFER_ENTRIES and count * transfer.entry_bytes_hint <= SMALL_TRANSFER_BYTES
-
-
 class Source:
     """One bookie to read from: a connection for single entries, and one for batches."""
 
-    def __init__(self, bookie: BookieId, common: Common, budget: ReadBudget) -> None:
+    def __init__(
+        self, bookie: BookieId, common: Common, budget: ReadBudget, flow: BookieFlow
+    ) -> None:
         self._budget = budget
-        self.singles = SingleReads(bookie, common, budget)
-        self.batches = BatchReads(bookie, common, budget, self.singles)
+        self.singles = SingleReads(bookie, common, budget, flow)
+        self.batches = BatchReads(bookie, common, budget, flow, self.singles)
 
     @property
     def standing(self) -> Standing:
@@ -270,6 +219,10 @@ class Source:
             waiting_bytes=singles.waiting_bytes + batches.waiting_bytes + self._budget.entry_bytes,
             reply_s=max(singles.reply_s, batches.reply_s),
         )
+
+    def wake(self) -> None:
+        for lane in self.lanes:
+            lane.wake()
 
     @property
     def lanes(self) -> tuple[SingleReads, BatchReads]:

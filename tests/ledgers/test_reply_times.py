@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ledgers.bookie.yielding import ROUND_SAMPLES, TRIAL_INTERVAL_S, TRIAL_ROUNDS, Yielding
+from ledgers.bookie.bulk.flow import ROUND_SAMPLES, TRIAL_INTERVAL_S, TRIAL_ROUNDS, ReplyTimes
 
 CAP = 1_000
 
@@ -24,13 +24,13 @@ class Queue:
     def latency_s(self, in_flight: int) -> float:
         return max(self.base_s, (in_flight + self.others_in_flight) * self.service_s)
 
-    def run(self, yielding: Yielding, duration_s: float, *, noise: random.Random) -> None:
+    def run(self, times: ReplyTimes, duration_s: float, *, noise: random.Random) -> None:
         """Ask as much as is allowed, and see one reply time after the other."""
         end_s = self.now_s + duration_s
         while self.now_s < end_s:
-            latency_s = self.latency_s(yielding.limit) * noise.uniform(0.8, 1.2)
+            latency_s = self.latency_s(times.limit) * noise.uniform(0.8, 1.2)
             self.now_s += latency_s
-            yielding.note_reply(latency_s, is_limiting=True, now_s=self.now_s)
+            times.note_reply(latency_s, is_limiting=True, now_s=self.now_s)
 
 
 @pytest.fixture(params=range(5), ids="seed {}".format)
@@ -39,119 +39,119 @@ def noise(request: pytest.FixtureRequest) -> random.Random:
 
 
 def test_a_bookie_that_keeps_up_is_asked_up_to_the_cap(noise: random.Random) -> None:
-    yielding = Yielding(cap=64)
+    times = ReplyTimes(cap=64)
 
-    Queue().run(yielding, 5.0, noise=noise)
+    Queue().run(times, 5.0, noise=noise)
 
-    assert yielding.limit == 64
+    assert times.limit == 64
 
 
 def test_the_queue_stays_short_and_never_empty_at_a_bookie_that_is_full(
     noise: random.Random,
 ) -> None:
-    bookie, yielding = Queue(), Yielding(cap=CAP)  # 100 requests in flight keep it busy
+    bookie, times = Queue(), ReplyTimes(cap=CAP)  # 100 requests in flight keep it busy
 
-    bookie.run(yielding, 5.0, noise=noise)
+    bookie.run(times, 5.0, noise=noise)
 
     limits = []
     for _ in range(600):
-        bookie.run(yielding, 0.1, noise=noise)
-        limits.append(yielding.limit)
+        bookie.run(times, 0.1, noise=noise)
+        limits.append(times.limit)
     assert max(limits) <= 400
     assert sorted(limits)[30] >= 80, "but for the moments when little is asked to see what is usual"
 
 
 def test_a_writer_that_comes_gets_most_of_a_full_bookie(noise: random.Random) -> None:
-    bookie, yielding = Queue(), Yielding(cap=CAP)
-    bookie.run(yielding, 5.0, noise=noise)
+    bookie, times = Queue(), ReplyTimes(cap=CAP)
+    bookie.run(times, 5.0, noise=noise)
 
     bookie.others_in_flight = 400
-    bookie.run(yielding, 2.0, noise=noise)
-    beside = yielding.limit
+    bookie.run(times, 2.0, noise=noise)
+    beside = times.limit
     bookie.others_in_flight = 0
-    bookie.run(yielding, 5.0, noise=noise)
+    bookie.run(times, 5.0, noise=noise)
 
     assert beside < 60
-    assert yielding.limit > 80
+    assert times.limit > 80
 
 
 def test_beside_a_writer_that_stays_it_adds_a_quarter_to_his_wait(noise: random.Random) -> None:
-    bookie, yielding = Queue(others_in_flight=400), Yielding(cap=CAP)
+    bookie, times = Queue(others_in_flight=400), ReplyTimes(cap=CAP)
 
     limits = []
     for _ in range(500):
-        bookie.run(yielding, 0.1, noise=noise)
-        limits.append(yielding.limit)
+        bookie.run(times, 0.1, noise=noise)
+        limits.append(times.limit)
 
     assert 20 <= statistics.median(limits) <= 400 * 0.75
 
 
 def test_a_busy_answer_halves_it_and_one_request_always_goes() -> None:
-    yielding = Yielding(cap=64)
-    before = yielding.limit
+    times = ReplyTimes(cap=64)
+    before = times.limit
 
-    yielding.note_busy()
-    after_one = yielding.limit
+    times.note_busy()
+    after_one = times.limit
     for _ in range(20):
-        yielding.note_busy()
+        times.note_busy()
 
     assert after_one == before // 2
-    assert yielding.limit == 1
+    assert times.limit == 1
 
 
 def test_one_slow_reply_changes_nothing() -> None:
-    yielding = Yielding(cap=64)
+    times = ReplyTimes(cap=64)
     for n in range(TRIAL_ROUNDS * ROUND_SAMPLES):
-        yielding.note_reply(0.002, is_limiting=False, now_s=n)
-    before = yielding.limit
+        times.note_reply(0.002, is_limiting=False, now_s=n)
+    before = times.limit
 
     for n in range(ROUND_SAMPLES):
-        yielding.note_reply(1.0 if n == 0 else 0.002, is_limiting=False, now_s=n)
+        times.note_reply(1.0 if n == 0 else 0.002, is_limiting=False, now_s=n)
 
-    assert yielding.limit == before
+    assert times.limit == before
 
 
 def test_what_is_not_used_does_not_grow() -> None:
-    yielding = Yielding(cap=64)
+    times = ReplyTimes(cap=64)
     for n in range(TRIAL_ROUNDS * ROUND_SAMPLES):
-        yielding.note_reply(0.002, is_limiting=False, now_s=n * 0.001)
-    before = yielding.limit
+        times.note_reply(0.002, is_limiting=False, now_s=n * 0.001)
+    before = times.limit
 
     for n in range(100):
-        yielding.note_reply(0.002, is_limiting=False, now_s=n * 0.001)
+        times.note_reply(0.002, is_limiting=False, now_s=n * 0.001)
 
-    assert yielding.limit == before
+    assert times.limit == before
 
 
 def test_a_bookie_that_became_slower_for_good_is_not_starved(noise: random.Random) -> None:
-    bookie, yielding = Queue(base_s=0.002), Yielding(cap=64)
-    bookie.run(yielding, 5.0, noise=noise)
+    bookie, times = Queue(base_s=0.002), ReplyTimes(cap=64)
+    bookie.run(times, 5.0, noise=noise)
     bookie.base_s = 0.040
-    bookie.run(yielding, 5.0, noise=noise)
-    at_first = yielding.limit
+    bookie.run(times, 5.0, noise=noise)
+    at_first = times.limit
 
-    bookie.run(yielding, 3 * TRIAL_INTERVAL_S, noise=noise)
+    bookie.run(times, 3 * TRIAL_INTERVAL_S, noise=noise)
 
     assert at_first < 16
-    assert yielding.limit > 32
+    assert times.limit > 32
 
 
 @pytest.mark.parametrize("cap", [1, 2, 500])
 def test_it_never_leaves_its_bounds(cap: int, noise: random.Random) -> None:
-    yielding = Yielding(cap=cap)
+    times = ReplyTimes(cap=cap)
 
     for n in range(5_000):
-        yielding.note_reply(noise.expovariate(100), is_limiting=noise.random() < 0.5, now_s=n)
+        times.note_reply(noise.expovariate(100), is_limiting=noise.random() < 0.5, now_s=n)
         if noise.random() < 0.01:
-            yielding.note_busy()
+            times.note_busy()
 
-        assert 1 <= yielding.limit <= cap
+        assert 1 <= times.limit <= cap
 
 
 def test_a_lowered_cap_holds_at_once(noise: random.Random) -> None:
-    yielding = Yielding(cap=64)
-    Queue().run(yielding, 5.0, noise=noise)
+    times = ReplyTimes(cap=64)
+    Queue().run(times, 5.0, noise=noise)
 
-    yielding.cap = 3
+    times.cap = 3
 
-    assert yielding.limit == 3
+    assert times.limit == 3

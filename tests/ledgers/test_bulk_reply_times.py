@@ -1,11 +1,11 @@
-"""Transfers ask less of bookies that grow slow or say that they are busy, unless told not to."""
+"""Beside clients transfers ask less of bookies that grow slow or say that they are busy."""
 
 import asyncio
 
 import pytest
 
 from ledgers.bookie.budget import READS_IN_FLIGHT_DEFAULT
-from ledgers.bookie.yielding import START_SHARE
+from ledgers.bookie.bulk.flow import START_SHARE
 from ledgers.errors import BusyError
 from tests.fake_bookie import ETOOMANYREQUESTS
 from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
@@ -44,7 +44,7 @@ def test_the_replies_of_sources_and_targets_are_timed(reads_batches: bool) -> No
             await scene.run(scene.runs(8_000, entry_bytes_hint=40))
 
         assert scene.bulk.standing(scene.a.bookie_id).reply_s > 0
-        assert scene.bulk._targets[scene.target.bookie_id]._yielding.reply_s > 0
+        assert scene.bulk._targets[scene.target.bookie_id]._reply_times.reply_s > 0
 
     play(act, yields=True, reads_batches=reads_batches)
 
@@ -62,7 +62,7 @@ def test_a_bookie_that_is_too_busy_is_asked_for_less() -> None:
             await scene.until(lambda: scene.a.reads_in_flight >= 1)
 
             assert await asked_at_once(scene) == 1
-            scene.bulk.yields = False
+            scene.bulk.flow.yields = False
             assert await asked_at_once(scene) == 64
             scene.a.may_answer.set()
 

@@ -1,0 +1,228 @@
+"""At which bookies clients are active, by how open ledgers grow: the reckoning, and the leader's watch."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from auditor.activity import ACTIVE_FOR_S, READS_PER_LOOK, GrowthOfLedgers
+from ledgers.bookie.bulk.flow import Activity
+from ledgers.metadata import BookieId
+
+A, B, C, D = (BookieId(f"{name}:3181") for name in "abcd")
+ALL = frozenset({A, B, C, D})
+STEP_S = 0.25
+
+
+class Ledgers:
+    """Open ledgers, and looks at them."""
+
+    def __init__(self, ensembles: dict[int, Sequence[BookieId]]) -> None:
+        self.ensembles = ensembles
+        self.last: dict[int, int | None] = dict.fromkeys(ensembles, 10)
+        self.growth = GrowthOfLedgers()
+        self.now_s = 100.0
+        self.read: list[int] = []
+        """In the last look."""
+
+    def look(self, *, count_max: int = READS_PER_LOOK, times: int = 1) -> None:
+        for _ in range(times):
+            self.now_s += STEP_S
+            open_ids = self.ensembles.keys()
+            self.read = self.growth.begin(open_ids, count_max=count_max, now_s=self.now_s)
+            for ledger_id in self.read:
+                last = self.last[ledger_id]
+                self.growth.note(ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s)
+            self.growth.end(open_ids, self.ensembles.__getitem__, now_s=self.now_s)
+
+    def of(self, bookie: BookieId) -> Activity:
+        return self.growth.activity(ALL, copying_node_count=1, now_s=self.now_s).of(bookie)
+
+    def grow(self, ledger_id: int) -> None:
+        self.last[ledger_id] = (self.last[ledger_id] or 0) + 1
+
+    def wait(self, duration_s: float) -> None:
+        """Look until that is over."""
+        self.look(times=round(duration_s / STEP_S))
+
+
+def test_before_the_first_look_nothing_is_known() -> None:
+    assert Ledgers({1: (A, B)}).of(D) is Activity.UNKNOWN
+
+
+def test_a_bookie_of_no_open_ledger_is_quiet_after_one_look() -> None:
+    ledgers = Ledgers({1: (A, B, C)})
+
+    ledgers.look()
+
+    assert ledgers.of(D) is Activity.QUIET
+    assert ledgers.of(A) is Activity.UNKNOWN
+
+
+def test_a_bookie_whose_open_ledgers_do_not_grow_is_quiet_after_two_looks() -> None:
+    ledgers = Ledgers({1: (A, B), 2: (B, C)})
+
+    ledgers.look(times=2)
+
+    assert {ledgers.of(bookie) for bookie in ALL} == {Activity.QUIET}
+
+
+def test_a_ledger_that_grows_shows_clients_at_its_last_ensemble_alone() -> None:
+    ledgers = Ledgers({1: (A, B), 2: (C,)})
+    ledgers.look()
+    ledgers.grow(1)
+
+    ledgers.look()
+
+    assert [ledgers.of(each) for each in (A, B, C, D)] == [
+        Activity.ACTIVE,
+        Activity.ACTIVE,
+        Activity.QUIET,
+        Activity.QUIET,
+    ]
+
+
+def test_a_new_ledger_shows_a_client_before_it_has_any_entry() -> None:
+    ledgers = Ledgers({})
+    ledgers.look(times=2)
+    ledgers.ensembles[7], ledgers.last[7] = (A, B), -1
+
+    ledgers.look()
+
+    assert ledgers.of(A) is Activity.ACTIVE
+    assert ledgers.of(C) is Activity.QUIET
+
+
+def test_an_old_ledger_that_is_written_again_is_noticed_in_the_next_look() -> None:
+    ledgers = Ledgers({1: (A, B)})
+    ledgers.wait(60)
+    assert ledgers.of(A) is Activity.QUIET
+
+    ledgers.grow(1)
+    ledgers.look()
+
+    assert ledgers.of(A) is Activity.ACTIVE
+
+
+def test_pauses_of_a_client_change_nothing() -> None:
+    ledgers = Ledgers({1: (A, B)})
+    ledgers.look(times=2)
+    for _ in range(20):
+        ledgers.grow(1)
+        for _ in range(round((ACTIVE_FOR_S - 2) / STEP_S)):
+            ledgers.look()
+            assert ledgers.of(A) is Activity.ACTIVE
+
+
+def test_a_client_that_stopped_is_forgotten_after_a_while() -> None:
+    ledgers = Ledgers({1: (A, B)})
+    ledgers.look()
+    ledgers.grow(1)
+    ledgers.look()
+
+    ledgers.wait(ACTIVE_FOR_S + STEP_S)
+
+    assert ledgers.of(A) is Activity.QUIET
+
+
+def test_a_ledger_that_is_closed_while_it_grows_leaves_its_bookies_active_for_a_while() -> None:
+    ledgers = Ledgers({1: (A, B)})
+    ledgers.look()
+    ledgers.grow(1)
+    ledgers.look()
+    del ledgers.ensembles[1]
+
+    ledgers.look()
+    assert ledgers.of(A) is Activity.ACTIVE
+    ledgers.wait(ACTIVE_FOR_S + STEP_S)
+
+    assert ledgers.of(A) is Activity.QUIET
+
+
+def test_of_a_bookie_that_does_not_answer_nothing_is_known() -> None:
+    ledgers = Ledgers({1: (A, B), 2: (C, D)})
+    ledgers.last[1] = None
+
+    ledgers.look(times=10)
+
+    assert ledgers.of(A) is Activity.UNKNOWN
+    assert ledgers.of(C) is Activity.QUIET
+
+
+def test_an_earlier_entry_in_the_place_of_the_last_is_no_client() -> None:
+    """A bookie that gets copies of earlier entries names the latest of them for a moment."""
+    ledgers = Ledgers({1: (A, B)})
+    ledgers.look(times=3)
+
+    for last in (4, 10):
+        ledgers.last[1] = last
+        ledgers.look()
+
+    assert ledgers.of(A) is Activity.QUIET
+
+
+# --- More ledgers than can be read in one look -----------------------------------------------------
+
+
+def many() -> Ledgers:
+    return Ledgers({n: (A, B) if n % 2 else (C, D) for n in range(1_000)})
+
+
+def test_no_look_reads_more_than_it_may() -> None:
+    ledgers = many()
+    seen: set[int] = set()
+
+    for _ in range(12):
+        ledgers.look(count_max=100)
+        assert len(ledgers.read) <= 100
+        seen.update(ledgers.read)
+
+    assert len(seen) == 1_000
+
+
+def test_nothing_is_called_quiet_before_all_were_read_twice() -> None:
+    ledgers = many()
+    ledgers.look(count_max=100, times=15)
+    assert ledgers.of(A) is Activity.UNKNOWN
+
+    ledgers.look(count_max=100, times=10)
+
+    assert ledgers.of(A) is Activity.QUIET
+
+
+def test_a_bookie_stays_active_while_a_client_writes_whatever_else_is_open() -> None:
+    ledgers = many()
+    ledgers.look(count_max=10, times=101)  # a round takes 25 s
+    while ledgers.of(A) is not Activity.ACTIVE:
+        ledgers.grow(501)
+        ledgers.look(count_max=10)
+
+    for _ in range(400):
+        ledgers.grow(501)
+        ledgers.look(count_max=10)
+        assert ledgers.of(A) is Activity.ACTIVE
+
+
+def test_a_bookie_that_was_active_is_quiet_only_after_a_whole_round_without_growth() -> None:
+    ledgers = many()
+    ledgers.look(count_max=10, times=101)
+    while ledgers.of(A) is not Activity.ACTIVE:
+        ledgers.grow(501)
+        ledgers.look(count_max=10)
+
+    ledgers.wait(0)
+    ledgers.look(count_max=10, times=round((ACTIVE_FOR_S + 1) / STEP_S))
+    assert ledgers.of(A) is Activity.UNKNOWN
+    ledgers.look(count_max=10, times=200)
+
+    assert ledgers.of(A) is Activity.QUIET
+
+
+@pytest.mark.parametrize("count_max", [1, 7, 125])
+def test_new_ledgers_are_read_first(count_max: int) -> None:
+    ledgers = many()
+    ledgers.look(count_max=count_max, times=3)
+    ledgers.ensembles[5_000], ledgers.last[5_000] = (A, B), 0
+
+    ledgers.look(count_max=count_max)
+
+    assert 5_000 in ledgers.read

@@ -1,0 +1,209 @@
+"""The leader's watch over open ledgers, on a cluster in memory: what workers are told, and when."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+
+from auditor.activity import ACTIVE_FOR_S, GO_ON_S, IDLE_INTERVAL_S, LOOK_INTERVAL_S, ActivityWatch
+from ledgers.bookie.bulk.flow import Activity
+from ledgers.errors import UnavailableError
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
+from ledgers.metadata import BookieId, LedgerState
+from replication.cluster.activity import STALE_AFTER_S, read_activity
+from replication.cluster.membership import Half, Membership
+from replication.queue.payloads import lock_path
+from tests.auditor.auditing import leading
+from tests.replication.cluster import ENTRY_BYTES, Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, UR, node_info
+
+A_SECOND_S = 1.0
+SETTLED_S = 3.0
+"""Within so long all ledgers of a small cluster are looked at twice."""
+
+
+@dataclass
+class Writer:
+    """Adds to one open ledger on B1 and B2 until it is told to stop."""
+
+    cluster: Cluster
+    is_writing: bool = False
+    last: int = 9
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            if self.is_writing:
+                self.last += 1
+                self.cluster.put(LEDGER, self.last, B1, B2)
+
+
+@asynccontextmanager
+async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
+    """By a leader, with an open ledger on B1 and B2."""
+    await cluster.write_ledger((B1, B2), state=LedgerState.OPEN)
+    writer = Writer(cluster)
+    async with leading(cluster) as leader:
+        watch = ActivityWatch(
+            store=leader.store,
+            ur=UR,
+            keeper=leader.keeper,
+            views=leader.views,
+            bookies=cluster.bookies,
+            records=leader.records,
+            clock=cluster.clock,
+        )
+        tasks = [asyncio.create_task(each.run()) for each in (watch, writer)]
+        try:
+            yield writer
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+async def said_of(cluster: Cluster, bookie: BookieId) -> Activity | None:
+    """None: the leader has said nothing lately."""
+    said = await read_activity(cluster.store, UR, now_ms=cluster.clock.wall_ms())
+    return None if said is None else said.of(bookie)
+
+
+async def all_quiet(cluster: Cluster) -> bool:
+    return all([await said_of(cluster, b) is Activity.QUIET for b in (B1, B2, B3, B4)])
+
+
+def recorded_requests(cluster: Cluster) -> list[tuple[BookieId, Op]]:
+    """Those to bookies from now on, as they come."""
+    requests: list[tuple[BookieId, Op]] = []
+
+    def note(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        requests.append((bookie, op))
+        return NO_FAULT
+
+    cluster.bookies.faults = note
+    return requests
+
+
+@in_virtual_time
+async def test_bookies_at_which_nobody_writes_are_quiet_soon() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster):
+        await asyncio.sleep(SETTLED_S)
+
+        assert await all_quiet(cluster)
+
+
+@in_virtual_time
+async def test_a_writer_is_told_of_within_a_second() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster) as writer:
+        await asyncio.sleep(SETTLED_S)
+
+        writer.is_writing = True
+        await asyncio.sleep(A_SECOND_S)
+
+        assert await said_of(cluster, B1) is Activity.ACTIVE
+        assert await said_of(cluster, B2) is Activity.ACTIVE
+        assert await said_of(cluster, B3) is Activity.QUIET
+
+
+@in_virtual_time
+async def test_a_client_that_creates_a_ledger_is_told_of_within_a_second() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster):
+        await asyncio.sleep(SETTLED_S)
+
+        await cluster.write_ledger((B3, B4), ledger_id=LEDGER + 1, state=LedgerState.OPEN)
+        await asyncio.sleep(A_SECOND_S)
+
+        assert await said_of(cluster, B3) is Activity.ACTIVE
+
+
+@in_virtual_time
+async def test_a_client_that_stopped_is_forgotten_soon() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster) as writer:
+        writer.is_writing = True
+        await asyncio.sleep(SETTLED_S)
+        writer.is_writing = False
+
+        await asyncio.sleep(ACTIVE_FOR_S / 2)
+        assert await said_of(cluster, B1) is Activity.ACTIVE
+        await asyncio.sleep(ACTIVE_FOR_S)
+
+        assert await all_quiet(cluster)
+
+
+@in_virtual_time
+async def test_a_bookie_that_does_not_answer_is_not_called_quiet() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster):
+        for bookie in (B1, B2):
+            cluster.bookies.fail(bookie, Op.READ, Fault(error=UnavailableError))
+
+        await asyncio.sleep(SETTLED_S)
+
+        assert await said_of(cluster, B1) is Activity.UNKNOWN
+        assert await said_of(cluster, B3) is Activity.QUIET
+
+
+@in_virtual_time
+async def test_nobody_is_watched_while_nothing_is_copied() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster):
+        await asyncio.sleep(GO_ON_S + STALE_AFTER_S + 1)
+        assert await said_of(cluster, B1) is None
+        requests = recorded_requests(cluster)
+
+        await asyncio.sleep(10 * GO_ON_S)
+
+        assert requests == []
+
+
+@in_virtual_time
+async def test_a_watch_begins_when_a_bookie_is_lost() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster):
+        await asyncio.sleep(2 * GO_ON_S)
+
+        await cluster.kill(B4)
+        await asyncio.sleep(SETTLED_S)
+
+        assert await said_of(cluster, B1) is Activity.QUIET
+
+
+@in_virtual_time
+async def test_it_goes_on_as_long_as_ledgers_are_under_lock() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster):
+        for number in range(3):
+            await Membership.join(cluster.store, UR, node_info(f"worker-{number}", Half.WORKER))
+        await asyncio.sleep(2 * GO_ON_S)
+        for ledger_id in (1, 2):
+            await cluster.store.create(lock_path(UR, ledger_id), with_parents=True)
+
+        await asyncio.sleep(IDLE_INTERVAL_S + SETTLED_S)
+        said = await read_activity(cluster.store, UR, now_ms=cluster.clock.wall_ms())
+        assert said is not None
+        assert said.copying_node_count == 2, "of three workers two at most hold a lock"
+
+        await asyncio.sleep(5 * GO_ON_S)
+        assert await said_of(cluster, B1) is Activity.QUIET
+
+
+@in_virtual_time
+async def test_where_entries_are_large_fewer_are_read() -> None:
+    cluster = await Cluster.start()
+    with patch("auditor.activity.BYTES_PER_LOOK", 3 * ENTRY_BYTES):
+        async with watching(cluster):
+            for ledger_id in range(100, 150):
+                await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
+            await asyncio.sleep(SETTLED_S)
+            requests = recorded_requests(cluster)
+
+            await asyncio.sleep(10 * LOOK_INTERVAL_S)
+
+            assert len(requests) == pytest.approx(30, abs=3)

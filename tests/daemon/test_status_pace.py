@@ -1,0 +1,130 @@
+"""``bookmender status``: how fast nodes copy, and why."""
+
+from dataclasses import replace
+
+import pytest
+
+from daemon.limits import limits_in_force
+from daemon.settings import Settings
+from daemon.status.command import render
+from daemon.status.gathering import gather_status
+from daemon.status.pace import CopyingPace, copying_pace, pace_text
+from replication.cluster.activity import ClientActivity, activity_path
+from replication.cluster.membership import Half
+from replication.cluster.orders import LimitsOrder
+from tests.daemon.status_values import WHOLE, node
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, BOOKIES
+from tests.replication.nodes import UR
+
+SETTINGS = Settings(metadata_service_uri="zk://127.0.0.1/ledgers")
+ALL = (B1, B2, B3)
+
+
+def pace(said: ClientActivity | None, **ordered: int | bool) -> CopyingPace:
+    limits = limits_in_force(LimitsOrder(**ordered), SETTINGS)  # type: ignore[arg-type]
+    return copying_pace(limits, said, ALL)
+
+
+@pytest.mark.parametrize(
+    ("said", "ordered", "text"),
+    [
+        pytest.param(
+            ClientActivity(quiet=frozenset(ALL)), {}, "full speed: no client is active", id="quiet"
+        ),
+        pytest.param(
+            ClientActivity(active=frozenset({B1, B2}), quiet=frozenset({B3})),
+            {},
+            f"yielding at 2 bookies, clients active ({B1}, {B2}); full speed at the others",
+            id="some active",
+        ),
+        pytest.param(
+            ClientActivity(active=frozenset({B1}), quiet=frozenset({B3})),
+            {},
+            f"yielding at 1 bookie, clients active ({B1}), and at 1 bookie, not known yet whether any "
+            "is active; full speed at the others",
+            id="one unknown",
+        ),
+        pytest.param(
+            ClientActivity(active=frozenset(ALL)),
+            {},
+            f"yielding at 3 bookies, clients active ({B1}, {B2}, {B3})",
+            id="all active",
+        ),
+        pytest.param(
+            None,
+            {},
+            "yielding at all bookies: the leader has not said lately whether clients are active",
+            id="nothing said",
+        ),
+        pytest.param(
+            ClientActivity(active=frozenset(ALL)),
+            {"yields_to_writers": False},
+            "full speed, as clients do not go first (bookmender limits)",
+            id="clients do not go first",
+        ),
+        pytest.param(
+            ClientActivity(quiet=frozenset(ALL)),
+            {"bytes_per_s": 20_000_000, "entries_per_s": 500},
+            "full speed: no client is active; each node copies 500 entries/s and 20,000,000 bytes/s "
+            "at most",
+            id="limits",
+        ),
+    ],
+)
+def test_the_pace_is_told_with_its_reason(
+    said: ClientActivity | None, ordered: dict[str, int | bool], text: str
+) -> None:
+    assert pace_text(pace(said, **ordered)) == text
+
+
+def test_bookies_that_are_away_do_not_count() -> None:
+    said = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2, B3}))
+
+    found = copying_pace(limits_in_force(LimitsOrder(), SETTINGS), said, (B2, B3))
+
+    assert found.is_full_speed
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_told"),
+    [
+        ({"marked_count": 1, "nodes": (node("host-a", 11, Half.WORKER),)}, True),
+        (
+            {"marked_count": 1, "is_disabled": True, "nodes": (node("host-a", 11, Half.WORKER),)},
+            False,
+        ),
+        ({"marked_count": 1}, False),
+        ({"nodes": (node("host-a", 11, Half.WORKER),)}, False),
+    ],
+    ids=["our workers repair", "they may not", "there is none of ours", "there is nothing to do"],
+)
+def test_the_pace_is_shown_while_our_nodes_repair(
+    changes: dict[str, object], is_told: bool
+) -> None:
+    text = render(replace(WHOLE, **changes), now_ms=0)  # type: ignore[arg-type]
+
+    assert ("pace      yielding" in text) is is_told
+
+
+@in_virtual_time
+async def test_the_pace_is_gathered() -> None:
+    cluster = await Cluster.start()
+    said = ClientActivity(
+        active=frozenset({B1}), quiet=frozenset(BOOKIES) - {B1, B2}, copying_node_count=4
+    )
+    await cluster.store.create(activity_path(UR), said.to_json(), with_parents=True)
+
+    status = await gather_status(visiting(cluster), clock=cluster.clock)
+
+    assert status.to_json()["copying"] == {
+        "speed": "yielding",
+        "yields_to_writers": True,
+        "is_client_activity_known": True,
+        "active_bookies": [B1],
+        "unknown_bookies": [B2],
+        "copying_nodes": 4,
+        "bytes_per_s": 0,
+        "entries_per_s": 0,
+    }

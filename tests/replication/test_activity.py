@@ -1,0 +1,102 @@
+"""What the leader says of the bookies' clients, as workers follow it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ledgers.bookie.bulk.flow import Activity
+from replication.cluster.activity import (
+    STALE_AFTER_S,
+    ActivitySource,
+    ClientActivity,
+    activity_path,
+    read_activity,
+)
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import UR
+
+SAID = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
+SOON_S = 0.5
+
+
+async def say(cluster: Cluster, said: ClientActivity = SAID) -> None:
+    path = activity_path(UR)
+    if await cluster.store.exists(path) is None:
+        await cluster.store.create(path, said.to_json(), with_parents=True)
+    else:
+        await cluster.store.set(path, said.to_json(), version=-1)
+
+
+@asynccontextmanager
+async def following(cluster: Cluster) -> AsyncIterator[ActivitySource]:
+    source = ActivitySource(cluster.store, UR, cluster.clock)
+    running = asyncio.create_task(source.run())
+    try:
+        yield source
+    finally:
+        running.cancel()
+
+
+def test_each_bookie_is_active_or_quiet_or_unknown() -> None:
+    found = [SAID.of(bookie) for bookie in (B1, B2, B3)]
+
+    assert found == [Activity.ACTIVE, Activity.QUIET, Activity.UNKNOWN]
+
+
+def test_a_record_is_read_as_it_was_written() -> None:
+    assert ClientActivity.parse(SAID.to_json()) == SAID
+
+
+@in_virtual_time
+async def test_what_was_said_a_while_ago_is_not_believed() -> None:
+    cluster = await Cluster.start()
+    await say(cluster)
+    now_ms = cluster.clock.wall_ms()
+
+    assert await read_activity(cluster.store, UR, now_ms=now_ms) == SAID
+    late_ms = now_ms + int(STALE_AFTER_S * 1_000) + 1
+    assert await read_activity(cluster.store, UR, now_ms=late_ms) is None
+
+
+@in_virtual_time
+async def test_what_is_said_is_known_at_once() -> None:
+    cluster = await Cluster.start()
+    async with following(cluster) as source:
+        await asyncio.sleep(SOON_S)
+        assert source.current is None
+        seen = source.change_count
+
+        await say(cluster)
+        await source.wait_change(seen, timeout_s=SOON_S)
+
+        assert source.current == SAID
+
+
+@in_virtual_time
+async def test_when_nobody_says_anything_any_more_nothing_is_known() -> None:
+    cluster = await Cluster.start()
+    async with following(cluster) as source:
+        await say(cluster)
+        await asyncio.sleep(STALE_AFTER_S - 1)
+        await say(cluster)  # the same, and so no change
+        await asyncio.sleep(STALE_AFTER_S - 1)
+        assert source.current == SAID
+        seen = source.change_count
+
+        await source.wait_change(seen, timeout_s=5)
+
+        assert source.current is None
+
+
+@in_virtual_time
+async def test_a_record_that_cannot_be_read_says_nothing() -> None:
+    cluster = await Cluster.start()
+    async with following(cluster) as source:
+        await say(cluster)
+        await asyncio.sleep(SOON_S)
+
+        await cluster.store.set(activity_path(UR), b"?", version=-1)
+        await asyncio.sleep(SOON_S)
+
+        assert source.current is None
