@@ -1,18 +1,18 @@
-"""Whether clients are active at a bookie: the leader looks at whether its open ledgers grow.
+"""Client activity: the leader watches open ledgers to find the bookies that clients write to.
 
-A client that writes adds entries to an open ledger, and clients that follow it read them. So the leader asks for the
-last entry of open ledgers several times a second, while copies are made or may soon be, and writes down the
-outcome for all workers (``replication.cluster.activity``).
+A client that writes adds entries to an open ledger, and clients that tail it read them. While ledgers are copied, or
+may be copied soon, the leader therefore reads the last entry of open ledgers several times per second. It publishes the
+result for all workers (``replication.cluster.activity``).
 
-- A ledger that grew, or was created since the watch began, makes the members of its last ensemble *active*, for
+- When a ledger grew, or was created after the watch began, the members of its last ensemble are *active* for
   ``ACTIVE_FOR_S``.
-- A bookie is *quiet* if each open ledger that names it in its last ensemble was read twice, and none grew between
-  the two. One that no open ledger names is quiet at once.
-- Of any other bookie nothing is known, and copies yield there.
+- A bookie is *quiet* when each open ledger that names it in its last ensemble was read twice without growing in
+  between. A bookie that no open ledger names is quiet after the first look.
+- All other bookies are *unknown*. Copies yield there as well.
 
-So where there are more open ledgers than can be read in a second, bookies become quiet late, which costs time and
-disturbs nobody; and a writer that resumes an old ledger may be noticed late, too, if no other client is active there.
-Not noticed are clients that read closed ledgers while nobody writes. An operator who has such clients sets a limit.
+With more open ledgers than one second's reads cover, bookies become quiet later. A writer that resumes an old ledger
+may then also be noticed later. Clients that only read closed ledgers are never noticed, unless somebody also writes
+to the same bookies. An operator with such clients sets a limit (``bookmender limits``).
 """
 
 import asyncio
@@ -39,48 +39,51 @@ from replication.queue.payloads import locks_path
 log = structlog.get_logger()
 
 LOOK_INTERVAL_S = 0.25
-"""Between two looks at open ledgers: a writer is to be noticed within a second."""
+"""Interval between two looks at open ledgers. A new writer must be noticed within a second."""
 READS_PER_LOOK = 125
 BYTES_PER_LOOK = 2_500_000
-"""Where entries are large fewer are read: 10 MB a second."""
+"""Bound on the entries read per look: with large entries fewer ledgers are read. Amounts to 10 MB/s."""
 ENTRY_BYTES_AT_FIRST = 64_000
-"""What an entry is taken to weigh before one has been seen."""
+"""Assumed size of an entry until the first look."""
 READ_TIMEOUT_S = 1.0
 ACTIVE_FOR_S = 10.0
-"""A client that pauses is not gone. Shorter pauses do not change the pace of copying."""
+"""A client that pauses for less than this stays active, so that the pace of copying does not oscillate."""
 LOCKS_INTERVAL_S = 2.0
-"""Between two looks at the locks, while there are some."""
+"""Interval between two counts of the ledger locks while the leader watches."""
 IDLE_INTERVAL_S = 5.0
-"""Likewise, while nothing is copied, as far as is known."""
+"""The same interval while no ledgers are copied."""
 GO_ON_S = 60.0
-"""So long after the last reason open ledgers are still looked at: more is often lost, or marked, soon after."""
+"""The watch goes on for this long after the last lock or loss, because more ledgers are often marked soon after."""
 
 
 class GrowthOfLedgers:
-    """What was seen of open ledgers, look by look. No I/O. Times are monotonic seconds.
+    """Derives client activity from the last entries of open ledgers. No I/O. Times are monotonic seconds.
 
-    Looks make *rounds*: in one, each ledger that was open when it began is read once.
+    A *look* reads some open ledgers. A *round* is a series of looks that reads each ledger once.
     """
 
     def __init__(self) -> None:
         self._highest: dict[int, int] = {}
-        """By ledger the highest last entry that was seen."""
+        """The highest last entry seen, by ledger id."""
         self._known: frozenset[int] | None = None
-        """Open ledgers as of the last look: any other was created since. None before the first look."""
+        """The open ledgers at the last look; None before the first. Ledgers not in the set are new."""
         self._left: deque[int] = deque()
-        """Ledgers that are still to be read in this round."""
+        """Ledgers to read in the rest of this round."""
         self._rounds_over = 0
         self._doubted_in: dict[BookieId, int] = {}
-        """By bookie the last round in which one of its ledgers grew, was read for the first time, or in vain."""
+        """By bookie, the last round in which one of its ledgers grew, was read for the first time, or could not be read."""
         self._active_until_s: dict[BookieId, float] = {}
         self._growing: dict[BookieId, int] = {}
-        """By bookie the ledger that was seen to grow last."""
+        """By bookie, the ledger that grew last."""
 
     def begin(
         self, open_ids: AbstractSet[int], *, count_max: int = READS_PER_LOOK, now_s: float
     ) -> list[int]:
-        """Return the ledgers to be read in this look: those that say whether an active bookie still is, new ones, and
-        the next of the round."""
+        """Return the ledgers to read in this look, at most about ``count_max``.
+
+        First come the last growing ledgers of bookies that would soon stop being active, then new ledgers, then the
+        next ledgers of the round.
+        """
         if not self._left:
             self._left.extend(sorted(open_ids, reverse=True))
             for gone in self._highest.keys() - open_ids:
@@ -102,7 +105,7 @@ class GrowthOfLedgers:
     def note(
         self, ledger_id: int, ensemble: Sequence[BookieId], last: int | None, *, now_s: float
     ) -> None:
-        """A ledger was read: its ``last`` entry, None where its bookie did not say."""
+        """Record the ``last`` entry of a ledger; None if the bookie did not answer."""
         known = self._highest.get(ledger_id)
         if last is None or known is None:
             self._doubt(ensemble)
@@ -118,7 +121,7 @@ class GrowthOfLedgers:
         *,
         now_s: float,
     ) -> None:
-        """All that ``begin`` named was read. ``open_ids``: those that are open now."""
+        """Finish the look. ``open_ids``: the ledgers that are open now."""
         if self._known is not None:
             for ledger_id in open_ids - self._known:
                 self._note_client(ledger_id, ensemble_of(ledger_id), now_s)
@@ -129,7 +132,7 @@ class GrowthOfLedgers:
     def activity(
         self, bookies: AbstractSet[BookieId], *, copying_node_count: int, now_s: float
     ) -> ClientActivity:
-        """What is known of each of these bookies now."""
+        """Return the current activity of these bookies."""
         active = {b for b in bookies if self._active_until_s.get(b, now_s) > now_s}
         quiet = {b for b in bookies - active if self._is_quiet(b)}
         return ClientActivity(
@@ -139,7 +142,7 @@ class GrowthOfLedgers:
         )
 
     def _is_quiet(self, bookie: BookieId) -> bool:
-        """Whether a whole round has passed since the last one with a doubt."""
+        """True if a whole round has passed since the last round with a doubt."""
         return self._rounds_over > self._doubted_in.get(bookie, -1) + 1
 
     def _note_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
@@ -153,7 +156,7 @@ class GrowthOfLedgers:
 
 
 class ActivityWatch:
-    """The leader's. ``run`` ends only by cancellation, with the session, or with the leadership."""
+    """Watches client activity and publishes it. Runs on the leader until it is cancelled or the session is lost."""
 
     def __init__(
         self,
@@ -175,7 +178,7 @@ class ActivityWatch:
         self._entry_bytes = ENTRY_BYTES_AT_FIRST
         self._available = views.current.available
         self._last_reason_s = clock.now_s()
-        """When copies were last made or to be expected, as they are when somebody begins to lead."""
+        """When ledgers were last copied or a bookie was lost. Leadership begins as if a bookie had just been lost."""
 
     async def run(self) -> None:
         """Raises SessionLostError."""
@@ -188,7 +191,7 @@ class ActivityWatch:
                 await self._views.wait_change(seen, timeout_s=IDLE_INTERVAL_S)
 
     def _is_expected(self) -> bool:
-        """Whether copies are made, or may begin at any moment, as a bookie has just gone."""
+        """True while ledgers are copied, and for ``GO_ON_S`` after that or after the loss of a bookie."""
         now_s, available = self._clock.now_s(), self._views.current.available
         if self._lock_count or self._available - available:
             self._last_reason_s = now_s
@@ -237,7 +240,10 @@ class ActivityWatch:
         return () if indexed is None else indexed.ensembles[-1]
 
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
-        """As one member says, the same each time: where entries are striped, others have others."""
+        """Read the last entry from one member of the ensemble; None if it does not answer.
+
+        The same member is asked each time: members of a striped ensemble store different last entries.
+        """
         start = ledger_id % max(1, len(ensemble))
         there = self._views.current.answering
         member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in there), None)
@@ -250,7 +256,7 @@ class ActivityWatch:
             return None
 
     async def _count(self) -> None:
-        """Who copies: ledgers under lock, and the workers that share them."""
+        """Count the locked ledgers and the workers."""
         try:
             stats = [
                 await self._store.exists(locks_path(ur)) for ur in (self._ur, own_path(self._ur))
@@ -259,7 +265,7 @@ class ActivityWatch:
         except SessionLostError:
             raise
         except (UnavailableError, UnauthorizedError) as error:
-            log.debug("activity.uncounted", error=str(error))
+            log.debug("activity.count_failed", error=str(error))
             return
         self._lock_count = sum(stat.child_count for stat in stats if stat is not None)
         self._worker_count = sum(node.info.half is Half.WORKER for node in nodes)
@@ -274,4 +280,4 @@ class ActivityWatch:
         except SessionLostError:
             raise
         except UnavailableError as error:
-            log.debug("activity.unwritten", error=str(error))
+            log.debug("activity.write_failed", error=str(error))

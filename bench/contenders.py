@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol
 
 from daemon.local.processes import Child
-from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING
 
 OPEN_LEDGER_GRACE_S = 5
 SESSION_TIMEOUT_S = 4
@@ -36,17 +35,12 @@ class Ground(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """``settings``: on top of the defaults, by the names of the daemon's own settings file. ``loads``: those
-    that it is measured on; none: all."""
+    """``settings``: on top of the defaults, by the names of the daemon's own settings file."""
 
     name: str
     title: str
     is_ours: bool
     settings: Mapping[str, str] = field(default_factory=dict)
-    loads: Sequence[str] = ()
-
-    def meets(self, load: str) -> bool:
-        return not self.loads or load in self.loads
 
     def start(self, ground: Ground, *, before: Sequence[str] = PLAIN) -> Child:
         """Bring up the daemon; it is ready when its vote stands. ``before``: what our Python runs."""
@@ -72,14 +66,6 @@ class Contender:
 
 
 JAVA = Contender(name="java", title="Java", is_ours=False)
-LARGE_LOADS = ("b", "c")
-JAVA_BATCHES = Contender(
-    name="java-batches",
-    title="Java, 1,000 at once",
-    is_ours=False,
-    settings={"rereplicationEntryBatchSize": "1000"},
-    loads=LARGE_LOADS,  # of small ledgers it makes nothing else
-)
 JAVA_TUNED = Contender(
     name="java-tuned",
     title="Java tuned",
@@ -99,10 +85,9 @@ OURS_OPEN = Contender(
     settings={
         "node.nice": "0",
         "replication.yields_to_writers": "false",
-        "replication.reads_in_flight_per_bookie": str(READS_IN_FLIGHT_CEILING),
     },
 )
-CONTENDERS = (JAVA, JAVA_BATCHES, JAVA_TUNED, OURS, OURS_OPEN)
+CONTENDERS = (JAVA, JAVA_TUNED, OURS, OURS_OPEN)
 BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 

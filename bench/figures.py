@@ -73,6 +73,11 @@ PACKETS_PER_LEDGER = Figure(
     digits=2,
 )
 RSS_MB = Figure(title="repairer's RSS, MB", value=lambda run: run.measure.rss_bytes_max / 1e6)
+WRITERS_P99_MS = Figure(
+    title="writer's p99, ms",
+    value=lambda run: run.writer.during.p99_ms if run.writer else float("nan"),
+    digits=1,
+)
 
 TABLE = (
     WHOLE_S,

@@ -8,7 +8,7 @@ from bench.loads import LOADS
 from bench.runs import Pass, Run
 from bench.svg import LogAxis, picture, text
 
-COLOURS = ("#b07aa1", "#f28e2b", "#e15759", "#76b7b2", "#4e79a7")
+COLOURS = ("#b07aa1", "#e15759", "#76b7b2", "#4e79a7")
 """Of the contenders, in their order."""
 WIDTH, LEFT, RIGHT = 860, 230, 70
 BAR, GAP, TOP, BOTTOM = 13, 16, 66, 34

@@ -18,8 +18,9 @@ from typing import TypeVar
 import click
 
 from bench.arena import open_arena
-from bench.contenders import BY_NAME, JAVA, OURS, OURS_OPEN, Contender
+from bench.contenders import BY_NAME, JAVA, OURS, Contender
 from bench.loads import LOADS, Load
+from bench.pace import measure_pace, write_pace
 from bench.plot import plot
 from bench.progress import Progress
 from bench.report import report
@@ -32,7 +33,10 @@ from tests.java.tool import JavaTool
 T = TypeVar("T")
 RESULTS = Path(__file__).with_name("results")
 BESIDE_WRITER = (JAVA, OURS)
-QUICK = (JAVA, OURS_OPEN)
+QUICK = (JAVA, OURS)
+PACE = "pace"
+"""Names the plot of the pace beside the loads."""
+PARTS: Mapping[str, Load | None] = {**LOADS, PACE: None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,9 @@ class Turn:
 
 
 @click.command()
-@click.option("--only", default=",".join(LOADS), show_default=True, help="Loads.")
+@click.option(
+    "--only", default=",".join(PARTS), show_default=True, help="Loads, and the plot of the pace."
+)
 @click.option("--contenders", default=",".join(BY_NAME), show_default=True)
 @click.option("--repeat", default=3, show_default=True, help="Best and median of so many runs.")
 @click.option("--writer-repeat", default=3, show_default=True, help="Likewise beside a writer.")
@@ -56,7 +62,7 @@ class Turn:
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
     default=RESULTS,
-    help="The folder for repair.md, repair.svg and repair.jsonl.",
+    help="The folder for repair.md, repair.svg, repair.jsonl, pace.svg and pace.json.",
 )
 def main(
     only: str,
@@ -69,7 +75,9 @@ def main(
 ) -> None:
     """Measure repairs of ours and of Java's on a local cluster."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
-    loads, taking_part = chosen(LOADS, only), chosen(BY_NAME, contenders)
+    parts = chosen({**LOADS, PACE: None}, only)
+    loads = [load for load in parts if load is not None]
+    taking_part = chosen(BY_NAME, contenders)
     if quick:
         loads = [load.quick() for load in loads]
         taking_part = [each for each in taking_part if each in QUICK]
@@ -82,6 +90,8 @@ def main(
         bench = Bench(loads={load.name: load for load in loads}, runs=runs)
         try:
             bench.run(turns)
+            if PACE in only.split(",") and not quick:
+                bench.plot_pace(folder)
         except BookmenderError as error:
             raise click.ClickException(str(error)) from error
         finally:
@@ -100,11 +110,7 @@ def plan(
         for number in range(1, count + 1):
             for contender in contenders if number % 2 else reversed(contenders):
                 if of_pass is Pass.ALONE or contender in BESIDE_WRITER:
-                    keys = tuple(
-                        Key(of_pass, load.name, contender.name, number)
-                        for load in loads
-                        if contender.meets(load.name)
-                    )
+                    keys = tuple(Key(of_pass, load.name, contender.name, number) for load in loads)
                     turns.append(
                         Turn(of_pass=of_pass, repeat=number, contender=contender, keys=keys)
                     )
@@ -130,6 +136,12 @@ class Bench:
                 while waiting:
                     asyncio.run(self._on_one_cluster(java, waiting))
 
+    def plot_pace(self, folder: Path) -> None:
+        """Raises UnavailableError."""
+        self._progress.say("the pace as a writer starts and stops")
+        with JavaTool() as java:
+            write_pace(asyncio.run(measure_pace(java)), folder)
+
     def _rest(self, turn: Turn) -> Turn:
         return replace(turn, keys=tuple(key for key in turn.keys if key not in self.runs))
 
@@ -144,7 +156,8 @@ class Bench:
                     writer = stack.enter_context(PacedWriter(uri, avoid=arena.victim))
                 await warm_bookies(arena)  # with what they will have to do
                 if writer is not None:
-                    await warm_bookies(arena, OURS)  # small requests are served by other code
+                    # Small requests are served by other code.
+                    await warm_bookies(arena, OURS, losses=1)
                 while waiting:
                     turn = waiting.pop(0)
                     self._progress.say(f"{turn.contender.title}: starting, and warming up")

@@ -75,14 +75,16 @@ async def _beside(
     )
 
 
-async def warm_bookies(arena: Arena, contender: Contender = OURS_OPEN) -> None:
+async def warm_bookies(
+    arena: Arena, contender: Contender = OURS_OPEN, *, losses: int = LOSSES_BEFORE
+) -> None:
     """As those that have been up for a while: nobody is to be measured while they still compile.
 
     Their CPU for each small ledger falls to a third over the first few losses; where these are repaired
     gently, a writer's p99 does.
     """
     async with warm_daemon(arena, contender) as child:
-        for _ in range(LOSSES_BEFORE):
+        for _ in range(losses):
             ledgers = await arena.write(BOOKIES_WARM_UP)
             await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
             await arena.restore(ledgers)

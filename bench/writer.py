@@ -28,6 +28,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
     adds: int
     p50_ms: float
     p99_ms: float
+    max_ms: float = math.nan
 
     @classmethod
     def of(cls, latencies_ms: Iterable[float]) -> "Latency":
@@ -36,6 +37,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
             adds=len(ordered),
             p50_ms=percentile(ordered, 0.5),
             p99_ms=percentile(ordered, 0.99),
+            max_ms=percentile(ordered, 1.0),
         )
 
 
@@ -45,15 +47,6 @@ class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
     before: Latency
     during: Latency
     after: Latency
-
-    @property
-    def quiet_p99_ms(self) -> float:
-        """The worse one."""
-        return max(self.before.p99_ms, self.after.p99_ms)
-
-    @property
-    def p99_times_quiet(self) -> float:
-        return self.during.p99_ms / self.quiet_p99_ms
 
 
 class PacedWriter(LongCommand):

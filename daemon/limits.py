@@ -1,6 +1,7 @@
-"""What a node may cost, kept to at once whenever an operator orders otherwise than its settings say.
+"""The limits of a node: its settings, overridden by an operator's order (``bookmender limits``).
 
-``limits_in_force`` says what holds; a loop for each thing that is limited carries it out.
+``limits_in_force`` returns the limits that apply. One loop for each limited resource applies them as soon as an order
+changes.
 """
 
 from collections.abc import AsyncGenerator
@@ -25,10 +26,10 @@ from replication.queue.batching import LINGER_S, Batcher
 
 YIELDING = Gauge(
     "bookmender_copying_yields",
-    "1 while this node copies slowly at some bookies, as clients are active there or nobody knows; 0 at full speed.",
+    "1 while a rate limits the copies of this node because clients are active at bookies, or may be; 0 at full speed.",
 )
 ACTIVE_BOOKIES = Gauge(
-    "bookmender_client_active_bookies", "Bookies at which the leader sees active clients."
+    "bookmender_client_active_bookies", "Bookies with active clients, as published by the leader."
 )
 SHARES_INTERVAL_S = 10.0
 """How often the nodes are counted anew, for each one's share of a bookie's reads (rule S10)."""
@@ -83,7 +84,7 @@ async def keep_to_requests_per_s(
 async def keep_to_pace(
     settings: Settings, views: ViewSource, bulk: BulkTransfers, batcher: Batcher
 ) -> None:
-    """Of copying, in bytes and entries, and whether clients go first."""
+    """Apply the limits on copied bytes and entries, and whether copies yield to clients."""
     async for limits in _each_in_force(settings, views):
         bulk.pace.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
         bulk.flow.yields = limits.yields_to_writers
@@ -98,7 +99,7 @@ async def yield_to_clients(
     *,
     clock: Clock,
 ) -> None:
-    """Keep copying to what the leader says of the bookies' clients, until the session ends."""
+    """Apply the client activity that the leader publishes to the copies of this node. Runs until the session ends."""
     while True:
         seen, said = activity.change_count, activity.current
         if said is None:
@@ -117,7 +118,7 @@ async def yield_to_clients(
 
 
 def _linger(batcher: Batcher, bulk: BulkTransfers) -> None:
-    """Fewer, larger transactions cost others less; at full speed nothing waits for them."""
+    """Delay ZooKeeper writes a little while copies yield: fewer and larger transactions cost other clients less."""
     batcher.linger_s = LINGER_S if bulk.flow.is_yielding else 0.0
 
 

@@ -1,4 +1,4 @@
-"""How fast nodes copy now, and why. Pure."""
+"""The pace of copying as ``bookmender status`` shows it: full speed, or yielding to clients. No I/O."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,25 +15,25 @@ BOOKIES_SHOWN_MAX = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyingPace:
-    """By the limits in force and by what the leader says of clients."""
+    """The current pace, derived from the limits in force and from the published client activity."""
 
     yields: bool = True
-    """Whether clients go first at all."""
+    """True if copies yield to clients."""
     is_known: bool = False
-    """Whether the leader has said lately at which bookies clients are active."""
+    """True if the leader publishes client activity."""
     active: tuple[BookieId, ...] = ()
     unknown: tuple[BookieId, ...] = ()
-    """Of which it does not know yet: copies yield there as well."""
+    """Bookies whose activity is unknown. Copies yield there as well."""
     full_speed_count: int = 0
-    """Other bookies."""
+    """Number of bookies without active clients."""
     copying_node_count: int = 1
     bytes_per_s: int = 0
     entries_per_s: int = 0
-    """Of each node. 0: no limit."""
+    """Operator limits of each node. 0: no limit."""
 
     @property
     def is_full_speed(self) -> bool:
-        """At every bookie, but for the limits of an operator."""
+        """True if copies run at full speed at every bookie. Operator limits may still apply."""
         return not self.yields or (self.is_known and not self.active and not self.unknown)
 
     def to_json(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class CopyingPace:
 def copying_pace(
     limits: Limits, said: ClientActivity | None, bookies: Collection[BookieId]
 ) -> CopyingPace:
-    """``said``: by the leader; None where it has said nothing lately. ``bookies``: those that are there."""
+    """Return the pace. ``said``: the published client activity, if any. ``bookies``: the registered bookies."""
     of = {} if said is None else {bookie: said.of(bookie) for bookie in bookies}
     return CopyingPace(
         yields=limits.yields_to_writers,
@@ -78,17 +78,17 @@ def pace_text(pace: CopyingPace) -> str:
 
 def _speed_text(pace: CopyingPace) -> str:
     if not pace.yields:
-        return "full speed, as clients do not go first (bookmender limits)"
+        return "full speed: yielding to clients is switched off (bookmender limits)"
     if not pace.is_known:
-        return "yielding at all bookies: the leader has not said lately whether clients are active"
+        return "yielding at all bookies: the leader has not published client activity"
     if pace.is_full_speed:
         return "full speed: no client is active"
     where = []
     if pace.active:
         shown = ", ".join(pace.active[:BOOKIES_SHOWN_MAX])
         more = ", …" if len(pace.active) > BOOKIES_SHOWN_MAX else ""
-        where.append(f"{counted(len(pace.active), 'bookie')}, clients active ({shown}{more})")
+        where.append(f"{counted(len(pace.active), 'bookie')} with active clients ({shown}{more})")
     if pace.unknown:
-        where.append(f"{counted(len(pace.unknown), 'bookie')}, not known yet whether any is active")
+        where.append(f"{counted(len(pace.unknown), 'bookie')} whose clients are unknown")
     others = "; full speed at the others" if pace.full_speed_count else ""
     return f"yielding at {', and at '.join(where)}{others}"

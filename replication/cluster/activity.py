@@ -1,8 +1,8 @@
-"""At which bookies clients are active: ``<ur>/bookmender/activity``, versioned JSON, the leader's.
+"""The record of client activity: ``<ur>/bookmender/activity``, versioned JSON, written by the leader.
 
-The leader watches whether entries are added to open ledgers (``auditor.activity``), and workers keep to what it says
-(``ledgers.bookie.bulk.flow``). A record that was not written again for a few seconds says nothing: its leader may be
-gone.
+The leader watches open ledgers for new entries (``auditor.activity``) and lists the bookies with active clients.
+Workers limit their rates accordingly (``ledgers.bookie.bulk.flow``). The leader rewrites the record every few seconds;
+an older record is ignored, because its leader may be dead.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 VERSION = 1
 WRITTEN_EVERY_S = 3.0
-"""At the latest, while copies are made or are expected."""
+"""The longest interval between two writes, while the leader watches."""
 STALE_AFTER_S = 10.0
 AGE_INTERVAL_S = 1.0
 
@@ -42,7 +42,10 @@ def activity_path(ur: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientActivity:
-    """What the leader knows. ``copying_node_count``: nodes that copy now, and share what may be asked of a bookie."""
+    """The bookies with and without active clients. A bookie in neither set is unknown.
+
+    ``copying_node_count``: number of nodes that copy now and share the rates, at least 1.
+    """
 
     active: frozenset[BookieId] = frozenset()
     quiet: frozenset[BookieId] = frozenset()
@@ -67,7 +70,7 @@ class ClientActivity:
         """Raises CorruptionError."""
         record: dict[str, Any] = parse_record(data)
         if record.get("version") != VERSION:
-            raise CorruptionError("a record of a kind that this release does not know")
+            raise CorruptionError("the version of the record is unknown to this release")
         return cls(
             active=frozenset(map(BookieId, texts(record, "active"))),
             quiet=frozenset(map(BookieId, texts(record, "quiet"))),
@@ -76,9 +79,9 @@ class ClientActivity:
 
 
 async def read_activity(store: MetadataStore, ur: str, *, now_ms: int) -> ClientActivity | None:
-    """Return what the leader says; None where it has said nothing lately, or nothing that can be read.
+    """Return the current record; None if it is missing, too old or unreadable.
 
-    ``now_ms``: by ZooKeeper's clock. Raises UnavailableError.
+    ``now_ms``: the time by ZooKeeper's clock. Raises UnavailableError.
     """
     try:
         data, stat = await store.get(activity_path(ur))
@@ -90,10 +93,10 @@ async def read_activity(store: MetadataStore, ur: str, *, now_ms: int) -> Client
 
 
 class ActivitySource(Changing):
-    """What the leader says, kept fresh by ``run``; ``current`` is None while it says nothing."""
+    """The current record, kept up to date by ``run``. ``current`` is None while there is none."""
 
     def __init__(self, store: MetadataStore, ur: str, clock: Clock) -> None:
-        """``clock``: its wall clock is ZooKeeper's."""
+        """``clock``: a clock whose wall time is ZooKeeper's (``shared_clock``)."""
         super().__init__()
         self._store, self._ur, self._clock = store, ur, clock
         self.current: ClientActivity | None = None
@@ -112,10 +115,9 @@ class ActivitySource(Changing):
                     found = await read_activity(self._store, self._ur, now_ms=self._clock.wall_ms())
                 except SessionLostError:
                     raise
-                except (
-                    UnavailableError
-                ) as error:  # it grows old, and the next event brings a newer one
-                    log.debug("activity.unread", error=str(error))
+                except UnavailableError as error:
+                    # The next write brings a new event; until then ``_age`` drops the record in time.
+                    log.debug("activity.read_failed", error=str(error))
                     continue
                 self._read_s = self._clock.now_s()
                 self._show(found)

@@ -3,7 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
-from bench.contenders import CONTENDERS, JAVA_BATCHES, OURS_OPEN
+from bench.contenders import CONTENDERS
 from bench.loads import LOADS
 from bench.repair import BESIDE_WRITER, plan
 from bench.runs import Pass, Run, RunFile
@@ -15,15 +15,10 @@ def test_every_contender_meets_its_loads_as_often_as_asked() -> None:
 
     keys = [key for turn in turns for key in turn.keys]
     alone = [key for key in keys if key.of_pass is Pass.ALONE]
-    met = [(each.name, load) for each in CONTENDERS for load in LOADS if each.meets(load)]
+    met = [(each.name, load) for each in CONTENDERS for load in LOADS]
     assert len(set(keys)) == len(keys)
     assert Counter((key.contender, key.load) for key in alone) == Counter(met * 3)
     assert len(keys) - len(alone) == len(BESIDE_WRITER) * len(LOADS)
-
-
-def test_what_is_measured_on_some_loads_only_meets_no_others() -> None:
-    assert [load for load in LOADS if JAVA_BATCHES.meets(load)] == ["b", "c"]
-    assert all(OURS_OPEN.meets(load) for load in LOADS)
 
 
 def test_the_order_of_contenders_is_turned_round_each_time() -> None:

@@ -36,32 +36,32 @@ def pace(said: ClientActivity | None, **ordered: int | bool) -> CopyingPace:
         pytest.param(
             ClientActivity(active=frozenset({B1, B2}), quiet=frozenset({B3})),
             {},
-            f"yielding at 2 bookies, clients active ({B1}, {B2}); full speed at the others",
+            f"yielding at 2 bookies with active clients ({B1}, {B2}); full speed at the others",
             id="some active",
         ),
         pytest.param(
             ClientActivity(active=frozenset({B1}), quiet=frozenset({B3})),
             {},
-            f"yielding at 1 bookie, clients active ({B1}), and at 1 bookie, not known yet whether any "
-            "is active; full speed at the others",
+            f"yielding at 1 bookie with active clients ({B1}), and at 1 bookie whose clients are unknown; "
+            "full speed at the others",
             id="one unknown",
         ),
         pytest.param(
             ClientActivity(active=frozenset(ALL)),
             {},
-            f"yielding at 3 bookies, clients active ({B1}, {B2}, {B3})",
+            f"yielding at 3 bookies with active clients ({B1}, {B2}, {B3})",
             id="all active",
         ),
         pytest.param(
             None,
             {},
-            "yielding at all bookies: the leader has not said lately whether clients are active",
+            "yielding at all bookies: the leader has not published client activity",
             id="nothing said",
         ),
         pytest.param(
             ClientActivity(active=frozenset(ALL)),
             {"yields_to_writers": False},
-            "full speed, as clients do not go first (bookmender limits)",
+            "full speed: yielding to clients is switched off (bookmender limits)",
             id="clients do not go first",
         ),
         pytest.param(

@@ -1,16 +1,16 @@
-"""How much this process asks of each bookie: the one place that decides it.
+"""Flow control: how much this process may ask of each bookie.
 
-The strictest of these bounds counts:
+Three limits apply, and the strictest wins:
 
-1. Hard caps, which always hold: reads in flight of all our processes together (rule S10), entries and bytes on
-   their way to one target, the limits that an operator sets.
-2. Clients of the bookie. While some are active there, or nobody knows, copies keep to a rate that its clients
-   hardly notice. All nodes at work share that rate. While none is active there is no rate.
-3. Reply times, unless no client is active. Our requests wait in the same queues as those of clients, so what is in flight
-   shrinks while a bookie replies later than it does when little is asked (``ReplyTimes``).
+1. Hard caps. They always apply: the reads in flight of all bookmender processes (rule S10), the entries and bytes on
+   their way to one target, and the operator's limits.
+2. Active clients. While clients use a bookie, or while their activity is unknown, copies to and from it keep to a rate
+   that its clients hardly notice. All nodes share this rate. Without active clients there is no rate limit.
+3. Reply times. At a bookie with active clients, the number of requests in flight shrinks while the bookie replies
+   later than it does under little load (``ReplyTimes``).
 
-``flow_limits`` decides 1 and 2, ``ReplyTimes`` decides 3. ``FlowControl`` carries them out: it sets the paces that copies
-pass (``gates``) and the limits that the connections keep to (``source``, ``target``).
+``flow_limits`` decides limit 2, and whether limit 3 applies. ``FlowControl`` applies the decision: it sets the paces
+that copies pass (``gates``) and the limits of the connections (``source``, ``target``).
 """
 
 import enum
@@ -22,56 +22,56 @@ from ledgers.bookie.bulk.gates import Pace
 from ledgers.metadata import BookieId
 
 SHARED_ADDS_PER_S = 5_000
-"""Entries that all nodes together add in a second to a bookie whose clients are active. Each transfer counts as
-``STARTING_ENTRIES`` more: most of what a small ledger costs is its check and its metadata."""
+"""Entries that all nodes together add per second to one bookie with active clients. Each transfer counts as
+``STARTING_ENTRIES`` additional entries, because checks and metadata make up most of the cost of a small ledger."""
 SHARED_READS_PER_S = 5_000
-"""Likewise entries read from it, many in a request."""
-SHARED_SINGLE_READS_PER_S = 1_500
-"""Likewise entries read one by one, as those of striped ledgers are. Each is a request, which costs its bookie about what
-two entries of a batch do."""
+"""Entries that all nodes together read per second from one bookie with active clients, by batch reads."""
+SHARED_SINGLE_READS_PER_S = 2_500
+"""Entries read per second by single-entry reads, which striped ledgers need. A single read costs the bookie about as
+much as two entries of a batch."""
 SHARED_BYTES_PER_S = 65_000_000
-"""Likewise bytes, read and added: where entries are large."""
+"""Bytes per second, which limit reads and adds of large entries."""
 STARTING_ENTRIES = 30
-BURST_S = 0.05
-"""Clients wait behind a whole burst of ours."""
+BURST_S = 0.02
+"""Unused credit is kept for this long. A client's request may wait behind a whole burst of copies."""
 
 ROUND_SAMPLES = 5
-"""Reply times to a decision: their median is not moved by one that was held up on its own."""
+"""Reply times per decision. Their median ignores a single slow reply."""
 GROWTH_TOLERATED = 1.25
 DELAY_TOLERATED_S = 0.001
-"""What we may add to a bookie's reply times: a quarter, or this where they are short."""
+"""How much later a bookie may reply because of our requests: by a quarter, plus this delay."""
 TRIAL_INTERVAL_S = 10.0
 TRIAL_SHARE = 4
 TRIAL_ROUNDS = 2
-"""So often, for so many rounds, only this part of the limit is asked. The first of them still waits
-behind what was asked before."""
+"""At this interval, ``TRIAL_ROUNDS`` rounds run at a fraction of the limit, to measure the reply time under little load.
+The first of these rounds still queues behind earlier requests."""
 DECREASE = 0.7
 DECREASE_IF_BUSY = 0.5
 STEPS = 32
-"""From nothing to the cap, in decisions."""
+"""Decisions that it takes to grow from 0 to the cap."""
 START_SHARE = 4
-"""The first guess is this part of the cap."""
+"""The first limit is this fraction of the cap."""
 
 
 class Activity(enum.Enum):
-    """Whether clients read or write at a bookie now."""
+    """What is known of a bookie's clients."""
 
     QUIET = "quiet"
     ACTIVE = "active"
     UNKNOWN = "unknown"
-    """Nobody has looked lately. Treated as active."""
+    """Treated as active."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowLimits:
-    """What one process may ask of one bookie. Rates are per second; 0: no limit."""
+    """What one process may ask of one bookie. Rates are per second; 0 means no limit."""
 
     reads_per_s: int = 0
     single_reads_per_s: int = 0
     adds_per_s: int = 0
     bytes_per_s: int = 0
     is_by_reply_times: bool = True
-    """Whether what is in flight shrinks further while the bookie replies late."""
+    """True if the number of requests in flight shrinks while the bookie replies late."""
 
     @property
     def is_full_speed(self) -> bool:
@@ -79,9 +79,10 @@ class FlowLimits:
 
 
 def flow_limits(activity: Activity, *, yields: bool, sharer_count: int) -> FlowLimits:
-    """Return what a process may ask of a bookie.
+    """Return what one process may ask of a bookie.
 
-    ``yields``: whether clients go first at all. ``sharer_count``: processes that copy now, this one included.
+    ``yields``: False if copies never wait for clients. ``sharer_count``: number of processes that copy now, at least 1;
+    they share the rates.
     """
     assert sharer_count >= 1, sharer_count
     if activity is Activity.QUIET or not yields:
@@ -99,24 +100,24 @@ def flow_limits(activity: Activity, *, yields: bool, sharer_count: int) -> FlowL
 
 
 class ReplyTimes:
-    """How much one kind of request may be in flight at one bookie, by its reply times. At least 1, at most the cap.
+    """A limit on the requests of one kind in flight at one bookie, derived from its reply times.
 
-    A reply time is compared to what it is when we ask little, which is tried out every few seconds. While it is
-    about the same the limit grows a little; when it is longer, or the bookie says that it is busy, the limit shrinks
-    much (additive increase, multiplicative decrease; LEDBAT, RFC 6817, does so for downloads). Reads and adds
-    wait in different queues and are judged apart.
+    The limit is between 1 and the cap. Every few seconds a trial with few requests measures the base reply time. While
+    replies take about that long, the limit grows by a small step. When they take longer, or when the bookie reports
+    that it is busy, the limit shrinks by a factor (additive increase, multiplicative decrease; LEDBAT, RFC 6817,
+    does this for downloads). Reads and adds wait in different queues, so each has a limit of its own.
     """
 
     def __init__(self, *, cap: int) -> None:
         assert cap >= 1, cap
         self.cap = cap
-        """Above which it never goes, whatever the reply times. May be changed at any time."""
+        """The upper bound of the limit. May be changed at any time."""
         self._limit = max(1.0, cap / START_SHARE)
         self._base_s = 0.0
-        """The reply time when little is asked."""
+        """The reply time under little load."""
         self._reply_s = 0.0
         self._trial_rounds = TRIAL_ROUNDS
-        """Rounds of the trial that are still to come. It begins with one."""
+        """Rounds left of the current trial. The first trial starts at once."""
         self._tried_s = 0.0
         self._samples: list[float] = []
 
@@ -127,13 +128,13 @@ class ReplyTimes:
 
     @property
     def reply_s(self) -> float:
-        """The last median of the reply times."""
+        """The median reply time of the last round."""
         return self._reply_s
 
     def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
-        """One request was answered after so long. ``is_limiting``: whether more was to be asked.
+        """Record one reply time. ``is_limiting``: whether the limit held requests back.
 
-        Without that a good reply time says nothing of what a higher limit would do.
+        If nothing was held back, a short reply time does not show that a higher limit would be harmless.
         """
         self._samples.append(latency_s)
         if len(self._samples) >= ROUND_SAMPLES:
@@ -143,7 +144,7 @@ class ReplyTimes:
             self._judge(median_s, is_limiting=is_limiting, now_s=now_s)
 
     def note_busy(self) -> None:
-        """The bookie asked us to slow down."""
+        """Record that the bookie replied "too many requests"."""
         self._samples.clear()
         self._limit = max(1.0, self._limit * DECREASE_IF_BUSY)
 
@@ -162,7 +163,7 @@ class ReplyTimes:
 
 
 class BookieFlow:
-    """The paces of one bookie, which copies pass before they ask it for anything. Shared by all connections to it."""
+    """The limits and paces of one bookie, shared by all connections to it."""
 
     def __init__(self, limits: FlowLimits) -> None:
         self.reads, self.single_reads = Pace(burst_s=BURST_S), Pace(burst_s=BURST_S)
@@ -182,7 +183,7 @@ class BookieFlow:
             tell()
 
     def on_change(self, tell: Callable[[], None]) -> None:
-        """Call ``tell`` whenever more or less may be asked."""
+        """Call ``tell`` after each change of the limits."""
         self._listeners.append(tell)
 
     def close(self) -> None:
@@ -198,7 +199,7 @@ def _unknown(bookie: BookieId) -> Activity:
 
 
 class FlowControl:
-    """The flows of one process, by bookie. Belongs to one loop."""
+    """The flows of one process, by bookie. Used by one event loop only."""
 
     def __init__(self, *, yields: bool = True) -> None:
         self._yields = yields
@@ -214,7 +215,7 @@ class FlowControl:
 
     @property
     def yields(self) -> bool:
-        """Whether clients go first. May be set at any time."""
+        """True if copies yield to active clients. May be set at any time."""
         return self._yields
 
     @yields.setter
@@ -223,13 +224,13 @@ class FlowControl:
         self._allow()
 
     def tell(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
-        """Keep to this from now on. None: nobody knows anything."""
+        """Apply this client activity from now on. None: the activity of all bookies is unknown."""
         self._activity_of, self._sharer_count = activity_of or _unknown, sharer_count
         self._allow()
 
     @property
     def is_yielding(self) -> bool:
-        """Whether copies are held back at any of the bookies in use."""
+        """True if a rate limits the copies at any bookie in use."""
         return any(not flow.limits.is_full_speed for flow in self._flows.values())
 
     def close(self) -> None:
