@@ -1,4 +1,4 @@
-"""How the pace of copying follows a client: one long repair by our defaults, beside which a writer starts and stops."""
+"""The pace of copying over time: one long repair with default settings, while a Java writer starts and stops."""
 
 import asyncio
 import time
@@ -21,20 +21,20 @@ from tests.java.tool import JavaTool
 
 LOAD = Load(
     name="pace",
-    title="10 of 60,000 × 1 KB, E3 W3",
-    parts=(Part(ledger_count=10, entry_count=60_000),),
+    title="10 of 90,000 × 1 KB, E3 W3",
+    parts=(Part(ledger_count=10, entry_count=90_000),),
 )
 SAMPLE_S = 0.1
 SPAN_S = 0.5
-"""Figures are shown for spans of this length."""
-ALONE_S, WRITES_S = 2.0, 5.0
-"""The writer starts so long after the first copies, and writes so long."""
+"""Length of the spans that are plotted."""
+WRITES_S = 5.0
+"""The writer's JVM starts with the first copies, which takes some seconds. Then it writes for this long."""
 BEGUN_BYTES = 1_000_000
 BEGIN_TIMEOUT_S = 60.0
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Of ``SPAN_S``. ``copied_mb_per_s``: what the daemon sent. ``slowest_add_ms``: of the writer's adds; 0 without any."""
+    """One span of ``SPAN_S``. ``copied_mb_per_s``: bytes that the daemon sent. ``slowest_add_ms``: 0 if nothing was added."""
 
     begin_s: float
     copied_mb_per_s: float
@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PaceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Times count from the first copies."""
+    """The whole measurement. Times are seconds after the first copies."""
 
     spans: Sequence[Span]
     writer_began_s: float
@@ -51,7 +51,7 @@ class PaceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measure_pace(java: JavaTool) -> PaceRecord:
-    """On a cluster of its own. Raises UnavailableError."""
+    """Measure on a new local cluster. Raises UnavailableError."""
     async with open_arena(java) as arena:
         await warm_bookies(arena)
         async with warm_daemon(arena, OURS) as child:
@@ -62,7 +62,6 @@ async def measure_pace(java: JavaTool) -> PaceRecord:
             sampling = asyncio.create_task(_sample(child.pid, samples))
             try:
                 began_s = await _begun_s(samples)
-                await asyncio.sleep(ALONE_S)
                 writer = await asyncio.to_thread(_writer, arena)
                 writer_began_s = time.monotonic()
                 await asyncio.sleep(WRITES_S)
@@ -107,7 +106,7 @@ async def _sample(pid: int, samples: list[tuple[float, int]]) -> None:
 
 
 async def _begun_s(samples: Sequence[tuple[float, int]]) -> float:
-    """When the first copies were made."""
+    """Wait for the first copies and return their time."""
     deadline_s = time.monotonic() + BEGIN_TIMEOUT_S
     while not samples or samples[-1][1] - samples[0][1] < BEGUN_BYTES:
         if time.monotonic() > deadline_s:
@@ -124,7 +123,7 @@ def _steps(begin_s: float, end_s: float) -> Iterator[float]:
 
 
 def _rate(samples: Sequence[tuple[float, int]], begin_s: float, end_s: float) -> float:
-    """Bytes a second, between the samples next to the ends of the span."""
+    """Return the bytes per second between the samples closest to the ends of the span."""
     first = min(samples, key=lambda sample: abs(sample[0] - begin_s))
     last = min(samples, key=lambda sample: abs(sample[0] - end_s))
     return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
@@ -137,7 +136,7 @@ PANEL, GAP, BOTTOM = 180, 40, 40
 
 
 def pace_plot(record: PaceRecord) -> str:
-    """An SVG: what is copied over time, and below it the writer's slowest adds."""
+    """Return an SVG with two panels: the copied bytes, and the writer's slowest adds."""
     end_s = record.spans[-1].begin_s + SPAN_S
     x_of = _scale(end_s, LEFT, WIDTH - RIGHT)
     lower = TOP + PANEL + GAP
@@ -149,14 +148,16 @@ def pace_plot(record: PaceRecord) -> str:
         WIDTH,
         lower + PANEL + BOTTOM,
         [
-            text(LEFT, 20, "One repair by our defaults, over s from the first copies", 14),
+            text(
+                LEFT, 20, "One repair with default settings; time in s after the first copies", 14
+            ),
             *(
                 f'<rect x="{begin:.1f}" y="{TOP}" width="{end - begin:.1f}" '
                 f'height="{lower + PANEL - TOP}" fill="{fill}"/>'
                 for begin, end, fill in ((began, ended, "#fdd"), (ended, forgotten, "#fee"))
             ),
             text(began + 4, TOP - 6, "a client writes", 11),
-            text(ended + 4, TOP - 6, f"and is not forgotten for {ACTIVE_FOR_S:g} s", 11),
+            text(ended + 4, TOP - 6, f"still treated as active for {ACTIVE_FOR_S:g} s", 11),
             *_panel(copied, "copied, MB/s", TOP, end_s, "#4e79a7"),
             *_panel(slowest, "slowest add, ms", lower, end_s, "#e15759"),
             *(
