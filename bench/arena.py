@@ -72,11 +72,13 @@ class Arena:
         first = next(self._ledger_ids)
         self._ledger_ids = itertools.count(first + count)
         ledgers = load.ledgers(self.cluster.bookies, first_ledger_id=first)
+        # Metadata comes first. A bookie's garbage collector, which runs every 15 minutes, deletes entries of
+        # ledgers without metadata.
+        manager = self.seen.manager
+        await _each(ledgers, lambda ledger: manager.create(ledger.ledger_id, ledger.metadata()))
         await asyncio.gather(
             *(asyncio.to_thread(_fill, bookie, ledgers) for bookie in self.cluster.bookies)
         )
-        manager = self.seen.manager
-        await _each(ledgers, lambda ledger: manager.create(ledger.ledger_id, ledger.metadata()))
         return ledgers
 
     async def judge(self, ledgers: Sequence[BenchLedger]) -> int:
