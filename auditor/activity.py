@@ -26,7 +26,7 @@ from auditor.index.keeper import IndexKeeper
 from auditor.records import Records
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.operations.last_entries import LastEntry, last_entry_of
 from ledgers.store import MetadataStore
@@ -262,8 +262,6 @@ class ActivityWatch:
                 await self._store.exists(locks_path(ur)) for ur in (self._ur, own_path(self._ur))
             ]
             nodes = await live_nodes(self._store, self._ur, self._nodes)
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError) as error:
             log.debug("activity.count_failed", error=str(error))
             return
@@ -277,7 +275,5 @@ class ActivityWatch:
             )
         try:
             await self._records.write_activity(found)
-        except SessionLostError:
-            raise
         except UnavailableError as error:
             log.debug("activity.write_failed", error=str(error))

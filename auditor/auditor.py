@@ -30,7 +30,7 @@ from auditor.relisting import Relisting
 from auditor.settings import AuditorSettings
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.registration import UNTOLD_CZXID
@@ -163,8 +163,6 @@ class Auditor:
     async def _try_run_once(self) -> float:
         try:
             return await self.run_once()
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError) as error:
             self._done.completed_count = -1
             log.warning("audit.failed", error=str(error), retry_s=RETRY_S)

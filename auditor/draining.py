@@ -23,7 +23,7 @@ from auditor.marking import Marker
 from auditor.records import DrainProgress, DrainRecord, Records, last_drains
 from auditor.scan import may_be_named
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.metadata import BookieId
 from ledgers.store import MetadataStore
@@ -102,8 +102,6 @@ class Drainer:
     async def _try_run_once(self) -> float | None:
         try:
             return await self.run_once()
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError) as error:
             log.warning("drain.failed", error=str(error), retry_s=RETRY_S)
             return RETRY_S

@@ -19,7 +19,6 @@ from ledgers.errors import (
     CorruptionError,
     NodeExistsError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -143,8 +142,6 @@ class Findings:
             await self._clock.sleep(SWEEP_S + seen_count / SWEPT_PER_S)
             try:
                 seen_count = await self.sweep()
-            except SessionLostError:
-                raise
             except (UnavailableError, UnauthorizedError) as error:  # its rest goes with the next
                 log.warning("findings.sweep_failed", error=str(error), retry_s=SWEEP_S)
 

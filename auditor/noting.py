@@ -27,7 +27,7 @@ from auditor.index.keeper import IndexKeeper
 from auditor.outages import Outage, Outages
 from auditor.records import Records, read_absences
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.operations.tasks import wait_woken
 from ledgers.store import MetadataStore
@@ -171,8 +171,6 @@ class Absences:
                 await self._note(
                     records, away, _Counts(naming, self._are_all_named, copyless(away))
                 )
-            except SessionLostError:
-                raise
             except UnavailableError as error:
                 self._write_due_s = self._clock.now_s() + RETRY_S
                 log.warning("absences.unnoted", error=str(error), retry_s=RETRY_S)

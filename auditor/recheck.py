@@ -30,7 +30,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -146,8 +145,6 @@ class CopyRecheck:
         """Whether auto-recovery is enabled: a bad copy has to be marked."""
         try:
             return not await self._queue.switch.is_on()
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError):
             return False
 
@@ -173,8 +170,6 @@ class CopyRecheck:
             if not silent:
                 await self._settle(copies.record)
                 return outcome
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError) as error:
             log.warning("recent_copies.unread", ledger_id=copies.ledger_id, error=str(error))
             outcome, silent = UNANSWERED, copies.targets
@@ -232,8 +227,6 @@ class CopyRecheck:
         while True:
             try:
                 await self.adopt()
-            except SessionLostError:
-                raise
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("recent_copies.unread", error=str(error), retry_s=ADOPT_INTERVAL_S)
             await self._clock.sleep(ADOPT_INTERVAL_S)

@@ -15,7 +15,7 @@ import structlog
 from auditor.index.keeper import IndexKeeper
 from auditor.losses import LossMarks
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.store import MetadataStore
 from replication.queue.listing import marked_in_parts
 
@@ -58,8 +58,6 @@ class Relisting:
                 continue
             try:
                 await self._look()
-            except SessionLostError:
-                raise
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("marks.unlisted", error=str(error))
 

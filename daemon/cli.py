@@ -21,7 +21,14 @@ from typing import Any, ClassVar
 import click
 
 from daemon.operating.progress import printable
-from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    LockLostError,
+    SessionLostError,
+    SettingsError,
+    UnauthorizedError,
+    UnavailableError,
+)
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
 EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
@@ -171,7 +178,7 @@ def _exit_code(error: BookmenderError) -> int:
     match error:
         case SettingsError():
             return EXIT_WRONG_USE
-        case UnavailableError() | UnauthorizedError():
+        case UnavailableError() | SessionLostError() | LockLostError() | UnauthorizedError():
             return EXIT_UNKNOWN
         case _:
             return EXIT_FAILED

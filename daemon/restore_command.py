@@ -21,7 +21,13 @@ from daemon.settings import Settings, load_settings
 from daemon.state import state_dir
 from daemon.visit import Visit, log_errors_only, visit
 from ledgers.clock import SystemClock
-from ledgers.errors import RejectedError, SettingsError, UnavailableError
+from ledgers.errors import (
+    LockLostError,
+    RejectedError,
+    SessionLostError,
+    SettingsError,
+    UnavailableError,
+)
 from ledgers.instance_id import read_instance_id
 from ledgers.manager import LedgerManager
 from ledgers.metadata import LedgerMetadata
@@ -126,7 +132,9 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
         done = await restorer.restore(
             record, session=ours.session, holder=ours.holder, is_forced=is_forced
         )
-        with suppress(UnavailableError, RejectedError):  # it is done, and tried again one day
+        with suppress(
+            UnavailableError, SessionLostError, LockLostError, RejectedError
+        ):  # it is done, and tried again one day
             cluster = ours.cluster
             await order_tries([record.ledger_id], cluster.store, cluster.ur, SystemClock())
         return done

@@ -10,7 +10,7 @@ from typing import TypeVar
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, SessionLostError, UnavailableError
+from ledgers.errors import BookmenderError, UnavailableError
 
 T = TypeVar("T")
 
@@ -39,8 +39,6 @@ async def until_answered(
     while True:
         try:
             return await call()
-        except SessionLostError:
-            raise
         except errors as error:
             log.warning(event, error=str(error), retry_s=retry_s, **fields)
         await clock.sleep(retry_s)

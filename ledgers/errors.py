@@ -71,14 +71,6 @@ class UnknownOutcomeError(UnavailableError):
     """The reply to a write was lost: it may or may not have happened. Read before going on."""
 
 
-class SessionLostError(UnavailableError):
-    """The ZooKeeper session is gone, and with it every ephemeral znode: unwind, hold nothing."""
-
-
-class LockLostError(UnavailableError):
-    """The lock on a ledger is not ours any more: drop what was done under it, touch nothing."""
-
-
 class JournalError(UnavailableError):
     """What is about to be overwritten could not be recorded on this host's disk: nothing was written."""
 
@@ -89,6 +81,20 @@ class QuotaError(UnavailableError):
 
 class NotEnoughBookiesError(UnavailableError):
     """No bookie is left that the placement rules allow."""
+
+
+# --- What we held is not ours any more: unwind -------------------------------------------------
+
+
+class SessionLostError(BookmenderError):
+    """The ZooKeeper session is lost, and with it every ephemeral znode: our locks, our vote, our registration.
+
+    No retry within the session can succeed, so this is no ``UnavailableError``: the service ends and starts again.
+    """
+
+
+class LockLostError(BookmenderError):
+    """The lock on a ledger is no longer ours. Drop what was done under it, and write nothing more."""
 
 
 # --- The peer understood and said no: it will say the same again ------------------------------

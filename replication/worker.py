@@ -145,8 +145,6 @@ class ReplicationWorker:
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
         try:
             return await self.run_once(tasks)
-        except SessionLostError:
-            raise
         except (UnavailableError, RejectedError) as error:  # the latter: shut away by ACLs
             log.warning("queue.unreadable", error=str(error))
             return False
@@ -219,8 +217,6 @@ class ReplicationWorker:
         """None: it is not ours, and left alone for a while."""
         try:
             take = await self._queue.take(queued)
-        except SessionLostError:
-            raise
         except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
             log.warning("lock.refused", ledger_id=queued.ledger_id, error=str(error))
             self._waiting.put_off_failed(queued, self._waiting.world)
@@ -246,8 +242,6 @@ class ReplicationWorker:
             try:
                 await self._make_known(held, slots, is_told=is_told)
                 return
-            except SessionLostError:
-                raise
             except LockLostError:
                 return
             except (UnavailableError, RejectedError) as error:

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 import structlog
 
 from auditor.checks.check import Check
-from ledgers.errors import LeadershipLostError, UnavailableError
+from ledgers.errors import (
+    LeadershipLostError,
+    SessionLostError,
+    UnavailableError,
+)
 from ledgers.operations.tasks import task_scope
 
 log = structlog.get_logger()
@@ -44,7 +48,7 @@ async def _look_at_all(check: Check, part: Sequence[int]) -> Counter[str]:
     """A defect of ours that one ledger brings to light costs that ledger, neither the rest nor the leader."""
     try:
         return await check.look_at(part)
-    except (UnavailableError, LeadershipLostError):
+    except (UnavailableError, SessionLostError, LeadershipLostError):
         raise
     except Exception as error:
         if len(part) > 1:

@@ -19,7 +19,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -74,8 +73,6 @@ class OverdueMarks:
     async def _try_run_once(self) -> None:
         try:
             await self.run_once()
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError) as error:
             log.warning("check.failed", check=OVERDUE, error=str(error))
 

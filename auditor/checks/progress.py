@@ -10,7 +10,7 @@ import structlog
 from auditor.checks import meters
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import UnavailableError
 
 log = structlog.get_logger()
 
@@ -77,8 +77,6 @@ class Progress:
         self._written_s = self._clock.now_s()
         try:
             await self._records.write(self._check, self.record)
-        except SessionLostError:
-            raise
         except UnavailableError as error:  # it is a help, no more: the next write tells all of it
             log.warning("check.progress_unwritten", check=self._check, error=str(error))
 

@@ -23,7 +23,7 @@ from auditor.index.ledger_index import LedgerIndex
 from auditor.settings import ChecksSettings
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.operations.tasks import task_scope, wait_woken, wake_on
 from ledgers.store import MetadataStore
 from replication.cluster.cluster_view import ViewSource
@@ -114,8 +114,6 @@ class CheckRunner:
     async def _try_run_once(self) -> float | None:
         try:
             return await self.run_once()
-        except SessionLostError:
-            raise
         except UnavailableError as error:
             log.warning("check.failed", error=str(error), retry_s=RETRY_S)
             return RETRY_S

@@ -22,7 +22,12 @@ from auditor.fsck.pace import Apply, ReadShare
 from ledgers.answers import until_answered
 from ledgers.bookie.budget import READS_IN_FLIGHT_CEILING, reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import BookmenderError, NodeExistsError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    NodeExistsError,
+    SessionLostError,
+    UnavailableError,
+)
 from ledgers.operations.tasks import task_scope
 from ledgers.store import MetadataStore, SessionState, children_if_any
 from replication.cluster.membership import LiveNode, live_nodes, reader_count
@@ -154,7 +159,7 @@ class LeasedPace:
         async def looking() -> T:
             try:
                 return await look()
-            except UnavailableError:
+            except (UnavailableError, SessionLostError):
                 apply(None)
                 raise
 

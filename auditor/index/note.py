@@ -9,7 +9,7 @@ import structlog
 
 from auditor.index.keeper import IndexKeeper
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.store import MetadataStore
 from replication.cluster.own_state import own_path, read_record, switch, time_ms, whole
 
@@ -83,8 +83,6 @@ class IndexTeller:
         while True:
             try:
                 await self.run_once()
-            except SessionLostError:
-                raise
             except (
                 UnavailableError
             ) as error:  # it is a help, no more: the next write tells all of it

@@ -13,7 +13,11 @@ from daemon.demo.workload import Workload, Written, open_workload
 from daemon.operating.progress import counted
 from daemon.settings import Settings
 from daemon.visit import visit
-from ledgers.errors import NotEnoughBookiesError, UnavailableError
+from ledgers.errors import (
+    NotEnoughBookiesError,
+    SessionLostError,
+    UnavailableError,
+)
 
 LOOK_TIMEOUT_S = 3.0
 """How long whoever presses Ctrl-C waits for what is said of the ledgers that were begun."""
@@ -50,7 +54,7 @@ def write_ledgers(
 
 async def _look_again(workload: Workload) -> None:
     """What is not known any more when the bookies or ZooKeeper fail stays as it was last known."""
-    with suppress(UnavailableError, TimeoutError):
+    with suppress(UnavailableError, SessionLostError, TimeoutError):
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             await workload.look_again()
 

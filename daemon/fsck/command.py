@@ -45,7 +45,11 @@ from daemon.operating.progress import ProgressLine, tell
 from daemon.option_types import Duration, Limit
 from daemon.settings import Settings
 from daemon.visit import log_errors_only
-from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    SessionLostError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:  # what needs pyarrow is imported where it is used: --help needs none
     from auditor.fsck.publishing import Fault, Foreseen
@@ -203,7 +207,7 @@ def _run(settings: Settings, wanted: Wanted) -> Summary:
     try:
         with showing_progress() as on_progress:
             return run(wanted, places, on_progress)
-    except (UnavailableError, OSError):
+    except (UnavailableError, SessionLostError, OSError):
         log = wanted.output / SPARK_LOG
         said = f"; what Spark said is in {log}" if log.exists() else ""
         tell([f"the run broke off; {what_stays(wanted)}{said}"])

@@ -9,7 +9,12 @@ import click
 from daemon.cli import EXIT_UNKNOWN
 from daemon.fsck.running import Wanted
 from daemon.operating.progress import tell
-from ledgers.errors import BookmenderError, SettingsError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    SessionLostError,
+    SettingsError,
+    UnavailableError,
+)
 
 GOES_ON = "what was looked at is kept: the same command{} goes on from there"
 BEGINS_AGAIN = "no part of it was finished: the same command begins at the first"
@@ -26,7 +31,14 @@ def failing_as_unknown(advice: Callable[[], str]) -> Iterator[None]:
     except KeyboardInterrupt:
         tell([f"interrupted; {advice()}"])
         raise
-    except (SettingsError, UnavailableError, OSError, click.ClickException, click.exceptions.Exit):
+    except (
+        SettingsError,
+        UnavailableError,
+        SessionLostError,
+        OSError,
+        click.ClickException,
+        click.exceptions.Exit,
+    ):
         raise
     except BookmenderError as error:
         raise UnavailableError(f"could not tell: {error}") from error

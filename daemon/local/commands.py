@@ -28,7 +28,11 @@ from daemon.local.spec import (
 from daemon.local.status import ClusterStatus, at_rest
 from daemon.local.supervisor import Listener, Wish, start_detached, supervise
 from daemon.operating.progress import printable, tell
-from ledgers.errors import SettingsError, UnavailableError
+from ledgers.errors import (
+    SessionLostError,
+    SettingsError,
+    UnavailableError,
+)
 from ledgers.metadata import BookieId
 
 LEFT_SHOWN_MAX = 10
@@ -272,7 +276,7 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     except KeyboardInterrupt:
         tell(so_far(written, ledger_count=ledgers, ended="interrupted"))
         raise
-    except UnavailableError as error:
+    except (UnavailableError, SessionLostError) as error:
         if written:
             tell(so_far(written, ledger_count=ledgers, ended="stopped"))
         way_on = views.way_on(_status(data), data_option=folder.data_option(data))

@@ -26,7 +26,7 @@ from daemon.settings import Settings
 from daemon.visit import Visit
 from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.operations.tasks import task_scope
 from ledgers.placement.racks import Racks
 from ledgers.read_only import ReadOnlyStore
@@ -91,8 +91,6 @@ class Observing:
             seen, was_complete = self._views.change_count, self.keeper.is_complete
             try:
                 yield await self.look(planned_max=planned_max)
-            except SessionLostError:
-                raise
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("observe.failed", error=str(error))
             await self._clock.sleep(LOOK_INTERVAL_MIN_S)

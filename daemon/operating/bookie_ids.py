@@ -14,7 +14,7 @@ from auditor.records import read_absences
 from daemon.operating.unreadable_orders import bookies_of
 from daemon.settings import load_settings
 from daemon.visit import Visit, log_errors_only, visit
-from ledgers.errors import BookmenderError, CorruptionError, SessionLostError, UnavailableError
+from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.formats.bookie_info import parse_bookie_id
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView
@@ -78,8 +78,6 @@ async def registered_bookies(cluster: Visit) -> BookieView:
     """None at all where the daemon would not believe it (rule S8): a person may know better."""
     try:
         return await cluster.registration.read()
-    except SessionLostError:
-        raise
     except UnavailableError:
         return BookieView()
 

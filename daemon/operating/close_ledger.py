@@ -304,7 +304,9 @@ class LedgerCloser:
         if before.found.metadata.is_closed:
             return before
         closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
-        with suppress(UnavailableError, RejectedError):  # it is closed, and tried again one day
+        with suppress(
+            UnavailableError, SessionLostError, LockLostError, RejectedError
+        ):  # it is closed, and tried again one day
             await try_now(ledger_id, self._store, self._ur, guards=guards, clock=self._clock)
         return Closing(
             found=before.found,
@@ -372,7 +374,7 @@ class LedgerCloser:
         except NotEnoughBookiesError as error:
             why = self._open_ledgers.why_no_target(found)
             raise CloseRefusedError(f"{error}; {await self._so_far(found)}{why}") from error
-        except (JournalError, SessionLostError, LockLostError):
+        except JournalError:
             raise
         except UnavailableError as error:
             told = await self._last_entries(found)
@@ -398,7 +400,7 @@ class LedgerCloser:
         """What a recovery that failed has done; the error's own text says who was fenced. Empty: nothing new."""
         try:
             now = await self._manager.read(found.ledger_id)
-        except (UnavailableError, RejectedError):
+        except (UnavailableError, SessionLostError, RejectedError):
             return ""
         is_new = found.metadata.state is LedgerState.OPEN
         if now.metadata.state is not LedgerState.IN_RECOVERY or not is_new:

@@ -19,7 +19,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -113,8 +112,6 @@ class ActivitySource(Changing):
             async for _ in events:
                 try:
                     found = await read_activity(self._store, self._ur, now_ms=self._clock.wall_ms())
-                except SessionLostError:
-                    raise
                 except UnavailableError as error:
                     # The next write brings a new event; until then ``_age`` drops the record in time.
                     log.debug("activity.read_failed", error=str(error))

@@ -16,7 +16,7 @@ from prometheus_client import Gauge
 
 from ledgers.changing import Changing
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError, UnsupportedError
+from ledgers.errors import UnavailableError, UnsupportedError
 from ledgers.formats.bookie_info import Address
 from ledgers.metadata import BookieId
 from ledgers.registration import BookieView, Registration
@@ -314,8 +314,6 @@ class ViewSource(Changing):
     async def _try(self, read: Callable[[], Awaitable[object]]) -> bool:
         try:
             await read()
-        except SessionLostError:
-            raise
         except UnavailableError as error:
             if not self._is_blind:  # told once, not at each try
                 log.warning("bookies.unreadable", error=str(error))

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnauthorizedError, UnavailableError
+from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.metadata import BookieId
 from ledgers.placement.racks import Racks, clean_rack
 from ledgers.store import MetadataStore
@@ -71,8 +71,6 @@ class RackMemory:
     async def _try_write(self) -> bool:
         try:
             await self.write()
-        except SessionLostError:
-            raise
         except (UnavailableError, UnauthorizedError) as error:
             log.warning("racks.not_remembered", error=str(error))
             return False

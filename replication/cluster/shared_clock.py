@@ -10,7 +10,7 @@ leading server's counts.
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import SessionLostError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.store import ANY_VERSION, MetadataStore
 
 log = structlog.get_logger()
@@ -75,8 +75,6 @@ class SharedClock:
             await self.sleep(SYNCHRONISE_INTERVAL_S)
             try:
                 await self.synchronise(store, path, data)
-            except SessionLostError:
-                raise
             except UnavailableError as error:
                 log.info("clock.not_synchronised", error=str(error))
 

@@ -7,7 +7,11 @@ import structlog
 
 from ledgers.answers import until_answered
 from ledgers.clock import Clock
-from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.store import EventKind, MetadataStore
 from replication.queue import payloads
 
@@ -57,7 +61,7 @@ class DisableSwitch:
         except UnauthorizedError as error:
             self.may_take = False
             log.warning("disable_switch.shut_away", path=self._path, error=str(error))
-        except UnavailableError:
+        except (UnavailableError, SessionLostError):
             self.may_take = self._is_watched = False
             raise
 

@@ -27,7 +27,6 @@ from ledgers.errors import (
     NodeExistsError,
     NoNodeError,
     RejectedError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
     UnknownOutcomeError,
@@ -147,8 +146,6 @@ class Queue:
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
             raise failure.cause from failure
-        except SessionLostError:
-            raise
         except UnavailableError:  # it may have been done
             if not await self._answered(lambda: self._is_ours(lock)):
                 return None

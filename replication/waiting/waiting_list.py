@@ -10,8 +10,8 @@ import structlog
 
 from ledgers.clock import Clock
 from ledgers.errors import (
+    LockLostError,
     RejectedError,
-    SessionLostError,
     UnavailableError,
 )
 from ledgers.metadata import BookieId
@@ -336,9 +336,7 @@ class WaitingList:
         """What others are told keeps no ledger from its repair where it cannot be written: that is said once."""
         try:
             await writing
-        except SessionLostError:
-            raise
-        except (UnavailableError, RejectedError) as error:
+        except (UnavailableError, LockLostError, RejectedError) as error:
             if not self._is_untold:
                 log.warning("notes.unwritable", error=str(error))
             self._is_untold = True

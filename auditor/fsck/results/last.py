@@ -18,7 +18,6 @@ from ledgers.errors import (
     CorruptionError,
     NodeExistsError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -120,8 +119,6 @@ async def meter_last(store: MetadataStore, ur: str) -> None:
             try:
                 if (summary := await read_last(store, ur)) is not None:
                     _meter(summary, await read_closer(store, ur))
-            except SessionLostError:
-                raise
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("fsck_summary.unread", error=str(error))
 
