@@ -1,8 +1,9 @@
 """Client activity: the leader watches open ledgers to find the bookies that clients write to.
 
-A client that writes adds entries to an open ledger, and clients that tail it read them. While ledgers are copied, or
-may be copied soon, the leader therefore reads the last entry of open ledgers several times per second. It publishes the
-result for all workers (``replication.cluster.activity``).
+A client that writes adds entries to an open ledger, and clients that tail it read them. While
+ledgers are copied, or may be copied soon, the leader therefore reads the last entry of open ledgers
+several times per second. It publishes the result for all workers
+(``replication.cluster.activity``).
 
 - When a ledger grew, or was created after the watch began, the members of its last ensemble are *active* for
   ``ACTIVE_FOR_S``.
@@ -10,9 +11,10 @@ result for all workers (``replication.cluster.activity``).
   between. A bookie that no open ledger names is quiet after the first look.
 - All other bookies are *unknown*. Copies yield there as well.
 
-With more open ledgers than one second's reads cover, bookies become quiet later. A writer that resumes an old ledger
-may then also be noticed later. Clients that only read closed ledgers are never noticed, unless somebody also writes
-to the same bookies. An operator with such clients sets a limit (``bookmender limits``).
+With more open ledgers than one second's reads cover, bookies become quiet later. A writer that
+resumes an old ledger may then also be noticed later. Clients that only read closed ledgers are
+never noticed, unless somebody also writes to the same bookies. An operator with such clients sets a
+limit (``bookmender limits``).
 """
 
 import asyncio
@@ -42,22 +44,26 @@ LOOK_INTERVAL_S = 0.25
 """Interval between two looks at open ledgers. A new writer must be noticed within a second."""
 READS_PER_LOOK = 125
 BYTES_PER_LOOK = 2_500_000
-"""Bound on the entries read per look: with large entries fewer ledgers are read. Amounts to 10 MB/s."""
+"""Bound on the entries read per look: with large entries fewer ledgers are read. Amounts to 10
+MB/s."""
 ENTRY_BYTES_AT_FIRST = 64_000
 """Assumed size of an entry until the first look."""
 READ_TIMEOUT_S = 1.0
 ACTIVE_FOR_S = 10.0
-"""A client that pauses for less than this stays active, so that the pace of copying does not oscillate."""
+"""A client that pauses for less than this stays active, so that the pace of copying does not
+oscillate."""
 LOCKS_INTERVAL_S = 2.0
 """Interval between two counts of the ledger locks while the leader watches."""
 IDLE_INTERVAL_S = 5.0
 """The same interval while no ledgers are copied."""
 GO_ON_S = 60.0
-"""The watch goes on for this long after the last lock or loss, because more ledgers are often marked soon after."""
+"""The watch goes on for this long after the last lock or loss, because more ledgers are often
+marked soon after."""
 
 
 class GrowthOfLedgers:
-    """Derives client activity from the last entries of open ledgers. No I/O. Times are monotonic seconds.
+    """Derives client activity from the last entries of open ledgers. No I/O. Times are monotonic
+    seconds.
 
     A *look* reads some open ledgers. A *round* is a series of looks that reads each ledger once.
     """
@@ -66,12 +72,14 @@ class GrowthOfLedgers:
         self._highest: dict[int, int] = {}
         """The highest last entry seen, by ledger id."""
         self._known: frozenset[int] | None = None
-        """The open ledgers at the last look; None before the first. Ledgers not in the set are new."""
+        """The open ledgers at the last look; None before the first. Ledgers not in the set are
+        new."""
         self._left: deque[int] = deque()
         """Ledgers to read in the rest of this round."""
         self._rounds_over = 0
         self._doubted_in: dict[BookieId, int] = {}
-        """By bookie, the last round in which one of its ledgers grew, was read for the first time, or could not be read."""
+        """By bookie, the last round in which one of its ledgers grew, was read for the first time,
+        or could not be read."""
         self._active_until_s: dict[BookieId, float] = {}
         self._growing: dict[BookieId, int] = {}
         """By bookie, the ledger that grew last."""
@@ -81,8 +89,8 @@ class GrowthOfLedgers:
     ) -> list[int]:
         """Return the ledgers to read in this look, at most about ``count_max``.
 
-        First come the last growing ledgers of bookies that would soon stop being active, then new ledgers, then the
-        next ledgers of the round.
+        First come the last growing ledgers of bookies that would soon stop being active, then new
+        ledgers, then the next ledgers of the round.
         """
         if not self._left:
             self._left.extend(sorted(open_ids, reverse=True))
@@ -156,7 +164,8 @@ class GrowthOfLedgers:
 
 
 class ActivityWatch:
-    """Watches client activity and publishes it. Runs on the leader until it is cancelled or the session is lost."""
+    """Watches client activity and publishes it. Runs on the leader until it is cancelled or the
+    session is lost."""
 
     def __init__(
         self,
@@ -178,7 +187,8 @@ class ActivityWatch:
         self._entry_bytes = ENTRY_BYTES_AT_FIRST
         self._available = views.current.available
         self._last_reason_s = clock.now_s()
-        """When ledgers were last copied or a bookie was lost. Leadership begins as if a bookie had just been lost."""
+        """When ledgers were last copied or a bookie was lost. Leadership begins as if a bookie had
+        just been lost."""
 
     async def run(self) -> None:
         """Raises SessionLostError."""
@@ -191,7 +201,8 @@ class ActivityWatch:
                 await self._views.wait_change(seen, timeout_s=IDLE_INTERVAL_S)
 
     def _is_expected(self) -> bool:
-        """True while ledgers are copied, and for ``GO_ON_S`` after that or after the loss of a bookie."""
+        """True while ledgers are copied, and for ``GO_ON_S`` after that or after the loss of a
+        bookie."""
         now_s, available = self._clock.now_s(), self._views.current.available
         if self._lock_count or self._available - available:
             self._last_reason_s = now_s
@@ -242,7 +253,8 @@ class ActivityWatch:
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
         """Read the last entry from one member of the ensemble; None if it does not answer.
 
-        The same member is asked each time: members of a striped ensemble store different last entries.
+        The same member is asked each time: members of a striped ensemble store different last
+        entries.
         """
         start = ledger_id % max(1, len(ensemble))
         there = self._views.current.answering

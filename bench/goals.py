@@ -1,7 +1,7 @@
 """What the measurements are held against: what must be reached, and what is aimed at.
 
-All of it counts for our defaults, against Java's on the same bookies in the same bench: alone, and beside a writer
-that must not suffer more from us than from Java.
+All of it counts for our defaults, against Java's on the same bookies in the same bench: alone, and
+beside a writer that must not suffer more from us than from Java.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,5 @@
-"""The pace of copying over time: one long repair with default settings, while a Java writer starts and stops."""
+"""The pace of copying over time: one long repair with default settings, while a Java writer starts
+and stops."""
 
 import asyncio
 import time
@@ -28,13 +29,15 @@ SAMPLE_S = 0.1
 SPAN_S = 0.5
 """Length of the spans that are plotted."""
 WRITES_S = 5.0
-"""The writer's JVM starts with the first copies, which takes some seconds. Then it writes for this long."""
+"""The writer's JVM starts with the first copies, which takes some seconds. Then it writes for this
+long."""
 BEGUN_BYTES = 1_000_000
 BEGIN_TIMEOUT_S = 60.0
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """One span of ``SPAN_S``. ``copied_mb_per_s``: bytes that the daemon sent. ``slowest_add_ms``: 0 if nothing was added."""
+    """One span of ``SPAN_S``. ``copied_mb_per_s``: bytes that the daemon sent. ``slowest_add_ms``:
+    0 if nothing was added."""
 
     begin_s: float
     copied_mb_per_s: float

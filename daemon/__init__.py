@@ -1,13 +1,17 @@
-"""The process: settings, threads, signals, logs, commands, and a local cluster to try things on.
+"""The process: settings, threads, signals, logs, commands, and a local cluster for trials.
 
-``start`` and ``cli`` are the command. ``daemon_command`` runs a ``node``: its two halves,
-``auditor_half`` (with ``checking``) and ``worker_half``, each on one of the ``threads`` with a
-``session`` of its own, and around them ``limits``, ``placing`` with its ``rack_sources``, ``returns``
-and the ``local_bookie``. ``settings``, without the ``service_variables`` of Kubernetes, the way to ``zookeeper`` that
-they say, ``state`` on the local disk, ``logs`` and their ``tracebacks``.
+The command line starts in ``start`` and ``cli``.
 
-``visit`` is the session of commands that look and go: ``planning``, and the modules called after a command each,
-``ledger_command``, ``queue_command``, ``plan_command``, ``restore_command``, and those with more to them, ``status/``,
-``observe/``, which only looks on, ``fsck/``. ``operating/``: the commands by which operators change things, by
-``option_types`` that they share; ``local/``: a real cluster on loopback; ``demo/``: what ``make demo`` shows.
+A node: ``daemon_command`` runs a ``node``, which runs two services, ``auditor_half`` (with
+``checking``) and ``worker_half``. Each service has one of the ``threads`` and a ``session`` of its
+own. Both use ``limits``, ``placing`` with its ``rack_sources``, ``returns`` (bookies that register
+again) and ``local_bookie``.
+
+Shared: ``settings``, which ignore the ``service_variables`` of Kubernetes; ``zookeeper`` opens a
+store by the settings; ``state`` on the local disk; ``logs`` and ``tracebacks``.
+
+Commands: ``visit`` is the session of a command. ``ledger_command``, ``queue_command``,
+``plan_command`` (with ``planning``) and ``restore_command`` are small ones. ``status/``,
+``observe/`` and ``fsck/`` are larger. ``operating/`` holds the commands that change a cluster, with
+their ``option_types``. ``local/`` runs a real cluster on loopback, and ``demo/`` is ``make demo``.
 """

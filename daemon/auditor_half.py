@@ -1,6 +1,6 @@
-"""The auditor's half: standing for election, and all that the leader does.
+"""The auditor service: stands for election, and runs all tasks of the leader while elected.
 
-Whatever is opened here is closed here, in reverse.
+Everything opened here is closed here, in reverse order.
 """
 
 import asyncio
@@ -33,20 +33,25 @@ from replication.journal import MetadataJournal
 from replication.queue.batching import Batcher
 
 SESSION_TIMEOUT_LEAST_S = 4.0
-"""What ZooKeeper makes of less, by its defaults: two ticks."""
+"""ZooKeeper's default lower bound of a session timeout: two ticks."""
 
 
 def new_outages(settings: Settings) -> Outages:
-    """For all sessions of an auditor. Bookies are expected to return within two session time-outs."""
+    """Return the record of ZooKeeper outages that all sessions of the auditor share.
+
+    After an outage bookies have two session timeouts to register again.
+    """
     return Outages(SystemClock(), return_s=2 * settings.zookeeper.session_timeout_s)
 
 
 async def run_auditor_session(
     settings: Settings, journal: MetadataJournal, outages: Outages, own_writes: OwnWrites
 ) -> None:
-    """Stand for election, and audit while elected. Ends with an error: the session's or the election's.
+    """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
+    or another error.
 
-    ``own_writes``: of this node's worker.
+    ``own_writes``: metadata writes of this node's worker, which the index takes over without
+    reading them again.
     """
     async with (
         open_session(settings, Half.AUDITOR, journal) as session,
@@ -62,7 +67,7 @@ async def run_auditor_session(
         )
         if settings.auditor.standbys_keep_index:
             tasks.create_task(keeper.run())
-        # Before the election: a leader is to lose no time with it.
+        # Prepared before the election, so that a new leader can act at once.
         placing = await placing_of(session, settings.placement)
         tasks.create_task(placing.run())
         election = Election(
@@ -87,7 +92,7 @@ async def _lead(
     placing: Placing,
     outages: Outages,
 ) -> None:
-    """All that the leader does, until its session or its leadership is over."""
+    """Run all tasks of the leader until its session or its leadership ends."""
     batcher = Batcher(session.store, leadership.guards)
     records = Records(session.store, batcher, session.ur)
     findings = Findings(session.store, batcher, session.ur, session.clock)
@@ -152,7 +157,8 @@ def _auditor(
 
 
 async def _watch_activity(session: Session, keeper: IndexKeeper, records: Records) -> None:
-    """With connections of its own: it reads a few entries a second, and must not wait behind checks."""
+    """Watch client activity with separate connections, so that its few reads never wait behind
+    checks."""
     async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
         watch = ActivityWatch(
             store=session.store,

@@ -1,7 +1,8 @@
-"""The leader's periodic checks, put together: what they read with, and how much of it.
+"""Builds the periodic checks of the leader and the bookie client that they read with.
 
-They have a client of their own, kept to a pace of their own (``checks.reads_per_s``, ``checks.bytes_per_s``),
-and never more than a few reads at a bookie: whoever reads and writes ledgers goes first.
+Checks have their own client with their own rate limits (``checks.reads_per_s``,
+``checks.bytes_per_s``) and few reads in flight per bookie, so that clients of the bookies are not
+disturbed.
 """
 
 import asyncio
@@ -36,14 +37,15 @@ from replication.queue.batching import Batcher
 from replication.queue.mark_tree import MarkTree
 
 READS_IN_FLIGHT_MAX = 16
-"""At one bookie, whatever a worker may have there."""
+"""Reads in flight at one bookie. The worker's reads count separately."""
 MEMORY_BYTES_MAX = 8 * 1024 * 1024
-"""Of all entries on their way."""
+"""Bound on the entries in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderChecks:
-    """All that the checks of one leader are made of. ``batcher``: what they write proves the leadership."""
+    """Builds and runs the checks of one leader. ``batcher``: guards every write by the leader's
+    vote."""
 
     settings: Settings
     session: Session
@@ -54,7 +56,7 @@ class LeaderChecks:
     is_audit_pending: Callable[[], bool]
 
     async def run(self) -> None:
-        """As ``CheckRunner.run``, which says what is asked of most of it."""
+        """Run the checks until cancelled. Raises what ``CheckRunner.run`` raises."""
         budgets = Budgets(reads_in_flight_max=READS_IN_FLIGHT_MAX)
         bulk = self._bulk(budgets)
         bookies = self.session.bookie_client(budgets, bulk)
@@ -71,7 +73,7 @@ class LeaderChecks:
         finally:
             await bookies.close()
 
-    # --- What they read with -------------------------------------------------------------------
+    # --- Reading -------------------------------------------------------------------------------
 
     def _bulk(self, budgets: Budgets) -> BulkTransfers:
         bulk = BulkTransfers(
@@ -94,7 +96,7 @@ class LeaderChecks:
             count_max=READS_IN_FLIGHT_MAX,
         )
 
-    # --- What runs -----------------------------------------------------------------------------
+    # --- The checks ----------------------------------------------------------------------------
 
     def _overdue(self, records: CheckRecords) -> OverdueMarks:
         return OverdueMarks(
@@ -120,7 +122,8 @@ class LeaderChecks:
         )
 
     def _reading(self, bookies: Bookies) -> Sequence[Check]:
-        """Of those that are due alike, the first runs first."""
+        """Return the checks that read entries. Of two checks due at the same time the first runs
+        first."""
         session, replication = self.session, self.settings.replication
         reader = CopyReader(
             manager=session.manager,
@@ -149,7 +152,7 @@ class LeaderChecks:
         )
 
     def _idle_open(self, bookies: Bookies) -> Sequence[Check]:
-        """No check where nothing counts as idle."""
+        """Return the check for idle open ledgers; none if it is switched off."""
         session, ours = self.session, self.settings.checks
         if not ours.idle_open_after_s:
             return ()

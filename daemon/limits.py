@@ -1,7 +1,7 @@
 """The limits of a node: its settings, overridden by an operator's order (``bookmender limits``).
 
-``limits_in_force`` returns the limits that apply. One loop for each limited resource applies them as soon as an order
-changes.
+``limits_in_force`` returns the limits that apply. One loop for each limited resource applies them
+as soon as an order changes.
 """
 
 from collections.abc import AsyncGenerator
@@ -67,7 +67,8 @@ def given(order: LimitsOrder) -> dict[str, Any]:
 async def _each_in_force(
     settings: Settings, views: ViewSource, *, every_s: float | None = None
 ) -> AsyncGenerator[Limits, None]:
-    """What holds now, and again when that may have changed; at the latest after ``every_s``, if given."""
+    """What holds now, and again when that may have changed; at the latest after ``every_s``, if
+    given."""
     while True:
         seen = views.change_count
         yield limits_in_force(views.current.orders.limits, settings)
@@ -99,7 +100,8 @@ async def yield_to_clients(
     *,
     clock: Clock,
 ) -> None:
-    """Apply the client activity that the leader publishes to the copies of this node. Runs until the session ends."""
+    """Apply the client activity that the leader publishes to the copies of this node. Runs until
+    the session ends."""
     while True:
         seen, said = activity.change_count, activity.current
         if said is None:
@@ -118,7 +120,8 @@ async def yield_to_clients(
 
 
 def _linger(batcher: Batcher, bulk: BulkTransfers) -> None:
-    """Delay ZooKeeper writes a little while copies yield: fewer and larger transactions cost other clients less."""
+    """Delay ZooKeeper writes a little while copies yield: fewer and larger transactions cost other
+    clients less."""
     batcher.linger_s = LINGER_S if bulk.flow.is_yielding else 0.0
 
 
@@ -136,10 +139,11 @@ async def keep_to_our_share(
     clock: Clock,
     count_max: int = READS_IN_FLIGHT_CEILING,
 ) -> None:
-    """The more nodes and executors of fsck read, the fewer reads each may have at one bookie (rule S10).
+    """The more nodes and executors of fsck read, the fewer reads each may have at one bookie (rule
+    S10).
 
-    The checks of whoever leads count as one more. ``count_max``: more than so many in no case. What was reckoned
-    last stays while nobody can be counted. Ends with the session.
+    The checks of whoever leads count as one more. ``count_max``: more than so many in no case. What
+    was reckoned last stays while nobody can be counted. Ends with the session.
     """
     async with aclosing(_each_in_force(settings, views, every_s=SHARES_INTERVAL_S)) as in_force:
         async for limits in in_force:

@@ -1,4 +1,5 @@
-"""One node: started, kept running until SIGTERM or SIGINT, stopped in reverse order."""
+"""One node: starts its services, runs until SIGTERM or SIGINT, and stops the services in reverse
+order."""
 
 import asyncio
 import gc
@@ -32,15 +33,16 @@ OpenSession = AbstractAsyncContextManager[object]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 STOP_TIMEOUT_S = 4.0
-"""For both halves together: closing a session gives back its locks and its vote at once."""
+"""Deadline for stopping all services. Closing a session releases its locks and its vote at once."""
 
 YOUNG_OBJECTS_MAX = 100_000
-"""So many more objects than before, and cycles among them are looked for; by default 700, which the
-ledgers at work at once are more than."""
+"""Number of new objects after which the garbage collector looks for cycles. Python's default of 700
+is less than the ledgers under repair need at any moment."""
 
 
 def run_node(settings: Settings) -> int:
-    """Run until told to stop; the exit code. Raises BookmenderError when it cannot start."""
+    """Run until a signal, and return the exit code. Raises BookmenderError if the node cannot
+    start."""
     _step_back(settings.node.nice)
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
@@ -56,8 +58,9 @@ def run_node(settings: Settings) -> int:
 def _run(
     settings: Settings, halves: Sequence[HalfThread], open_once: Callable[[], OpenSession]
 ) -> int:
-    """``open_once``: tried in this thread, so that what is wrong is said before anything starts."""
-    check_cluster(open_once)  # a signal ends it at once: it holds nothing
+    """``open_once``: opens a session once in this thread, so that errors are reported before any
+    service starts."""
+    check_cluster(open_once)  # holds no lock, so a signal may end it at once
     stop = threading.Event()
     for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stop.set())
@@ -78,19 +81,20 @@ def _run(
 
 
 def _step_back(nice: int) -> None:
-    """All threads, as long as there is one. What was started further back stays there."""
+    """Lower the priority of the process. A lower priority that it was started with stays."""
     if nice > os.getpriority(os.PRIO_PROCESS, 0):
         try:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
-        except OSError as error:  # a sandbox's rule: no reason to repair nothing
+        except OSError as error:  # forbidden by a sandbox; the node works without it
             log.warning("node.not_nice", nice=nice, error=error.strerror)
 
 
 def _spare_the_collector() -> None:
-    """Have the garbage collector look less often at what is no garbage: a tenth of a repair's CPU.
+    """Make the garbage collector run less often. It took a tenth of a repair's CPU.
 
-    Modules and their like stay; it stopped both halves for 15 ms at a time to look at them. What a
-    ledger leaves behind hangs together in no cycles, and is gone before it comes to be looked at.
+    Modules and other permanent objects are frozen: scanning them stopped both services for 15 ms at
+    a time. The objects of one repair form no cycles, so reference counting frees them before a
+    collection.
     """
     gc.collect()
     gc.freeze()
@@ -98,9 +102,10 @@ def _spare_the_collector() -> None:
 
 
 def _start(halves: Sequence[HalfThread]) -> None:
-    """With the signals blocked in the threads: one that another thread got would not wake this one.
+    """Start the services with signals blocked in their threads, so that a signal always wakes the
+    main thread.
 
-    (Linux gives it to any thread when the process was stopped as it came.)
+    Linux may deliver a signal to any thread if the process was stopped when the signal arrived.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
@@ -111,7 +116,8 @@ def _start(halves: Sequence[HalfThread]) -> None:
 
 
 def _stop(halves: Sequence[HalfThread]) -> bool:
-    """In reverse order; every one is told, whatever becomes of the others."""
+    """Stop the services in reverse order. All are stopped even if one fails to end; returns whether
+    all ended."""
     stopped = [half.stop(timeout_s=STOP_TIMEOUT_S / len(halves)) for half in reversed(halves)]
     return all(stopped)
 
@@ -132,7 +138,7 @@ def check_cluster(open_once: Callable[[], OpenSession]) -> None:
 
 
 def _halves(settings: Settings, journal: MetadataJournal) -> list[HalfThread]:
-    """Those that are switched on, in the order in which they start."""
+    """Return the enabled services in start order. Raises SettingsError if none is enabled."""
     halves: list[HalfThread] = []
     own_writes = OwnWrites()
     if settings.replication.enabled:

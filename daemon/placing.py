@@ -1,4 +1,4 @@
-"""Where copies go, as the settings want it: the policy, and the racks that it goes by."""
+"""Builds the placement policy from the settings, with the source of racks that it uses."""
 
 import asyncio
 import random
@@ -41,7 +41,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placing:
-    """The policy of one session, and what keeps its racks fresh: None where they have no source."""
+    """The placement policy of one session. ``keeper`` keeps the racks up to date; None if racks
+    have no source."""
 
     policy: PlacementPolicy
     racks: Racks
@@ -66,9 +67,10 @@ async def begin_placing(
     rng: random.Random,
     resolve: ResolveHost = resolve_host,
 ) -> Placing:
-    """With racks read once, if that can be had soon; and those of bookies that are away from before.
+    """Build the policy and read the racks once, if their source answers in time.
 
-    ``local``: the bookie preferred among equals.
+    Racks of absent bookies come from ``rack_memory``. ``local``: the bookie that is preferred among
+    equals.
     """
     source = rack_source(settings, store, clock)
     racks = Racks() if source is None else Racks(await remembered_racks(store, ur))
@@ -100,7 +102,7 @@ async def begin_placing(
 
 
 async def placing_of(session: Session, settings: PlacementSettings) -> Placing:
-    """``begin_placing`` with what the session has."""
+    """Build the policy for a session."""
     return await begin_placing(
         settings,
         store=session.store,
@@ -142,7 +144,7 @@ def weighting_of(settings: PlacementSettings) -> Weighting | None:
 def rack_source(
     settings: PlacementSettings, store: MetadataStore, clock: Clock
 ) -> RackSource | None:
-    """The one that is set."""
+    """Return the configured source of racks; None without one."""
     if settings.racks_file:
         return FileRacks(Path(settings.racks_file), clock)
     if settings.racks_script:

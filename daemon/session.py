@@ -1,7 +1,7 @@
-"""One session of one half: opened, joined to the list of nodes, and closed again.
+"""The ZooKeeper session of one service: opens it, adds it to the list of live nodes, and closes it.
 
-Each half has a session of its own, so that one that ends takes with it just what it held. Whatever
-is opened here is closed here, in reverse.
+Each service has its own session, so the end of one session releases only that service's locks or
+vote. Everything opened here is closed here, in reverse order.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """One session of one half, with what both halves use."""
+    """An open session of one service, with the objects that both services use."""
 
     store: ZooKeeperStore
     ur: str
@@ -55,11 +55,13 @@ class Session:
 
     @property
     def node(self) -> str:
-        """What other nodes and people know us by."""
+        """The name of this node for other nodes and for people: the local bookie's id, else the
+        host name."""
         return self.local or socket.gethostname()
 
     def bookie_client(self, budgets: Budgets, bulk: BulkTransfers) -> BookieClient:
-        """For bookies as this session sees them. The caller closes it."""
+        """Return a new bookie client that resolves bookies by this session's view. The caller
+        closes it."""
         return BookieClient(
             resolve=self.views.resolve,
             budgets=budgets,
@@ -74,9 +76,11 @@ class Session:
 async def open_session(
     settings: Settings, half: Half, journal: MetadataJournal
 ) -> AsyncIterator[Session]:
-    """A session of its own, joined and with a first view of the bookies; closed at the end.
+    """Open a session, register it as a live node and read a first view of the bookies. Closes the
+    session at the end.
 
-    Raises UnavailableError (no such cluster, too), SettingsError (another layout), UnauthorizedError.
+    Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),
+    UnauthorizedError. The body is cancelled and SessionLostError raised when the session is lost.
     """
     store = await open_store(settings, ends_with_loop=True)
     try:
@@ -100,7 +104,8 @@ async def open_session(
 async def _join(
     store: ZooKeeperStore, settings: Settings, half: Half, journal: MetadataJournal
 ) -> Session:
-    """Everything that needs the session before work can begin; it is in the list of nodes then."""
+    """Do everything that needs the session before work begins, including the registration as a live
+    node."""
     uri, clock = settings.uri, SharedClock(SystemClock())
     cluster = await read_instance_id(store, uri.root)
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
@@ -118,7 +123,7 @@ async def _join(
     )
     membership = await Membership.join(store, ur, info)
     await membership.synchronise(clock)
-    await views.refresh()  # holds and windows, by the time that all nodes agree on
+    await views.refresh()  # safety holds and maintenance windows depend on the synchronised clock
     log.info("session.opened", half=half.value, session=f"{store.session_id:#x}", bookie=local)
     return Session(
         store=store,
@@ -133,6 +138,6 @@ async def _join(
 
 
 async def end_with_session(store: MetadataStore) -> None:
-    """Raises SessionLostError when it is lost."""
+    """Wait for the end of the session, then raise SessionLostError."""
     await store.wait_lost()
     raise SessionLostError("the ZooKeeper session is over")

@@ -1,4 +1,5 @@
-"""The entry point ``bookmender``: ends quietly at a Ctrl-C while the rest is still being imported."""
+"""The entry point ``bookmender``. Handles Ctrl-C while the other modules are still being
+imported."""
 
 import sys
 
@@ -7,5 +8,5 @@ def main() -> None:
     try:
         from daemon.cli import main as run
     except KeyboardInterrupt:
-        sys.exit(130)  # as ``daemon.cli`` ends once it is there
+        sys.exit(130)  # the same exit code as in ``daemon.cli``
     run()

@@ -1,4 +1,4 @@
-"""What this process keeps on the local disk, and where."""
+"""The state directory of this process on the local disk."""
 
 import os
 import socket
@@ -10,7 +10,8 @@ from replication.journal import MetadataJournal
 
 
 def open_journal(settings: Settings) -> MetadataJournal:
-    """Raises SettingsError when its directory cannot be written to."""
+    """Open the journal of metadata writes. Raises SettingsError if its directory is not
+    writable."""
     directory = state_dir(settings) / "journal"
     try:
         return MetadataJournal(directory, process=f"{socket.gethostname()}-{os.getpid()}")
@@ -23,7 +24,7 @@ def open_journal(settings: Settings) -> MetadataJournal:
 
 
 def state_dir(settings: Settings) -> Path:
-    """The configured directory, systemd's, or the user's."""
+    """Return the configured directory, else systemd's, else the user's."""
     if settings.node.state_dir:
         return Path(settings.node.state_dir)
     if systemd := os.environ.get("STATE_DIRECTORY"):

@@ -1,8 +1,8 @@
-"""A half of the node: one thread with one asyncio loop, restarted by itself when it fails.
+"""A service thread: one thread with one asyncio loop that restarts its session after each failure.
 
-Crash-only: whatever ends a half's session (ZooKeeper dropped it, the leadership was lost, a defect
-of ours) ends everything it held with it, locks and vote included, and a fresh session begins after a
-wait. The other half, and the bookie on this host, never notice.
+The design is crash-only. When a session ends (session lost, leadership lost, or a defect), its
+ephemeral znodes end with it: locks, vote and registration. A new session begins after a backoff.
+The other service of the node is not affected.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ log = structlog.get_logger()
 RESTART_MIN_S = 0.5
 RESTART_MAX_S = 30.0
 CALM_S = 60.0
-"""A session that lasted this long begins the back-off anew."""
+"""A session that lasted this long resets the backoff."""
 
 
 class HalfThread:
-    """Owns the thread ``name``, which runs ``session`` over and over until ``stop``."""
+    """Owns the thread ``name``, which runs ``session`` again and again until ``stop``."""
 
     def __init__(
         self,
@@ -38,18 +38,22 @@ class HalfThread:
     ) -> None:
         self._session = session
         self._loop_factory = loop_factory
-        self._lock = threading.Lock()  # guards the two below, which the thread sets and clears
+        self._lock = (
+            threading.Lock()
+        )  # guards _loop and _supervisor, which the thread sets and clears
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._is_stopping = threading.Event()
-        # daemon: a stuck session must not keep a dying process alive; what it holds is ephemeral.
+        # daemon: a stuck session must not keep a dying process alive. Its locks and vote are
+        # ephemeral.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> bool:
-        """End the session and the thread. Any number of times; says whether it succeeded."""
+        """End the session and the thread, and return True if the thread ended in time. May be
+        called repeatedly."""
         self._is_stopping.set()
         with self._lock:
             if self._loop is not None and self._supervisor is not None:
@@ -81,9 +85,11 @@ class HalfThread:
             began_s = self._loop.time()
             try:
                 await self._session()
-            except Exception as error:  # the top of the thread: nothing may end it but ``stop``
+            except Exception as error:  # top of the thread: only ``stop`` may end it
                 self._log_end(error)
-            if self._is_stopping.is_set():  # the session may have made an error of its cancellation
+            if (
+                self._is_stopping.is_set()
+            ):  # the session may have turned its cancellation into an error
                 return
             if self._loop.time() - began_s > CALM_S:
                 wait_s = RESTART_MIN_S
@@ -100,21 +106,23 @@ class HalfThread:
 
 
 def leaves(error: BaseException) -> list[BaseException]:
-    """The single errors in a (nested) exception group, or the error itself."""
+    """Return the errors in a nested exception group, or the error itself."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     return [error]
 
 
 def own_cause(error: BaseExceptionGroup[BaseException]) -> BookmenderError | None:
-    """The first of ours among them: what a user is told; None where there is none."""
+    """Return the first BookmenderError in the group, which is shown to the user; None if there is
+    none."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, BookmenderError)), None)
 
 
 async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """As ``asyncio.to_thread``, but nobody waits for the thread at the end, neither the loop nor the process.
+    """Run ``call`` in a daemon thread and return its result.
 
-    For what may hang, as on a disk that does.
+    Unlike with ``asyncio.to_thread``, neither the loop nor the process waits for the thread at its
+    end. Use it for calls that may hang, for example on a disk.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()

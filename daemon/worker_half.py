@@ -1,6 +1,6 @@
-"""The worker's half: all that a replication worker needs around its session, in the order it needs it.
+"""The worker service: builds a replication worker and the tasks around it.
 
-Whatever is opened here is closed here, in reverse.
+Everything opened here is closed here, in reverse order.
 """
 
 import asyncio
@@ -48,14 +48,15 @@ from replication.worker import ReplicationWorker
 async def run_worker_session(
     settings: Settings, journal: MetadataJournal, own_writes: OwnWrites
 ) -> None:
-    """Take ledgers and repair them until the session ends. ``own_writes``: for this node's index."""
+    """Repair marked ledgers until the session ends. ``own_writes``: receives metadata writes for
+    this node's index."""
     async with open_worker(settings, journal, on_written=own_writes.keep) as opened:
         await opened.worker.run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenWorker:
-    """A worker that is ready to run, with what runs beside it. ``batcher``: for writes of its session."""
+    """A worker that is ready to run. ``batcher``: batches the ZooKeeper writes of its session."""
 
     session: Session
     batcher: Batcher
@@ -76,7 +77,8 @@ async def open_worker(
     make_queue: Callable[[Session, Batcher], Queue] = _whole_queue,
     on_written: OnWritten = lambda written: None,
 ) -> AsyncIterator[OpenWorker]:
-    """Errors are those of ``open_session``; what ends the session ends the body."""
+    """Open a session and build a worker in it. Raises what ``open_session`` raises; the end of the
+    session ends the body."""
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(open_session(settings, half, journal))
         budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
@@ -132,9 +134,9 @@ async def open_worker(
                 task.cancel()
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: the recorder is made once
+@dataclass(frozen=True, kw_only=True)  # no slots: cached_property needs a __dict__
 class _Parts:
-    """What one worker is made of."""
+    """Builds the parts of one worker."""
 
     settings: Settings
     session: Session
@@ -157,7 +159,8 @@ class _Parts:
         )
 
     def rechecks(self, half: Half) -> list[Coroutine[Any, Any, None]]:
-        """What reads copies again. A repair by hand ends before that is due: nodes do it."""
+        """Return the task that reads recent copies again. A repair by hand has none: it ends before
+        they are due."""
         after_s = self.settings.replication.copies_reread_after_s
         if half is not Half.WORKER or not after_s:
             return []
@@ -226,7 +229,7 @@ class _Parts:
             ),
             open_ledgers=OpenLedgers(
                 manager=session.manager,
-                # Before anything is fenced each bookie is asked afresh (rules S5, S13).
+                # Without quarantine: before fencing, each bookie is asked directly (rules S5, S13).
                 bookies=self.bookies,
                 views=session.views,
                 fallback_digest=fallback_digest,
@@ -260,7 +263,7 @@ async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budg
 
 
 async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:
-    """Copy nothing while nobody can say whether our locks still stand (rule S3)."""
+    """Pause copies while the session is disconnected: the locks may be lost (rule S3)."""
     while True:
         await store.wait_disconnected()
         bulk.pause()

@@ -16,8 +16,8 @@ class ReplicationSettings:
     enabled: bool = True
     """False: this node takes no ledgers; its auditor half may still run."""
     ledgers_at_once: int = 100
-    """Ledgers repaired at the same time. 1: one after the other, as Java does. One that a bookie keeps
-    waiting does not count meanwhile."""
+    """Ledgers repaired at the same time. 1: one after the other, as Java does. One that a bookie
+    keeps waiting does not count meanwhile."""
     open_ledger_grace_s: float = 30.0
     """How long a ledger whose open last fragment misses a bookie is left to its writer before it
     is fenced. 0: fenced at once, which may cut off a writer that is replacing the bookie itself."""
@@ -25,19 +25,21 @@ class ReplicationSettings:
     """First wait after a ledger could not be repaired; doubles up to ``retry_max_s``."""
     retry_max_s: float = 300.0
     idle_wait_s: float = 2.0
-    """How often the queue is looked at while nothing in it can be taken and nothing else wakes the worker; while no ledger
-    is marked at all, five times as seldom, as the first mark wakes it. Of more than forty nodes each looks the
-    seldomer, so that all together look twenty times a second at most."""
+    """How often the queue is looked at while nothing in it can be taken and nothing else wakes the
+    worker; while no ledger is marked at all, five times as seldom, as the first mark wakes it. Of
+    more than forty nodes each looks the seldomer, so that all together look twenty times a second
+    at most."""
     target: str = "placement"
     """``placement``: as the placement policy says, the least loaded bookie first, among equals this
     host's. ``local``: this host's only; a ledger that has it already is left to other nodes."""
     free_room_min: float = 0.1
-    """The share of a bookie's disk room that must be free for it to be a target. BookKeeper's bookies
-    turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
+    """The share of a bookie's disk room that must be free for it to be a target. BookKeeper's
+    bookies turn read-only at 5 % free (its diskUsageThreshold). 0: no floor."""
     copies_reread_after_s: float = 120.0
-    """How long after a repair the copies that it made are read again on their bookies. Must exceed the
-    bookies' ``flushInterval`` (10 s by default, 60 s in Pulsar's configuration). 0: never, which leaves
-    copies unnoticed that DbLedgerStorage drops after it has collected the same ledger."""
+    """How long after a repair the copies that it made are read again on their bookies. Must exceed
+    the bookies' ``flushInterval`` (10 s by default, 60 s in Pulsar's configuration). 0: never,
+    which leaves copies unnoticed that DbLedgerStorage drops after it has collected the same
+    ledger."""
     checked_share: float = 0.0
     """The share of a copy's entries that a check reads besides the first and the last. 1: all."""
     entry_lists: bool = False
@@ -51,9 +53,10 @@ class ReplicationSettings:
     entries_per_s: int = 0
     """Likewise entries."""
     yields_to_writers: bool = True
-    """True: full speed at bookies without active clients. At each other bookie all nodes together add 5,000 entries per
-    second (each ledger counts as 30 more), read 5,000 by batch reads or 2,500 by single reads, and move 65 MB; fewer
-    while the bookie replies late. False: full speed at all bookies."""
+    """True: full speed at bookies without active clients. At each other bookie all nodes together
+    add 5,000 entries per second (each ledger counts as 30 more), read 5,000 by batch reads or 2,500
+    by single reads, and move 65 MB; fewer while the bookie replies late. False: full speed at all
+    bookies."""
     default_password: str = ""
     """For ledgers whose metadata holds none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"
@@ -88,15 +91,18 @@ class ReplicationSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSettings:
-    """The section ``[placement]``: where copies go. To be the same as the cluster's clients have it."""
+    """The section ``[placement]``: where copies go. To be the same as the cluster's clients have
+    it."""
 
     policy: str = "rack"
-    """Which of BookKeeper's placement policies rules: ``random``, ``rack``, ``region`` or ``zone``."""
+    """Which of BookKeeper's placement policies rules: ``random``, ``rack``, ``region`` or
+    ``zone``."""
     racks_file: str = ""
-    """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of these
-    three is set; without any, all bookies are in the same rack."""
+    """The absolute path of a text file of racks: on each line ``bookie = /rack``. At most one of
+    these three is set; without any, all bookies are in the same rack."""
     racks_script: str = ""
-    """A command that is given hosts and prints a rack for each, as networkTopologyScriptFileName."""
+    """A command that is given hosts and prints a rack for each, as
+    networkTopologyScriptFileName."""
     racks_znode: str = ""
     """The path of Pulsar's znode of racks, usually ``/bookies``."""
     min_racks: int = 2
@@ -104,11 +110,13 @@ class PlacementSettings:
     enforce_min_racks: bool = False
     """Whether a ledger stays short of a copy rather than break that rule."""
     regions: str = ""
-    """``region``: the only ones where copies may be, as ``R1;R2`` (reppRegionsToWrite). Empty: all."""
+    """``region``: the only ones where copies may be, as ``R1;R2`` (reppRegionsToWrite). Empty:
+    all."""
     min_regions: int = 2
     """How many regions each acknowledged entry is in at least (reppMinimumRegionsForDurability)."""
     enforce_min_regions: bool = True
-    """Whether a ledger stays short of a copy rather than break that rule, or leave these regions."""
+    """Whether a ledger stays short of a copy rather than break that rule, or leave these
+    regions."""
     min_zones: int = 2
     """``zone``: how many zones each entry is in at least (minNumZonesPerWriteQuorum)."""
     desired_zones: int = 3
@@ -116,9 +124,11 @@ class PlacementSettings:
     enforce_zones: bool = True
     """Whether a ledger stays short of a copy rather than break that rule."""
     may_leave_isolation: bool = False
-    """Whether copies of a ledger that Pulsar isolates leave its groups of bookies where these have nobody left."""
+    """Whether copies of a ledger that Pulsar isolates leave its groups of bookies where these have
+    nobody left."""
     weighted_by_room: bool = False
-    """Whether bookies with more free room are chosen more often (diskWeightBasedPlacementEnabled)."""
+    """Whether bookies with more free room are chosen more often
+    (diskWeightBasedPlacementEnabled)."""
     room_weight_max: float = 3.0
     """So many times as often as the median bookie at most. 0: no limit."""
 

@@ -1,4 +1,5 @@
-"""The pace of copying as ``bookmender status`` shows it: full speed, or yielding to clients. No I/O."""
+"""The pace of copying as ``bookmender status`` shows it: full speed, or yielding to clients. No
+I/O."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -52,7 +53,8 @@ class CopyingPace:
 def copying_pace(
     limits: Limits, said: ClientActivity | None, bookies: Collection[BookieId]
 ) -> CopyingPace:
-    """Return the pace. ``said``: the published client activity, if any. ``bookies``: the registered bookies."""
+    """Return the pace. ``said``: the published client activity, if any. ``bookies``: the registered
+    bookies."""
     of = {} if said is None else {bookie: said.of(bookie) for bookie in bookies}
     return CopyingPace(
         yields=limits.yields_to_writers,

@@ -1,8 +1,9 @@
-"""The record of client activity: ``<ur>/bookmender/activity``, versioned JSON, written by the leader.
+"""The record of client activity: ``<ur>/bookmender/activity``, versioned JSON, written by the
+leader.
 
-The leader watches open ledgers for new entries (``auditor.activity``) and lists the bookies with active clients.
-Workers limit their rates accordingly (``ledgers.bookie.bulk.flow``). The leader rewrites the record every few seconds;
-an older record is ignored, because its leader may be dead.
+The leader watches open ledgers for new entries (``auditor.activity``) and lists the bookies with
+active clients. Workers limit their rates accordingly (``ledgers.bookie.bulk.flow``). The leader
+rewrites the record every few seconds; an older record is ignored, because its leader may be dead.
 """
 
 import asyncio

@@ -9,8 +9,9 @@ Three limits apply, and the strictest wins:
 3. Reply times. At a bookie with active clients, the number of requests in flight shrinks while the bookie replies
    later than it does under little load (``ReplyTimes``).
 
-``flow_limits`` decides limit 2, and whether limit 3 applies. ``FlowControl`` applies the decision: it sets the paces
-that copies pass (``gates``) and the limits of the connections (``source``, ``target``).
+``flow_limits`` decides limit 2, and whether limit 3 applies. ``FlowControl`` applies the decision:
+it sets the paces that copies pass (``gates``) and the limits of the connections (``source``,
+``target``).
 """
 
 import enum
@@ -22,18 +23,21 @@ from ledgers.bookie.bulk.gates import Pace
 from ledgers.metadata import BookieId
 
 SHARED_ADDS_PER_S = 5_000
-"""Entries that all nodes together add per second to one bookie with active clients. Each transfer counts as
-``STARTING_ENTRIES`` additional entries, because checks and metadata make up most of the cost of a small ledger."""
+"""Entries that all nodes together add per second to one bookie with active clients. Each transfer
+counts as ``STARTING_ENTRIES`` additional entries, because checks and metadata make up most of the
+cost of a small ledger."""
 SHARED_READS_PER_S = 5_000
-"""Entries that all nodes together read per second from one bookie with active clients, by batch reads."""
+"""Entries that all nodes together read per second from one bookie with active clients, by batch
+reads."""
 SHARED_SINGLE_READS_PER_S = 2_500
-"""Entries read per second by single-entry reads, which striped ledgers need. A single read costs the bookie about as
-much as two entries of a batch."""
+"""Entries read per second by single-entry reads, which striped ledgers need. A single read costs
+the bookie about as much as two entries of a batch."""
 SHARED_BYTES_PER_S = 65_000_000
 """Bytes per second, which limit reads and adds of large entries."""
 STARTING_ENTRIES = 30
 BURST_S = 0.02
-"""Unused credit is kept for this long. A client's request may wait behind a whole burst of copies."""
+"""Unused credit is kept for this long. A client's request may wait behind a whole burst of
+copies."""
 
 ROUND_SAMPLES = 5
 """Reply times per decision. Their median ignores a single slow reply."""
@@ -43,8 +47,8 @@ DELAY_TOLERATED_S = 0.001
 TRIAL_INTERVAL_S = 10.0
 TRIAL_SHARE = 4
 TRIAL_ROUNDS = 2
-"""At this interval, ``TRIAL_ROUNDS`` rounds run at a fraction of the limit, to measure the reply time under little load.
-The first of these rounds still queues behind earlier requests."""
+"""At this interval, ``TRIAL_ROUNDS`` rounds run at a fraction of the limit, to measure the reply
+time under little load. The first of these rounds still queues behind earlier requests."""
 DECREASE = 0.7
 DECREASE_IF_BUSY = 0.5
 STEPS = 32
@@ -81,8 +85,8 @@ class FlowLimits:
 def flow_limits(activity: Activity, *, yields: bool, sharer_count: int) -> FlowLimits:
     """Return what one process may ask of a bookie.
 
-    ``yields``: False if copies never wait for clients. ``sharer_count``: number of processes that copy now, at least 1;
-    they share the rates.
+    ``yields``: False if copies never wait for clients. ``sharer_count``: number of processes that
+    copy now, at least 1; they share the rates.
     """
     assert sharer_count >= 1, sharer_count
     if activity is Activity.QUIET or not yields:
@@ -102,10 +106,11 @@ def flow_limits(activity: Activity, *, yields: bool, sharer_count: int) -> FlowL
 class ReplyTimes:
     """A limit on the requests of one kind in flight at one bookie, derived from its reply times.
 
-    The limit is between 1 and the cap. Every few seconds a trial with few requests measures the base reply time. While
-    replies take about that long, the limit grows by a small step. When they take longer, or when the bookie reports
-    that it is busy, the limit shrinks by a factor (additive increase, multiplicative decrease; LEDBAT, RFC 6817,
-    does this for downloads). Reads and adds wait in different queues, so each has a limit of its own.
+    The limit is between 1 and the cap. Every few seconds a trial with few requests measures the
+    base reply time. While replies take about that long, the limit grows by a small step. When they
+    take longer, or when the bookie reports that it is busy, the limit shrinks by a factor (additive
+    increase, multiplicative decrease; LEDBAT, RFC 6817, does this for downloads). Reads and adds
+    wait in different queues, so each has a limit of its own.
     """
 
     def __init__(self, *, cap: int) -> None:
@@ -134,7 +139,8 @@ class ReplyTimes:
     def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
         """Record one reply time. ``is_limiting``: whether the limit held requests back.
 
-        If nothing was held back, a short reply time does not show that a higher limit would be harmless.
+        If nothing was held back, a short reply time does not show that a higher limit would be
+        harmless.
         """
         self._samples.append(latency_s)
         if len(self._samples) >= ROUND_SAMPLES:
