@@ -1,8 +1,7 @@
-"""The command ``bookmender``: parses, calls one function, prints.
+"""The command line ``bookmender``. A command parses its arguments, calls one function and prints.
 
-Exit codes: 0 all is well, 1 something was found or failed, 2 called wrongly, 3 could not tell; and
-as shells have it 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 when whoever read the
-output went away.
+Exit codes: 0 healthy; 1 something was found or failed; 2 wrong usage; 3 unknown. As in shells: 130
+after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if the reader of the output closed the pipe.
 """
 
 import importlib
@@ -32,11 +31,11 @@ from ledgers.errors import (
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
 EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
-"""128 and the number of SIGINT, of SIGPIPE."""
+"""128 plus the number of SIGINT and of SIGPIPE."""
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module only when it is called: ``--help`` must not load Spark's jars."""
+    """Imports the module of a command only when the command runs, so that ``--help`` stays fast."""
 
     modules: ClassVar[dict[str, str]] = {
         "daemon": "daemon.daemon_command:daemon",
@@ -79,7 +78,8 @@ class LazyGroup(click.Group):
 
 @contextmanager
 def _telling_programs(ctx: click.Context) -> Iterator[None]:
-    """An error is an object on standard output where that was asked for; for people it is told besides."""
+    """With ``-o json``, print an error as a JSON object on standard output. Standard error gets the
+    text as usual."""
     try:
         yield
     except (BookmenderError, click.ClickException) as error:
@@ -94,7 +94,8 @@ def _telling_programs(ctx: click.Context) -> Iterator[None]:
 
 @contextmanager
 def _ending_with_the_reader() -> Iterator[None]:
-    """As in ``bookmender queue list | head -1``. Click itself would make a plain failure of it."""
+    """Exit with 141 if the reader closed the pipe, as in ``bookmender queue list | head -1``. Click
+    would exit with 1."""
     try:
         yield
     except BrokenPipeError as error:
@@ -119,25 +120,30 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The entry point: turns our errors into one clear line and an exit code."""
+    """Run the command line. Turns a BookmenderError into one line on standard error and an exit
+    code."""
     ended_by: list[int] = []
-    if isinstance(sys.stdout, io.TextIOWrapper):  # what it cannot show is told by its number
+    if isinstance(
+        sys.stdout, io.TextIOWrapper
+    ):  # characters that the terminal cannot show are escaped
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with _ended_as_by_ctrl_c(ended_by):
             code = cli(standalone_mode=False)
-        sys.exit(code if isinstance(code, int) else 0)  # a command's own, as after --help
+        sys.exit(
+            code if isinstance(code, int) else 0
+        )  # the exit code of the command, if it returned one
     except click.exceptions.Abort:
         sys.exit(128 + ended_by[0] if ended_by else EXIT_INTERRUPTED)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except BookmenderError as error:
-        # One line, but for the end of a server's log.
+        # One line, unless the error quotes the end of a server log.
         lines = f"bookmender: {error}".expandtabs(4).split("\n")
-        click.echo("\n".join(map(printable, lines)), err=True)  # it may quote a znode
+        click.echo("\n".join(map(printable, lines)), err=True)  # the text may quote a znode
         sys.exit(_exit_code(error))
-    except OSError as error:  # a full disk, most likely: our own files are handled where they are
+    except OSError as error:  # most likely a full disk
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"bookmender: {where}{error.strerror or error}", err=True)
         _drop_output()
@@ -146,15 +152,17 @@ def main() -> None:
 
 @contextmanager
 def _ended_as_by_ctrl_c(ended_by: list[int]) -> Iterator[None]:
-    """By who stops a service, or closes a terminal, too: locks are given back, and what stays is told.
+    """Treat SIGTERM and SIGHUP like Ctrl-C, so that locks are released and the command reports how
+    far it came.
 
-    ``ended_by``: gets the number of the signal. One that is ignored, as by nohup, stays so.
+    ``ended_by``: receives the number of the signal. A signal that is already ignored (nohup) stays
+    ignored.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
         ended_by.append(number)
-        interrupt = signal.getsignal(signal.SIGINT)  # Spark's, a node's, asyncio's
-        if not callable(interrupt):  # ignored: a shell has it so of what it starts with &
+        interrupt = signal.getsignal(signal.SIGINT)  # of Spark, of a node, or of asyncio
+        if not callable(interrupt):  # ignored: a shell does so for background commands
             interrupt = signal.default_int_handler
         interrupt(signal.SIGINT, frame)
 
@@ -170,7 +178,8 @@ def _ended_as_by_ctrl_c(ended_by: list[int]) -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """What is left to be written, which the interpreter would try again and complain of."""
+    """Discard buffered output. The interpreter would otherwise fail again when it flushes at
+    exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

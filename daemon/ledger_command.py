@@ -39,11 +39,11 @@ def ledger() -> None:
 @config_option
 @output_option
 def show(ledger_id: int, config: Path | None, output: str) -> None:
-    """The metadata of one ledger, which of its bookies are there, and which were set up since: after the ledger was
-    made, or, where it is closed, after its metadata was last written.
+    """The metadata of one ledger, which of its bookies are there, and which were set up since:
+    after the ledger was made, or, where it is closed, after its metadata was last written.
 
-    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt, else null); and
-    which entries an operator gave up when it was closed (given_up).
+    Where its end cannot be proven, or may not be, it says why, and what helps (as JSON end_doubt,
+    else null); and which entries an operator gave up when it was closed (given_up).
 
     Exits 1 when there is no such ledger, or its metadata cannot be read.
     """
@@ -85,7 +85,8 @@ async def _read(cluster: Visit, ledger_id: int) -> VersionedMetadata:
 
 
 def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None) -> str:
-    """What stands against ever knowing where a ledger ends, that is not closed; empty where nothing does."""
+    """Return why the end of an open ledger may not be provable; empty if nothing is known against
+    it."""
     if found.metadata.is_closed:
         return ""
     if tried is not None:
@@ -95,8 +96,11 @@ def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | 
 
 
 def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:
-    """Bookies set up after the ledger was made; of a closed one after its metadata was last written: those before may
-    have come into it by a repair, and then have all of it."""
+    """Return the bookies that were reformatted after the ledger was created.
+
+    For a closed ledger the last metadata write counts: a bookie that was set up before it may have
+    joined by a repair, and then has all its entries.
+    """
     return view.initialised_after(
         found.stat.mzxid if found.metadata.is_closed else found.stat.czxid
     )

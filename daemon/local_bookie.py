@@ -1,4 +1,5 @@
-"""Which bookie stands on this host: the one that the settings name, or the only one registered here."""
+"""The bookie on this host: the configured one, or the only one registered with this host's
+address."""
 
 import socket
 from collections.abc import Collection
@@ -9,10 +10,11 @@ from replication.cluster.cluster_view import ClusterView
 
 
 def local_bookie(configured: str, view: ClusterView) -> BookieId | None:
-    """None where no bookie, or more than one, is registered with an address of this host.
+    """Return the bookie on this host; None if none or several bookies belong to it.
 
-    One that is away counts by its id, which mostly begins with its host: right after an outage of
-    ZooKeeper the first of several that is back is not the only one.
+    An absent bookie counts by its id, which usually starts with its host. After an outage of
+    ZooKeeper the first of several local bookies to return is therefore not mistaken for the only
+    one.
     """
     return BookieId(configured) if configured else _only_one_here(view, own_addresses())
 
@@ -29,7 +31,7 @@ def _only_one_here(view: ClusterView, addresses: Collection[str]) -> BookieId | 
 
 
 def own_addresses() -> frozenset[str]:
-    """The names and addresses that a bookie of this host may be registered with."""
+    """Return the names and addresses with which a bookie on this host may register."""
     host = socket.gethostname()
     addresses = {"localhost", "127.0.0.1", "::1", host, socket.getfqdn()}
     try:

@@ -1,4 +1,5 @@
-"""Logs: one event a line, readable on a terminal, JSON otherwise. Tracebacks are bounded in both."""
+"""Logging: one event per line, as text on a terminal and as JSON otherwise. Tracebacks are
+bounded."""
 
 import io
 import logging
@@ -14,7 +15,7 @@ from daemon.tracebacks import bounded_traceback
 
 
 def set_up_logs(settings: LogSettings, *, stream: TextIO | None = None) -> None:
-    """For the whole process; once, at its start. ``stream``: standard error where none is given."""
+    """Configure logging for the process. ``stream``: standard error by default."""
     stream = stream or cast("TextIO", _StandardError())
     is_text = settings.format == "text" or (settings.format == "auto" and stream.isatty())
     level = getattr(logging, settings.level.upper())
@@ -41,7 +42,7 @@ def set_up_logs(settings: LogSettings, *, stream: TextIO | None = None) -> None:
         logger_factory=structlog.PrintLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
     )
-    # kazoo logs each reconnection at length; what matters of that we log ourselves.
+    # kazoo logs each reconnection at length. We log what matters of it.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 
@@ -54,9 +55,10 @@ def _traceback_of(exc_info: ExcInfo) -> str:
 
 
 class _StandardError(io.TextIOBase):
-    """What standard error is when something is written: loggers outlive one that was put in its place.
+    """Writes to the current ``sys.stderr``, because loggers outlive a replacement of it.
 
-    A log that cannot be written, on a full disk say, is no reason to end what was logged.
+    Errors are ignored: a log that cannot be written, for example on a full disk, must not stop the
+    caller.
     """
 
     def write(self, text: str) -> int:

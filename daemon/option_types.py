@@ -1,4 +1,4 @@
-"""Kinds of option values that several commands take: durations, reasons, limits."""
+"""Option types shared by several commands: durations, reasons, limits."""
 
 import re
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ from replication.cluster.orders import LIMIT_RANGES
 
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 DURATION_MAX_S = 30 * 86_400
-"""Longer is no maintenance: what the bookie holds would have one copy less all that time."""
+"""Longest maintenance window. The bookie's ledgers lack a copy for all that time."""
 REASON_LENGTH_MAX = 200
 UNLIMITED = "none"
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """``90s``, ``30m``, ``2h``, ``1d``, and their sums, as in ``1h30m``: seconds."""
+    """A duration such as ``90s``, ``30m``, ``2h``, ``1d`` or ``1h30m``, converted to seconds."""
 
     name = "duration"
 
@@ -32,7 +32,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 class ReasonText(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """One line of text, as terminals of other people will show it."""
+    """One line of printable text."""
 
     name = "text"
 
@@ -46,7 +46,8 @@ class ReasonText(click.ParamType):  # type: ignore[type-arg]  # generic from cli
 
 
 class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A number within its range, as in 20000000 or 20M; 0 or ``none`` where there may be no limit."""
+    """A number within the range of a limit, such as 20000000 or 20M. 0 or ``none`` mean no limit,
+    where allowed."""
 
     name = "number"
     factors: Mapping[str, int] = {"k": 10**3, "M": 10**6, "G": 10**9}

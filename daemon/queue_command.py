@@ -68,7 +68,7 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
 
 
 async def _marked(cluster: Visit, ur: str) -> dict[int, MarkedLedger]:
-    """Of one of the two queues, by id."""
+    """Return the marked ledgers of one of the two queues, by id."""
     marks = await read_marks(cluster.store, ur, await marked_ledger_ids(cluster.store, ur))
     return {marked.ledger_id: marked for marked in marks}
 
@@ -76,7 +76,8 @@ async def _marked(cluster: Visit, ur: str) -> dict[int, MarkedLedger]:
 async def queue_rows(
     cluster: Visit, marked: Sequence[MarkedLedger], *, own: Collection[int]
 ) -> list[dict[str, Any]]:
-    """``own``: ledgers that are in our own queue alone."""
+    """Return the rows of the output. ``own``: ledgers that are only in bookmender's private
+    queue."""
     ledger_ids = [ledger.ledger_id for ledger in marked]
     held = await read_locks(cluster.store, cluster.ur, ledger_ids)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.ur)}
@@ -106,7 +107,7 @@ async def queue_rows(
 
 
 def _unreadable(ledger: MarkedLedger) -> str:
-    """What it means that the mark cannot be read; where ACLs shut it away, with who may open it."""
+    """Return why the mark cannot be read; if access is denied, with who may change that."""
     if ledger.refusal:
         return shut_text(ledger)
     return "its mark is damaged; the ledger is checked all the same"
@@ -117,7 +118,7 @@ def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, 
 
 
 def line_of(row: dict[str, Any], *, now_ms: int) -> str:
-    """A row for people."""
+    """Return a row as text."""
     line = f"ledger {row['ledger_id']}: {_meant(row)}"
     reasons = [_reason(reason, now_ms=now_ms) for reason in row["reasons"]]
     if told := "; ".join(reason for reason in reasons if reason):
@@ -136,8 +137,11 @@ def line_of(row: dict[str, Any], *, now_ms: int) -> str:
 
 
 def _meant(row: dict[str, Any]) -> str:
-    """What the mark asks for. One in our own queue names bookies to leave, or, made by hand, none; or those
-    whose copies a check or fsck found bad."""
+    """Return what the mark asks for.
+
+    A mark in the private queue names bookies to drain, bookies with bad copies, or none if it was
+    made by hand.
+    """
     if row["missing"] is None:
         return str(row["mark_unreadable"])
     named = ", ".join(row["missing"])
@@ -150,7 +154,7 @@ def _meant(row: dict[str, Any]) -> str:
 
 
 def _meant_by_hand(reasons: Sequence[dict[str, Any]]) -> list[str]:
-    """By an operator's order: to leave those that drain; and for a repair by hand, what lacks there is repaired."""
+    """Return what an operator ordered: bookies to drain, and bookies to check."""
     drained = [reason["bookie"] for reason in reasons if reason["cause"] == "drained"]
     by_hand = [
         reason["bookie"] for reason in reasons if reason["cause"] == "hand" and reason["bookie"]
@@ -162,7 +166,7 @@ def _meant_by_hand(reasons: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _reason(reason: dict[str, Any], *, now_ms: int) -> str:
-    """Empty for one that nobody knows."""
+    """Return one reason as text; empty if it is unknown."""
     bookie, detail = reason["bookie"], reason["detail"]
     age = "" if reason["since_ms"] is None else f"{age_s(reason['since_ms'], now_ms)} s"
     match reason["cause"]:

@@ -1,6 +1,6 @@
-"""Racks from outside ZooKeeper: a file, or a script as BookKeeper and Hadoop have them.
+"""Racks from a file, or from a script like those of BookKeeper and Hadoop.
 
-Neither is read on the loop: a file may be on a disk that hangs, and a script may take its time.
+Both run in a separate thread: the disk of the file may hang, and a script may be slow.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ from ledgers.placement.racks import clean_rack
 from replication.settings import PlacementSettings
 
 LOOK_INTERVAL_S = 10.0
-"""How often it is looked whether the file has changed."""
+"""Interval between two looks at the file."""
 ASK_INTERVAL_S = 600.0
-"""How often a script is asked anew about hosts that it has answered for."""
+"""Interval after which a script is asked again about known hosts."""
 ASK_TIMEOUT_S = 10.0
-"""How long one run of a script may take."""
+"""Timeout of one run of a script."""
 HOSTS_MAX = 100
-"""Hosts given to one run of a script (Java's networkTopologyScriptNumberArgs)."""
+"""Number of hosts passed to one run of a script (Java: ``networkTopologyScriptNumberArgs``)."""
 RESOLVE_TIMEOUT_S = 3.0
 
 
 def check_rack_sources(settings: PlacementSettings) -> None:
-    """Raises SettingsError where a file or script is not there: said at the start, not hours later."""
+    """Raise SettingsError at start if the configured file or script does not exist."""
     if settings.racks_file:
         try:
             with Path(settings.racks_file).open("rb"):
@@ -48,7 +48,7 @@ def check_rack_sources(settings: PlacementSettings) -> None:
     if settings.racks_script:
         try:
             program = shlex.split(settings.racks_script)[:1]
-        except ValueError:  # a quotation mark without its other
+        except ValueError:  # an unbalanced quotation mark
             program = []
         if not program or shutil.which(program[0]) is None:
             raise SettingsError(
@@ -62,9 +62,9 @@ def check_rack_sources(settings: PlacementSettings) -> None:
 
 
 def parse_rack_file(text: str) -> dict[str, str]:
-    """Racks by name: on each line a bookie and its rack, with ``=`` or blanks between them.
+    """Return racks by bookie. Each line holds a bookie and its rack, separated by ``=`` or blanks.
 
-    What follows a ``#`` is for people. Raises CorruptionError that names the line.
+    ``#`` starts a comment. Raises CorruptionError that names the line.
     """
     racks: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -81,7 +81,7 @@ def parse_rack_file(text: str) -> dict[str, str]:
 
 
 class FileRacks:
-    """A text file, read anew whenever it has changed."""
+    """Racks in a text file, which is read again after each change."""
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path, self._clock = path, clock
@@ -111,7 +111,7 @@ class FileRacks:
                 yield
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """What differs when the file does; None while there is none."""
+        """Return a value that changes with the file; None if the file does not exist."""
         try:
             stat = self._path.stat()
         except OSError:
@@ -123,10 +123,10 @@ class FileRacks:
 
 
 class ScriptRacks:
-    """A command that is given hosts, by IP address where they have one, and prints a rack for each.
+    """Racks printed by a command that receives hosts as arguments, by IP address if they have one.
 
-    As BookKeeper's ScriptBasedMapping runs it, so that the script of the bookies' clients will do.
-    Answers are remembered for a while.
+    The protocol is that of BookKeeper's ScriptBasedMapping, so the same script works. Answers are
+    cached.
     """
 
     def __init__(self, command: str, clock: Clock, *, timeout_s: float = ASK_TIMEOUT_S) -> None:
@@ -158,7 +158,7 @@ class ScriptRacks:
             output = await in_daemon_thread(
                 partial(run_bounded, command, self._timeout_s, on_start=running.append)
             )
-        except asyncio.CancelledError:  # whoever ends us waits for our children, too
+        except asyncio.CancelledError:  # kill the children as well: the caller waits for them
             for process in running:
                 _kill(process)
             raise
@@ -179,9 +179,10 @@ def run_bounded(
     *,
     on_start: Callable[["subprocess.Popen[bytes]"], None] = lambda process: None,
 ) -> str:
-    """What the command prints. Blocks; killed with all its children when the time is over.
+    """Run the command and return its output. Blocks. Kills the command and its children at the
+    timeout.
 
-    Its output goes to files: a pipe would be held open by a child that outlives it.
+    The output goes to files, because a child that outlives the command would hold a pipe open.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
@@ -209,7 +210,7 @@ def run_bounded(
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """With all its children."""
+    """Kill the process and its children."""
     if process.poll() is None:
         with suppress(ProcessLookupError):  # it has just ended
             os.killpg(process.pid, signal.SIGKILL)
@@ -219,7 +220,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 async def resolve_host(host: str) -> str | None:
-    """The host's IP address; None where it has none, or nobody knows in time."""
+    """Return the host's IP address; None if it does not resolve in time."""
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
             found = await asyncio.get_running_loop().getaddrinfo(

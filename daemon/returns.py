@@ -1,4 +1,4 @@
-"""Bookies that come back, and who is to know of it."""
+"""Tells the bookie clients about bookies that register again."""
 
 from ledgers.bookie.bulk.transfers import BulkTransfers
 from ledgers.bookie.client import BookieClient
@@ -6,7 +6,8 @@ from replication.cluster.cluster_view import ViewSource
 
 
 async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
-    """A bookie that registered anew is worth a connection at once, whatever was learned of it."""
+    """When a bookie registers again, drop what the clients know of its failures. Runs until
+    cancelled."""
     while True:
         seen, before = views.change_count, views.current
         await views.wait_change(seen)

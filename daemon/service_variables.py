@@ -1,9 +1,9 @@
 """Environment variables that Kubernetes sets for the Services of a pod's namespace.
 
-A Service named ``bookmender``, or ``bookmender-…``, shares the prefix of our settings. The kubelet writes these
-variables (``pkg/kubelet/envvars`` of Kubernetes), and nobody can take them out of a pod that keeps
-``enableServiceLinks``. Both the name and the value must have the shape that the kubelet writes, so that a mistyped
-setting is still refused.
+A Service named ``bookmender``, or ``bookmender-…``, shares the prefix of our settings. The kubelet
+writes these variables (``pkg/kubelet/envvars`` of Kubernetes) into every pod that keeps
+``enableServiceLinks``. Both the name and the value must have the shape that the kubelet writes, so
+that a mistyped setting is still refused.
 """
 
 import ipaddress
@@ -27,8 +27,8 @@ def service_variables(environment: Mapping[str, str], *, prefix: str) -> tuple[s
 def is_of_service(name: str, value: str, *, is_setting: bool = False) -> bool:
     """Return whether Kubernetes writes such a variable, with such a value, for a Service.
 
-    ``is_setting``: a setting has this name, too. A port's number or an address may then be what the operator gave,
-    but no setting takes the URL of a Service.
+    ``is_setting``: a setting has this name, too. A port's number or an address may then be what the
+    operator gave, but no setting takes the URL of a Service.
     """
     return any(
         name_shape.fullmatch(name) and is_value(value)

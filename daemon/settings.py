@@ -1,8 +1,9 @@
-"""The settings of a node: from a TOML file and the environment, each checked, wrong ones named.
+"""The settings of a node, read from a TOML file and the environment. All errors are reported
+together.
 
-Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level one as
-``BOOKMENDER_X``; the environment wins. Variables that Kubernetes sets for Services are ignored. Parsed once; the halves
-receive their own small class.
+Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level setting as
+``BOOKMENDER_X``. The environment wins. Variables that Kubernetes sets for Services are ignored.
+Settings are parsed once; each part of the node receives only its own section.
 """
 
 import difflib
@@ -25,9 +26,9 @@ T = TypeVar("T")
 
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
 FULL_LIST = "deploy/bookmender.toml"
-"""Where a reader finds every setting; in the repository, and so in each release's sources."""
+"""The file that describes every setting, in the repository and in source releases."""
 SURELY_MEANT = 0.8
-"""How alike (1: the same) a name must be to be the only one that is offered in place of a wrong one."""
+"""Similarity (1: equal) above which a name is the only suggestion for a wrong name."""
 NEAR_MAX = 3
 
 
@@ -39,16 +40,16 @@ class NodeSettings:
     """The section ``[node]``."""
 
     mode: str = "repair"
-    """``repair``: find what is lost and mend it. ``observe``: take no vote and no lock, write nothing,
-    and show what would be done."""
+    """``repair``: find lost copies and repair them. ``observe``: write nothing to ZooKeeper, take
+    no vote and no lock, and report what a node would do."""
     bookie_id: str = ""
-    """The bookie beside which this node runs, preferred as a target among equals. Empty: the one
-    registered for this host, if there is just one, else none."""
+    """The local bookie, which is preferred among equal targets. Empty: the bookie registered for
+    this host, if there is exactly one."""
     state_dir: str = ""
-    """Where the journal of metadata writes is kept, an absolute path. Empty: systemd's state directory,
-    else ``~/.local/state/bookmender``."""
+    """Absolute path of the folder for the journal of metadata writes. Empty: systemd's state
+    directory, else ``~/.local/state/bookmender``."""
     nice: int = 10
-    """How far the process steps back for others that want the CPU, as nice(1) has it. 0: as it was started."""
+    """CPU niceness of the process, 0 to 19 (nice(1)). 0: unchanged."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.nice <= NICE_MAX:
@@ -61,7 +62,7 @@ class NodeSettings:
             allowed = "the id of a bookie, as in 10.0.0.1:3181"
             raise SettingsError.not_allowed("node.bookie_id", self.bookie_id, allowed) from error
         if self.state_dir and not Path(self.state_dir).is_absolute():
-            # Below wherever it was started, ``ledger restore`` would look for records in vain.
+            # With a relative path ``ledger restore`` would look in another folder.
             allowed = "an absolute path, as in /var/lib/bookmender"
             raise SettingsError.not_allowed("node.state_dir", self.state_dir, allowed)
 
@@ -71,15 +72,17 @@ class ZooKeeperSettings:
     """The section ``[zookeeper]``."""
 
     session_timeout_s: float = 10.0
-    """How long after our last word ZooKeeper gives away our locks and our vote."""
+    """ZooKeeper session timeout. If this node is silent for longer, its locks and its vote are
+    deleted."""
     connect_timeout_s: float = 15.0
-    """How long a new session may take to be opened, whichever servers are tried, before it is said that none answers."""
+    """Timeout for opening a session, over all servers."""
     requests_per_s: int = 0
-    """Requests that each half of this node sends to ZooKeeper in a second at most. 0: no limit but
-    the one that ZooKeeper's own latency sets."""
+    """Maximum number of requests per second that each service of this node sends to ZooKeeper. 0:
+    only ZooKeeper's latency limits them."""
     request_bytes_max: int = 1_000_000
-    """The largest request, in bytes. Keep it some kilobytes below the servers' jute.maxbuffer: 1,048,575
-    unless it was raised (Pulsar's start scripts set 10,485,760). Metadata beyond it is not repaired."""
+    """Size of the largest request, in bytes. Keep it some kilobytes below the servers'
+    jute.maxbuffer, which is 1,048,575 by default (Pulsar's start scripts set 10,485,760). Ledgers
+    with larger metadata are not repaired."""
 
     def __post_init__(self) -> None:
         for key, least in (("session_timeout_s", 1.0), ("connect_timeout_s", 0.5)):
@@ -101,7 +104,7 @@ class LogSettings:
     """The section ``[log]``."""
 
     format: str = "auto"
-    """``auto``: for people on a terminal, JSON otherwise. Or ``text``, or ``json``."""
+    """``text``, ``json``, or ``auto``: text on a terminal and JSON otherwise."""
     level: str = "info"
     """``debug``, ``info``, ``warning`` or ``error``."""
 
@@ -117,10 +120,11 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All of them. ``metadata_service_uri`` alone is enough to run."""
+    """All settings of a node. Only ``metadata_service_uri`` is required."""
 
     metadata_service_uri: str = ""
-    """Where the cluster's metadata is, as in ``zk+hierarchical://zk1:2181;zk2:2181/ledgers``."""
+    """Address of the cluster's metadata, for example
+    ``zk+hierarchical://zk1:2181;zk2:2181/ledgers``."""
     node: NodeSettings = field(default_factory=NodeSettings)
     zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
     auditor: AuditorSettings = field(default_factory=AuditorSettings)
@@ -148,7 +152,8 @@ class Settings:
 
 
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Raises SettingsError that names all that is wrong: the file or variable, the setting, and what is allowed."""
+    """Return the settings. Raises one SettingsError that names each wrong setting, its source, and
+    what is allowed."""
     errors: list[SettingsError] = []
     given = {**_from_file(path, errors), **_from_environment(environment, errors)}
     settings = _build(given, errors)
@@ -158,7 +163,7 @@ def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings
 
 
 _Given = dict[str, tuple[str, Any]]
-"""By full key (``section.key``): where the setting was given, and its value, converted."""
+"""By full key (``section.key``): the source of the setting and its converted value."""
 
 
 def _together(errors: Sequence[SettingsError]) -> SettingsError:
@@ -169,7 +174,7 @@ def _together(errors: Sequence[SettingsError]) -> SettingsError:
 
 
 def _build(given: _Given, errors: list[SettingsError]) -> Settings | None:
-    """None where something is wrong, as is told."""
+    """Build the settings from the given values; None if that fails. Adds to ``errors``."""
     arguments: dict[str, Any] = {}
     for name, kind in get_type_hints(Settings).items():
         if is_dataclass(kind):
@@ -188,13 +193,14 @@ def _below(prefix: str, given: _Given) -> dict[str, Any]:
 def _make(
     kind: type[T], values: dict[str, Any], given: _Given, errors: list[SettingsError]
 ) -> T | None:
-    """Of those of the values that are right: what is wrong with one may hide what is with others."""
+    """Build ``kind`` from the valid values. Drops wrong values one by one, since one error may hide
+    others."""
     values = dict(values)
     while True:
         try:
             return kind(**values)
         except SettingsError as error:
-            # About one that is wrong itself: beside a right one this may be right.
+            # The error refers to another wrong setting, and may vanish once that is corrected.
             is_told = any(wrong.setting and wrong.setting in str(error) for wrong in errors)
             if not is_told:
                 errors.append(_placed(error, given))
@@ -207,7 +213,8 @@ def _make(
 
 
 def _ruling_out(kind: type[Any], values: dict[str, Any], error: SettingsError) -> str:
-    """The value without which a default is right that the error is about; empty where none is."""
+    """Return the given value that conflicts with the default named by the error; empty if there is
+    none."""
     for name in values:
         others = {key: value for key, value in values.items() if key != name}
         try:
@@ -220,7 +227,7 @@ def _ruling_out(kind: type[Any], values: dict[str, Any], error: SettingsError) -
 
 
 def _placed(error: SettingsError, given: _Given) -> SettingsError:
-    """With the file or variable that it is about."""
+    """Return the error with the file or variable that the setting came from."""
     key = error.setting or ""
     if key in given:
         return SettingsError(f"{given[key][0]}: {error}", setting=key)
@@ -236,7 +243,9 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
     if path is None:
         return {}
     try:
-        document = tomllib.loads(path.read_text("utf-8-sig"))  # some editors begin with a mark
+        document = tomllib.loads(
+            path.read_text("utf-8-sig")
+        )  # some editors write a byte order mark
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -247,7 +256,7 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
             flat[key] = value
         elif key in _tables():
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
-        else:  # once, whatever it holds: of what stands in a table that is not there nothing can be said
+        else:  # one error for the table
             hint = _table_hint(key)
             errors.append(SettingsError(f"{path}: there is no table [{key}]; {hint}"))
     given: _Given = {}
@@ -265,8 +274,8 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
     for name, value in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX):
             continue
-        # Nothing is logged here: the settings say where logs go, and until they are read a log line would
-        # be written to standard output, into what a command prints for programs.
+        # Nothing is logged here, because logging is configured by the settings. Until then a log
+        # line would go to standard output, into the JSON of a command.
         if is_of_service(name, value, is_setting=name in names):
             continue
         if name not in names:
@@ -290,7 +299,7 @@ def _tables() -> list[str]:
 
 
 def _types() -> dict[str, Any]:
-    """Every setting's full key, and its type."""
+    """Return the type of every setting by its full key."""
     types: dict[str, Any] = {}
     for name, hint in get_type_hints(Settings).items():
         if is_dataclass(hint):
@@ -322,7 +331,7 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
 
 
 def _hint(wrong: str, right: Mapping[str, Any], *, prefix: str = "") -> str:
-    """What may have been meant. ``prefix``: what all names have in common, and so says nothing."""
+    """Return a suggestion for a wrong name. ``prefix``: common to all names, so not compared."""
     names = [name.removeprefix(prefix) for name in right]
     near = [prefix + name for name in _near(wrong.removeprefix(prefix), names)]
     meant = f"did you mean {' or '.join(near)}? " if near else ""
@@ -337,7 +346,8 @@ def _table_hint(wrong: str) -> str:
 
 
 def _near(wrong: str, names: Sequence[str]) -> list[str]:
-    """The one that is surely meant, or else a few that resemble it or hold its last word."""
+    """Return the one name that is almost equal, else a few that are similar or contain its last
+    word."""
     if sure := difflib.get_close_matches(wrong, names, n=1, cutoff=SURELY_MEANT):
         return sure
     word = wrong.rpartition(".")[2]

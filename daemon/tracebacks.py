@@ -1,7 +1,7 @@
-"""Tracebacks that stay short, however deep the calls and however many tasks failed at once.
+"""Tracebacks of bounded length, for any depth of calls and any number of failed tasks.
 
-What fails again and again is logged again and again: a disk that is full must not be the end of the
-next one, nor the loop be busy with the formatting.
+A permanent failure is logged again and again. Its tracebacks must neither fill the disk nor keep
+the loop busy.
 """
 
 import traceback
@@ -9,20 +9,20 @@ import traceback
 from daemon.threads import leaves
 
 FRAMES_MAX = 12
-"""Of each traceback, the innermost."""
+"""Innermost frames kept of each traceback."""
 ERRORS_MAX = 3
-"""Of a group, in which tasks that failed together come."""
+"""Errors kept of an exception group."""
 LINES_MAX = 100
 
 
 def bounded_traceback(error: BaseException) -> str:
-    """The error with its causes; of a group its single errors, without the groups in between."""
+    """Return the traceback of the error and its causes. A group is flattened into its errors."""
     single = leaves(error)
     parts = [_one(each) for each in single[:ERRORS_MAX]]
     if len(single) > ERRORS_MAX:
         parts.append(f"and {len(single) - ERRORS_MAX} more errors")
     lines = "\n".join(parts).split("\n")
-    if len(lines) > LINES_MAX:  # the end says most
+    if len(lines) > LINES_MAX:  # the end matters most
         half = LINES_MAX // 2
         lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
     return "\n".join(lines)

@@ -1,4 +1,5 @@
-"""A short session for a command that looks, or leaves an order, and goes: it joins nothing of itself."""
+"""A short session for a command that looks, or leaves an order, and goes: it joins nothing of
+itself."""
 
 import asyncio
 import os
@@ -35,7 +36,8 @@ class Visit:
 
     @classmethod
     async def on(cls, store: MetadataStore, settings: Settings) -> Self:
-        """On a session that somebody else closes. Raises SettingsError (another layout), UnavailableError (no such cluster)."""
+        """On a session that somebody else closes. Raises SettingsError (another layout),
+        UnavailableError (no such cluster)."""
         return cls(
             settings=settings,
             store=store,
@@ -50,7 +52,8 @@ class Visit:
 
 @asynccontextmanager
 async def visit(settings: Settings, *, ends_with_loop: bool = False) -> AsyncIterator[Visit]:
-    """``ends_with_loop``: as ``open_store`` has it. Raises SettingsError (another layout), UnavailableError (no ZooKeeper, or no cluster there)."""
+    """``ends_with_loop``: as ``open_store`` has it. Raises SettingsError (another layout),
+    UnavailableError (no ZooKeeper, or no cluster there)."""
     store = await open_store(settings, ends_with_loop=ends_with_loop)
     try:
         yield await Visit.on(store, settings)
@@ -59,7 +62,7 @@ async def visit(settings: Settings, *, ends_with_loop: bool = False) -> AsyncIte
 
 
 def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T:
-    """Open a session by the settings, let ``action`` look, close it."""
+    """Open a session, run ``action`` in it, close the session, and return the result."""
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
 
@@ -71,21 +74,22 @@ def run_visit(config: Path | None, action: Callable[[Visit], Awaitable[T]]) -> T
 
 
 def log_errors_only(settings: Settings) -> None:
-    """To standard error: what a command has to say, it prints."""
+    """Log errors only, to standard error. Commands print their results."""
     set_up_logs(replace(settings.log, level="error"))
 
 
 async def shared_clock(cluster: Visit) -> SharedClock:
-    """ZooKeeper's time, for what a command writes until when: all nodes go by that clock."""
+    """Return a clock synchronised with ZooKeeper. Commands use it for deadlines that all nodes
+    observe."""
     clock = SharedClock(SystemClock())
-    with suppress(UnauthorizedError):  # who may write nothing has this host's clock to read by
+    with suppress(UnauthorizedError):  # without write access the host's own clock must do
         membership = await Membership.join(cluster.store, cluster.ur, by_hand())
         await membership.synchronise(clock)
     return clock
 
 
 def by_hand() -> NodeInfo:
-    """What such a session says of itself where it joins, to hold a ledger's lock."""
+    """Return the node information of a command that holds ledger locks."""
     return NodeInfo(
         half=Half.HAND,
         host=socket.gethostname(),
