@@ -1,11 +1,16 @@
-"""What a ledger is, and how to speak to bookies and to the metadata store about it.
+"""A small asyncio client library for Apache BookKeeper. It knows nothing of queues, leaders or
+audits.
 
-A small asyncio client library for Apache BookKeeper that knows nothing of queues, leaders or audits.
-Values and decisions first: ``metadata``, ``entry``, ``fingerprints``, ``striping``, ``fragments``,
-``placement``, ``errors``. Then the three interfaces that part what decides from what talks: ``store``,
-``bookies``, ``clock``; and on the first of them ``manager`` (ledgers' metadata), ``registration`` (who
-is there) and ``instance_id`` (which cluster this is). ``read_only`` keeps whoever looks on from writing;
-``changing`` is what others wait for, ``answers`` how a loop waits for an answer, ``shared_reads`` joins reads of many callers, and ``sizes`` tells people of bytes.
-``operations`` reads, writes and recovers ledgers; ``bookie``, ``zookeeper`` and ``memory`` implement the
-interfaces; ``formats`` knows the bytes.
+Values and decisions: ``metadata``, ``entry``, ``fingerprints``, ``striping``, ``fragments``,
+``placement``, ``errors``.
+
+Interfaces between decisions and I/O: ``store``, ``bookies``, ``clock``. On the store: ``manager``
+reads and writes ledger metadata, ``registration`` reads the registered bookies, ``instance_id``
+identifies the cluster, and ``read_only`` is a store that refuses writes.
+
+Helpers: ``changing`` notifies waiting tasks, ``answers`` retries a call until it succeeds,
+``shared_reads`` merges equal reads, ``sizes`` formats byte counts.
+
+``operations`` reads, writes and recovers ledgers. ``bookie``, ``zookeeper`` and ``memory``
+implement the interfaces. ``formats`` converts values to bytes and back.
 """

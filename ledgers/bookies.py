@@ -1,8 +1,8 @@
-"""The bookies as the rest of the code sees them: what one can be asked, and what it may answer.
+"""The interface of bookies: the requests, and the possible answers.
 
-``bookie.client`` speaks to real ones, ``memory.bookies`` are for tests and simulation; both pass
-``tests/contract/test_bookies.py``. Answers are three-valued throughout (rule S5): present, an
-explicit no, or unknown; only ``NoSuchEntryError`` is a no.
+``bookie.client`` implements it for real bookies, ``memory.bookies`` for tests and simulation. Both
+pass ``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an explicit
+"no", or unknown. Only ``NoSuchEntryError`` is a "no".
 """
 
 import enum
@@ -18,39 +18,41 @@ from ledgers.fingerprints import Fingerprints
 from ledgers.metadata import BookieId
 
 LAST_ENTRY = -1
-"""As an entry id in a read: the last entry that the bookie stores of the ledger (spec of V2, V3)."""
+"""Entry id in a read request: asks for the last entry that the bookie stores of the ledger (V2 and
+V3)."""
 
 
 class Answer(enum.Enum):
-    """What a bookie's reply says of one entry."""
+    """The outcome of reading one entry from one bookie."""
 
     PRESENT = "present"
-    """There, and its digest is good."""
+    """The bookie returned the entry, and its digest matches."""
     ABSENT = "absent"
-    """Explicitly not there (ENOENTRY, ENOLEDGER)."""
+    """The bookie does not store the entry (ENOENTRY, ENOLEDGER)."""
     MISMATCH = "mismatch"
-    """There, but not what its digest says: a missing copy on this bookie (rule S7)."""
+    """The digest does not match. Counts as a missing copy on this bookie (rule S7)."""
     UNREADABLE = "unreadable"
-    """It cannot be read there (EIO): no "no", but a copy that is to be made elsewhere (rule S15)."""
+    """The bookie cannot read the entry (EIO). Not a "no", but the copy is replaced on another
+    bookie (rule S15)."""
     UNKNOWN = "unknown"
-    """Anything else: an error, a time-out, a broken connection. Proves nothing."""
+    """Any other error, a timeout, or a broken connection. Proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LacAnswer:
-    """Reply to READ_LAC: the last explicit LAC record and the last stored entry, where there."""
+    """Reply to READ_LAC: the last explicit LAC record and the last stored entry, if they exist."""
 
     lac_record: bytes | None = None
     last_entry: bytes | None = None
 
 
 class Transfer(Struct, frozen=True, kw_only=True):
-    """Entries of one ledger to be read in bulk, verified, and, given a target, written there.
+    """Entries of one ledger to read in bulk, to verify and, if a target is given, to write to it.
 
-    ``reads``: ascending entry ids asked of each source; with a target an id is asked of one source
-    only. All together are at most ``TRANSFER_ENTRIES_MAX``. Written with the recovery flag, the bytes as read.
-    ``checks``: besides, given a target, entries that are asked of each source and verified, but not written;
-    others than it reads.
+    ``reads``: ascending entry ids by source. With a target, each entry is read from one source
+    only. The bytes are written as they were read, with the recovery flag. ``checks``: further entry
+    ids by source that are verified but not written; only with a target, and disjoint from
+    ``reads``. At most ``TRANSFER_ENTRIES_MAX`` entries in all.
     """
 
     ledger_id: int
@@ -59,12 +61,12 @@ class Transfer(Struct, frozen=True, kw_only=True):
     checks: Mapping[BookieId, Sequence[int]] = field(default_factory=dict)
     target: BookieId | None = None
     entry_bytes_hint: int = 1024
-    """A guess at an entry's size, to keep within the byte window before the first one is seen."""
+    """Assumed size of an entry until the first one is read, for the limits in bytes."""
     has_alternatives: bool = False
-    """Whether what a source leaves unanswered may be asked elsewhere: then a short silence of it is
-    enough to give its entries up."""
+    """True if unanswered entries may be read from other sources. A short silence of a source then
+    suffices to give its entries up."""
     takes_fingerprints: bool = False
-    """Whether the entries of each source are to be compared with other copies of them."""
+    """True if the result needs fingerprints, for a comparison with other copies."""
 
     def __post_init__(self) -> None:
         assert self.asked_count <= TRANSFER_ENTRIES_MAX, self.ledger_id
@@ -72,11 +74,11 @@ class Transfer(Struct, frozen=True, kw_only=True):
 
     @property
     def asked_count(self) -> int:
-        """Of all entries that are asked of anybody."""
+        """The number of entries in ``reads`` and ``checks``."""
         return sum(map(len, self.reads.values())) + sum(map(len, self.checks.values()))
 
     def asked_of(self, bookie: BookieId) -> set[int]:
-        """Entries that are asked of it, be it to be written or not."""
+        """Return all entry ids that are read from this bookie."""
         return {*self.reads.get(bookie, ()), *self.checks.get(bookie, ())}
 
 
@@ -84,29 +86,31 @@ TRANSFER_ENTRIES_MAX = 65_536
 
 
 class TransferResult(Struct, frozen=True, kw_only=True):
-    """What became of a Transfer. Entries in neither mapping below are good, and those of reads on the target.
+    """The outcome of a Transfer.
 
-    ``failures``: per source, the entries that it did not give, and why (never PRESENT).
-    ``unwritten``: entries read well that the target did not acknowledge, or that were not read any
-    more because the target had failed; ``target_error`` is then what it said first.
+    ``failures``: by source, the entries without a good copy there, and why (never PRESENT).
+    ``unwritten``: good entries that the target did not acknowledge, and entries that were no longer
+    read because the target had failed; ``target_error`` is the first error of the target. All other
+    entries are good, and those of ``reads`` are on the target.
     """
 
     entry_count: int = 0
-    """Entries read with a good digest and, given a target, acknowledged by it. None of ``checks``."""
+    """Number of entries of ``reads`` with a good digest that the target, if there is one,
+    acknowledged."""
     entry_bytes: int = 0
-    """Their stored size, headers and digests included."""
+    """Stored size of these entries, including headers and digests."""
     failures: Mapping[BookieId, Mapping[int, Answer]] = field(default_factory=dict)
     unwritten: frozenset[int] = frozenset()
     target_error: BookmenderError | None = None
     silent: frozenset[BookieId] = frozenset()
-    """Sources that could not be connected to, or fell silent for as long as one is waited for."""
+    """Sources that could not be connected or did not reply in time."""
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
-    """Per source, of the entries that it gave; nothing unless they were wanted."""
+    """By source, the fingerprints of its entries; empty unless ``takes_fingerprints``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The disks that a bookie keeps ledgers on, all together. ``0 <= free_bytes <= total_bytes``."""
+    """Disk space of a bookie's ledger directories together. ``0 <= free_bytes <= total_bytes``."""
 
     free_bytes: int
     total_bytes: int
@@ -117,26 +121,26 @@ class Room:
 
 
 class Standing(Struct, frozen=True, kw_only=True):
-    """How a bookie does as a source of transfers, as far as this process has seen."""
+    """How well a bookie works as a source of transfers, as observed by this process."""
 
     is_ailing: bool = False
-    """It failed lately, or is silent now: to be asked last."""
+    """The bookie failed recently or does not reply now. Other sources are preferred."""
     waiting_bytes: int = 0
-    """About so much is asked of it, or will be next."""
+    """Estimated size of the entries that are requested from it or will be next."""
     reply_s: float = 0.001
-    """What a reply took lately."""
+    """Recent reply time in seconds."""
 
 
 class Bookies(Protocol):
-    """Requests to bookies, named by id; addresses are the implementation's business.
+    """Requests to bookies, which are named by id. The implementation resolves the addresses.
 
-    Every call may raise UnavailableError (no answer in time, broken connection, unresolvable id,
-    EIO and every other code that proves nothing), BusyError, UnauthorizedError. What an entry
-    weighs against the limits of rule S10 is accounted inside.
+    Every call may raise UnavailableError (timeout, broken connection, unresolvable id, EIO, and
+    every other code that proves nothing), BusyError, UnauthorizedError. The implementation applies
+    the limits of rule S10.
     """
 
     async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
-        """The stored entry, not verified. Raises NoSuchEntryError."""
+        """Return the stored entry without verifying it. Raises NoSuchEntryError."""
         ...
 
     async def read_fencing(
@@ -148,11 +152,13 @@ class Bookies(Protocol):
         master_key: bytes,
         is_high_priority: bool = False,
     ) -> bytes:
-        """As ``read``, after fencing the ledger there. Raises NoSuchEntryError (fenced all the same)."""
+        """Fence the ledger on the bookie, then read. Raises NoSuchEntryError, also after
+        fencing."""
         ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
-        """Fences nothing. Raises NoSuchEntryError, also where the bookie merely could not tell."""
+        """Read the LAC without fencing. Raises NoSuchEntryError, even if the bookie only could not
+        tell."""
         ...
 
     async def read_batch(
@@ -164,10 +170,11 @@ class Bookies(Protocol):
         count_max: int,
         bytes_max: int,
     ) -> list[bytes]:
-        """Consecutive entries from the first on, at least one, fewer where one is missing.
+        """Return consecutive entries from the first on: at least one, up to the first missing
+        entry.
 
-        Falls back to a single read on a bookie without batch reads (before 4.17).
-        Raises NoSuchEntryError when the first is missing.
+        Falls back to a single read if the bookie does not support batch reads (before 4.17). Raises
+        NoSuchEntryError if the first entry is missing.
         """
         ...
 
@@ -190,22 +197,23 @@ class Bookies(Protocol):
         ...
 
     async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
-        """Runs of the entry ids that the bookie stores. Silence (DbLedgerStorage) is UnavailableError.
+        """Return the ranges of entry ids that the bookie stores. DbLedgerStorage never replies
+        (UnavailableError).
 
-        Raises NoSuchEntryError when the bookie does not know the ledger.
+        Raises NoSuchEntryError if the bookie does not know the ledger.
         """
         ...
 
     async def room(self, bookie: BookieId) -> Room:
-        """How full its disks are (GET_BOOKIE_INFO). Over V3."""
+        """Return the disk space of the bookie (GET_BOOKIE_INFO, over V3)."""
         ...
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        """The bulk data path. Never raises for what a bookie did: the result says it."""
+        """Run a bulk transfer. Errors of bookies are part of the result and never raised."""
         ...
 
     def standing(self, bookie: BookieId) -> Standing:
-        """Asks nothing: what transfers have shown."""
+        """Return the health of the bookie as a source. Sends no request."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Time, passed in: the daemon runs on the loop's clock, a test or a simulation on its own."""
+"""The interface of time. The daemon uses the system clock; tests and simulations use their own."""
 
 import asyncio
 import time
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Elapsed time decides; wall-clock time is for people and for znodes that Java reads."""
+    """Monotonic time for decisions. Wall-clock time for people and for znodes that Java reads."""
 
     def now_s(self) -> float:
         """Monotonic seconds from an arbitrary start."""
@@ -20,7 +20,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The real one."""
+    """The clock of the host."""
 
     def now_s(self) -> float:
         return time.monotonic()

@@ -1,13 +1,13 @@
-"""What can go wrong, sorted by what the caller does next rather than by where it arose.
+"""All errors, sorted by what the caller does next, not by where they arise.
 
-Every error raised on purpose is a ``BookmenderError``. Three questions decide the class: may the
-same call succeed later (``UnavailableError``), did the peer understand and refuse
-(``RejectedError``), or is the data itself wrong (``CorruptionError``)?
+Every error raised on purpose is a ``BookmenderError``. Three questions decide its class: May the
+same call succeed later (``UnavailableError``)? Did the peer understand and refuse
+(``RejectedError``)? Is the data itself wrong (``CorruptionError``)?
 """
 
 
 class BookmenderError(Exception):
-    """Base of what we raise on purpose. ``context``: the ids a reader of the log needs."""
+    """Base of all errors raised on purpose. ``context``: ids that a reader of the log needs."""
 
     def __init__(self, message: str, **context: object) -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class BookmenderError(Exception):
         return f"{message} ({', '.join(f'{key}={value}' for key, value in self.context.items())})"
 
 
-# --- It could not answer now: wait, try again, perhaps elsewhere -------------------------------
+# --- The peer could not answer now: wait, try again, perhaps elsewhere -------------------------
 
 
 class UnavailableError(BookmenderError):
@@ -30,9 +30,10 @@ class UnavailableError(BookmenderError):
 
 
 class UnprovenEndError(UnavailableError):
-    """Where a ledger ends cannot be proven: bookies may have lost entries. Other bookies may know, or a person.
+    """The end of a ledger cannot be proven, because bookies may have lost entries. Absent bookies
+    may still have them.
 
-    ``are_any_silent``: some bookie of the ledger did not answer.
+    ``are_any_silent``: True if a bookie of the ledger did not answer.
     """
 
     def __init__(self, message: str, *, are_any_silent: bool, **context: object) -> None:
@@ -41,22 +42,24 @@ class UnprovenEndError(UnavailableError):
 
 
 class DamagedEndError(UnavailableError):
-    """The end of an open ledger rests on an entry of which no bookie gives a good copy, and some give a damaged one.
+    """No bookie returns a good copy of an entry at the end of an open ledger, and some return a
+    damaged one.
 
-    It may have been acknowledged, so a recovery does not pass over it. Only an operator can give it up.
+    The entry may be acknowledged, so recovery must not skip it. Only an operator can give it up.
     """
 
 
 class NoAnswerError(UnavailableError):
-    """The bookie could not be connected to, or stayed silent: it will probably do so again."""
+    """The connection to the bookie failed, or the bookie did not reply. The next request will
+    probably fail as well."""
 
 
 class NameNotResolvedError(NoAnswerError):
-    """The host name in a bookie's address does not resolve, or not in time."""
+    """The host name of the bookie does not resolve in time."""
 
 
 class AuthenticationRequiredError(NoAnswerError):
-    """The bookie answers nobody who has not authenticated: it said EUA to a request that carries no master key."""
+    """The bookie requires authentication: it replied EUA to a request without master key."""
 
 
 class BusyError(UnavailableError):
@@ -64,115 +67,120 @@ class BusyError(UnavailableError):
 
 
 class UnreadableError(UnavailableError):
-    """The bookie has trouble with its disk (EIO). Says nothing about what other bookies store."""
+    """The bookie could not read from its disk (EIO). Says nothing about other bookies."""
 
 
 class UnknownOutcomeError(UnavailableError):
-    """The reply to a write was lost: it may or may not have happened. Read before going on."""
+    """The reply to a write was lost, so the write may have happened. Read before going on."""
 
 
 class JournalError(UnavailableError):
-    """What is about to be overwritten could not be recorded on this host's disk: nothing was written."""
+    """The journal on the local disk could not record the metadata to be overwritten. Nothing was
+    written."""
 
 
 class QuotaError(UnavailableError):
-    """ZooKeeper's quota of the path is used up: until somebody raises it, or something there is deleted."""
+    """The ZooKeeper quota of the path is exhausted, until it is raised or znodes are deleted."""
 
 
 class NotEnoughBookiesError(UnavailableError):
-    """No bookie is left that the placement rules allow."""
+    """The placement rules allow none of the remaining bookies."""
 
 
-# --- What we held is not ours any more: unwind -------------------------------------------------
+# --- Locks or session are lost: unwind ---------------------------------------------------------
 
 
 class SessionLostError(BookmenderError):
-    """The ZooKeeper session is lost, and with it every ephemeral znode: our locks, our vote, our registration.
+    """The ZooKeeper session is lost, and with it all its ephemeral znodes: locks, vote,
+    registration as a node.
 
-    No retry within the session can succeed, so this is no ``UnavailableError``: the service ends and starts again.
+    Not an ``UnavailableError``, because no retry can succeed within the session. The service ends
+    and restarts.
     """
 
 
 class LockLostError(BookmenderError):
-    """The lock on a ledger is no longer ours. Drop what was done under it, and write nothing more."""
+    """The lock on a ledger is lost. Discard the work done under it, and write nothing more."""
 
 
-# --- The peer understood and said no: it will say the same again ------------------------------
+# --- The peer understood and refused: a retry gets the same answer -----------------------------
 
 
 class RejectedError(BookmenderError):
-    """The peer understood and said no; it will say the same again."""
+    """The peer understood and refused. A retry gets the same answer."""
 
 
 class UnsupportedError(RejectedError):
-    """The peer is of a release that does not know the request."""
+    """The release of the peer does not support the request."""
 
 
 class NoSuchEntryError(RejectedError):
-    """The bookie explicitly does not have it (ENOENTRY, ENOLEDGER): the only answer that is a "no"."""
+    """The bookie does not store the entry (ENOENTRY, ENOLEDGER). Only this error is a "no" in the
+    sense of rule S5."""
 
 
 class FencedError(RejectedError):
-    """The ledger is fenced on this bookie, or its copy was deleted there (EFENCED)."""
+    """The ledger is fenced on this bookie, or the bookie has deleted its copy of the ledger
+    (EFENCED)."""
 
 
 class UnauthorizedError(RejectedError):
-    """The master key is not the one the bookie knows, or ZooKeeper's ACLs shut us out."""
+    """Access denied: the bookie knows another master key, or an ACL of ZooKeeper denies access."""
 
 
 class ReadOnlyError(RejectedError):
-    """The bookie takes no writes (EREADONLY)."""
+    """The bookie is read-only (EREADONLY)."""
 
 
 class NoSuchLedgerError(RejectedError):
-    """The metadata store has no such ledger: it was deleted, or never was."""
+    """The metadata store has no such ledger: it was deleted or never created."""
 
 
 class LedgerClosedError(RejectedError):
-    """The ledger was closed, or is being recovered, by somebody else: this writer's days are over."""
+    """Another client closed the ledger or recovers it. This writer can add nothing more."""
 
 
 class NoNodeError(RejectedError):
-    """There is no such znode."""
+    """The znode does not exist."""
 
 
 class NodeExistsError(RejectedError):
-    """There is such a znode already."""
+    """The znode already exists."""
 
 
 class NotEmptyError(RejectedError):
-    """The znode has children and so cannot be deleted."""
+    """The znode has children and cannot be deleted."""
 
 
 class ConflictError(RejectedError):
-    """The znode is at another version than the decision was made from: read again, decide again."""
+    """The version of the znode changed since it was read. Read again and decide again."""
 
 
-# --- We are not the one to do it any more ------------------------------------------------------
+# --- Leadership is lost ------------------------------------------------------------------------
 
 
 class LeadershipLostError(BookmenderError):
-    """The election can no longer be proven ours: unwind, touch nothing more."""
+    """This node can no longer prove its leadership. Unwind, and write nothing more."""
 
 
-# --- No correct peer produces this: leave the ledger alone, tell a person ----------------------
+# --- No correct peer produces this: leave the ledger alone, and report it ----------------------
 
 
 class CorruptionError(BookmenderError):
-    """Bytes that no correct peer produces. Nothing is decided from them."""
+    """The data cannot come from a correct peer. No decision is based on it."""
 
 
 class DigestMismatchError(CorruptionError):
-    """The entry is not what its digest says, or is another entry than was asked for (rule S7)."""
+    """The entry does not match its digest, or is not the requested entry (rule S7)."""
 
 
-# --- We were called wrongly --------------------------------------------------------------------
+# --- Wrong input of a user ---------------------------------------------------------------------
 
 
 class SettingsError(BookmenderError):
-    """A setting, argument or URI is not what is allowed. The message names it and what is.
+    """A setting, argument or URI is not allowed. The message names it and the allowed values.
 
-    ``setting``: its full key, as ``section.key``, so that a reader can be told where it was set.
+    ``setting``: the full key (``section.key``), so that the source of the setting can be reported.
     """
 
     def __init__(self, message: str, *, setting: str | None = None, **context: object) -> None:

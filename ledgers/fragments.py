@@ -1,6 +1,7 @@
-"""A ledger's fragments: its segments, each with the entries that lie on it.
+"""The fragments of a ledger: its segments with their ranges of entries. No I/O.
 
-Pure: a fragment says what should be where, ``replication.planning.check`` finds out what is.
+A fragment says which bookie should store which entries. ``replication.planning.check`` finds out
+what is stored.
 """
 
 from msgspec import Struct
@@ -11,11 +12,11 @@ from ledgers.striping import StripedEntries, entries_of
 
 
 class Fragment(Struct, frozen=True, kw_only=True):
-    """A run of entries of one ledger on one ensemble.
+    """A range of entries of one ledger on one ensemble.
 
-    Entry ids are 0-based and the range is inclusive at both ends; an empty fragment has
-    ``last_entry_id == first_entry_id - 1``. The last fragment of a ledger that is not closed ends
-    nobody knows where (None). ``1 <= write_quorum <= ensemble_size``.
+    Entry ids are 0-based and the range is inclusive at both ends. An empty fragment has
+    ``last_entry_id == first_entry_id - 1``. In a ledger that is not closed, the end of the last
+    fragment is unknown (None). ``1 <= write_quorum <= ensemble_size``.
     """
 
     ledger_id: int
@@ -24,7 +25,7 @@ class Fragment(Struct, frozen=True, kw_only=True):
     ensemble: tuple[BookieId, ...]
     write_quorum: int
     is_closed: bool
-    """Nothing will ever be added or changed here, so that it may be copied (rule S4)."""
+    """True if entries can no longer be added, so that the fragment may be copied (rule S4)."""
 
     def __post_init__(self) -> None:
         assert self.first_entry_id >= 0, self
@@ -37,7 +38,7 @@ class Fragment(Struct, frozen=True, kw_only=True):
         return len(self.ensemble)
 
     def entries_of(self, index: int) -> StripedEntries:
-        """What the bookie at ``index`` should store of it. The end must be known."""
+        """Return the entries that the bookie at ``index`` should store. The end must be known."""
         assert self.last_entry_id is not None, self
         return entries_of(
             index,
@@ -51,13 +52,14 @@ class Fragment(Struct, frozen=True, kw_only=True):
 def fragments(
     ledger_id: int, metadata: LedgerMetadata, *, lac: int = LAC_NONE
 ) -> tuple[Fragment, ...]:
-    """One fragment for each segment, in their order.
+    """Return one fragment for each segment, in order.
 
-    ``lac``: the highest entry id known to be acknowledged; it matters only while the ledger is not
-    closed. All fragments but the last are closed then if everything before the last one is known
-    to be acknowledged: an opener that saw few answers may know less. Which one is the last is a
-    matter of position; Java compares ensembles instead (LedgerFragment), and takes an earlier
-    fragment on the very bookies of the last one for open.
+    ``lac``: the highest entry id known to be acknowledged. It matters only while the ledger is not
+    closed. Then all fragments before the last one are closed if the LAC has reached the end of the
+    last but one. A client that received few answers may know a lower LAC.
+
+    The last fragment is found by position. Java compares ensembles instead (LedgerFragment), so it
+    treats an earlier fragment with the ensemble of the last one as open.
     """
     is_settled = metadata.is_closed or lac >= metadata.last_segment.first_entry_id - 1
     return tuple(
@@ -74,7 +76,8 @@ def fragments(
 
 
 def known_fragments(ledger_id: int, metadata: LedgerMetadata, *, lac: int) -> tuple[Fragment, ...]:
-    """Likewise, as far as they are known: of one whose end nobody knows, what is acknowledged."""
+    """Return the fragments, with the open end of the last one cut to the acknowledged entries
+    (``lac``)."""
     return tuple(
         replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
         if fragment.last_entry_id is None
@@ -84,10 +87,10 @@ def known_fragments(ledger_id: int, metadata: LedgerMetadata, *, lac: int) -> tu
 
 
 def _ends(metadata: LedgerMetadata) -> tuple[int | None, ...]:
-    """The last entry id of each segment; None: unknown.
+    """Return the last entry id of each segment; None if it is unknown.
 
-    A closed ledger ends at its last entry id, wherever its segments say that they begin: an ensemble
-    change right before the end leaves an empty one.
+    In a closed ledger no segment extends beyond the last entry id. An ensemble change just before
+    the end leaves an empty last segment.
     """
     starts = [segment.first_entry_id for segment in metadata.segments]
     ends = [start - 1 for start in starts[1:]]

@@ -1,8 +1,8 @@
-"""What a ledger's metadata says, and the few ways in which it may change.
+"""Ledger metadata as values, and the few changes that are possible.
 
-Values only: ``metadata_codec`` turns them into znode bytes and back, ``manager`` reads and writes
-those. Changes return a new value; whether it may be written is decided by the version of the znode
-it was made from (rule S2).
+``metadata_codec`` converts the values to znode bytes and back; ``manager`` reads and writes the
+znodes. A change returns a new value. It may be written only over the znode version that it was made
+from (rule S2).
 """
 
 import enum
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import NewType
 
 BookieId = NewType("BookieId", str)
-"""What stands in ensembles and in znode names: ``host:port``, or any opaque string."""
+"""A bookie id as in ensembles and znode names: ``host:port``, or any opaque string."""
 
 LAC_NONE = -1
 """Last add confirmed, or last entry id, of a ledger without entries."""
 
 
 class LedgerState(enum.Enum):
-    """Numbers as in BookKeeper's LedgerMetadataFormat.State."""
+    """State of a ledger. Numbers as in BookKeeper's LedgerMetadataFormat.State."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -27,7 +27,8 @@ class LedgerState(enum.Enum):
 
 
 class DigestType(enum.Enum):
-    """Numbers as in LedgerMetadataFormat.DigestType. Java's API calls HMAC "MAC"."""
+    """Digest type of a ledger. Numbers as in LedgerMetadataFormat.DigestType; Java's API calls HMAC
+    "MAC"."""
 
     CRC32 = 1
     HMAC = 2
@@ -37,10 +38,12 @@ class DigestType(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A run of entries on one ensemble, up to the next segment's first entry or the ledger's end.
+    """An ensemble and its first entry. The segment ends before the next segment, or at the end of
+    the ledger.
 
-    The position of a bookie in ``ensemble`` is its bookie index and decides which entries it holds:
-    never reorder. ``unknown_fields``: serialised protobuf fields that we do not know, kept as found.
+    The position of a bookie in ``ensemble`` is its bookie index, which decides the entries that it
+    stores. Never reorder an ensemble. ``unknown_fields``: serialised unknown protobuf fields,
+    preserved unchanged.
     """
 
     first_entry_id: int
@@ -51,18 +54,19 @@ class Segment:
         assert self.first_entry_id >= 0, self
 
     def with_bookies(self, changes: Mapping[int, BookieId]) -> "Segment":
-        """The same segment with the bookies at these indexes replaced."""
+        """Return the segment with the bookies at these indexes replaced."""
         ensemble = tuple(changes.get(index, old) for index, old in enumerate(self.ensemble))
         return replace(self, ensemble=ensemble)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMetadata:
-    """One ledger's metadata.
+    """The metadata of one ledger.
 
-    ``length`` (payload bytes) and ``last_entry_id`` mean something only when CLOSED; otherwise they
-    are 0 and -1. ``ctime_ms``, ``password`` and ``digest_type`` are None when not stored, and then
-    stay so. ``segments`` ascend by first entry; the last may start after ``last_entry_id``.
+    ``length`` (payload bytes) and ``last_entry_id`` are only meaningful when CLOSED; otherwise they
+    are 0 and -1. ``ctime_ms``, ``password`` and ``digest_type`` are None if they are not stored,
+    and remain so. ``segments`` ascend by first entry; the last one may start after
+    ``last_entry_id``.
     """
 
     metadata_version: int = 3
@@ -79,9 +83,9 @@ class LedgerMetadata:
     custom: tuple[tuple[str, bytes], ...] = ()
     segments: tuple[Segment, ...]
     has_ack_quorum: bool = True
-    """False when the znode holds no ackQuorumSize (then A = W); kept so when written."""
+    """False if the znode has no ackQuorumSize (then A = W). Writes preserve this."""
     unknown_fields: bytes = b""
-    """Serialised protobuf fields that we do not know, kept as found (rule S2)."""
+    """Serialised unknown protobuf fields, preserved unchanged (rule S2)."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size, self
@@ -97,11 +101,11 @@ class LedgerMetadata:
 
     @property
     def bookies(self) -> frozenset[BookieId]:
-        """Every bookie that any segment names."""
+        """All bookies named by any segment."""
         return frozenset().union(*(segment.ensemble for segment in self.segments))
 
     def segment_of(self, entry_id: int) -> Segment:
-        """The segment that entry ``entry_id`` (>= 0) belongs to."""
+        """Return the segment of an entry (``entry_id`` >= 0)."""
         position = bisect_right(self.segments, entry_id, key=lambda s: s.first_entry_id)
         return self.segments[position - 1]
 
@@ -109,7 +113,8 @@ class LedgerMetadata:
         return replace(self, state=state)
 
     def with_segment(self, segment: Segment) -> "LedgerMetadata":
-        """With ``segment`` in place of the one with the same first entry, or appended after all."""
+        """Return the metadata with ``segment`` appended, or in place of the segment with the same
+        first entry."""
         if segment.first_entry_id > self.last_segment.first_entry_id:
             return replace(self, segments=(*self.segments, segment))
         found = [s.first_entry_id for s in self.segments]

@@ -1,8 +1,8 @@
-"""The metadata store as the rest of the code sees it: a tree of versioned znodes.
+"""The interface of the metadata store: a tree of versioned znodes.
 
-``zookeeper`` is the real one, ``memory.store`` the one for tests and simulation; both pass
-``tests/contract/test_metadata_store*.py``. A store lives as long as one session: when that is lost
-every call raises ``SessionLostError`` for good, and whoever owned the store opens a new one.
+``zookeeper`` implements it for ZooKeeper, ``memory.store`` for tests and simulation. Both pass
+``tests/contract/test_metadata_store*.py``. A store lives as long as one session. After the session
+is lost, every call raises ``SessionLostError``, and the owner of the store opens a new one.
 """
 
 import enum
@@ -15,11 +15,11 @@ from ledgers.errors import NoNodeError
 
 ANY_VERSION = -1
 EVENTS_MAX = 10_000
-"""Unread events of a watch, unless it is given another number."""
+"""Default bound on the unread events of a watch."""
 
 
 class Stat(Struct, frozen=True, kw_only=True):
-    """What the store knows of a znode. ``version`` counts data changes from 0."""
+    """The state of a znode besides its data. ``version`` counts data changes from 0."""
 
     version: int
     czxid: int = 0
@@ -50,7 +50,7 @@ class Delete(Struct, frozen=True, kw_only=True):
 
 
 class Check(Struct, frozen=True, kw_only=True):
-    """Holds only if the znode exists (and, given a version, is at it)."""
+    """Succeeds only if the znode exists and, if a version is given, has this version."""
 
     path: str
     version: int = ANY_VERSION
@@ -58,13 +58,13 @@ class Check(Struct, frozen=True, kw_only=True):
 
 Operation = Create | SetData | Delete | Check
 OperationResult = Stat | str | None
-"""Of one that was applied: a path for Create, a Stat for SetData, else None."""
+"""Result of an applied operation: a path for Create, a Stat for SetData, else None."""
 
 _WITH_DATA = (Create, SetData)
 
 
 def request_bytes(operations: Iterable[Operation]) -> int:
-    """What they weigh in a request, about, and at least."""
+    """Return a lower estimate of the request size of these operations."""
     total_bytes = 0
     for operation in operations:
         total_bytes += len(operation.path) + 64
@@ -74,7 +74,7 @@ def request_bytes(operations: Iterable[Operation]) -> int:
 
 
 class MultiFailed(Exception):
-    """A transaction was not applied. ``index``: the operation at fault; ``cause``: what was wrong."""
+    """A transaction was not applied. ``index``: the failed operation; ``cause``: its error."""
 
     def __init__(self, index: int, cause: Exception) -> None:
         super().__init__(f"operation {index} failed: {cause}")
@@ -96,29 +96,31 @@ class EventKind(enum.Enum):
     CHANGED = "changed"
     CHILDREN = "children"
     RESET = "reset"
-    """Events may have been missed (reconnected): read again whatever the view rests on."""
+    """Events may have been missed, for example after a reconnection. Read all watched data
+    again."""
 
 
 UNTOLD = -1
-"""A zxid that nobody says."""
+"""An unknown zxid."""
 
 
 class Event(Struct, frozen=True, kw_only=True):
     kind: EventKind
     path: str
     zxid: int = UNTOLD
-    """Of the write that it tells of: the znode's mzxid, if it was created or changed. UNTOLD by servers before 3.9, and
-    of a RESET."""
+    """The zxid of the write: the mzxid of the znode if it was created or changed. UNTOLD with
+    servers before 3.9, and for a RESET."""
 
 
 class MetadataStore(Protocol):
-    """Asynchronous, pipelined access. One loop owns a store; calls come from that loop only.
+    """Asynchronous, pipelined access. A store belongs to one event loop, and only that loop calls
+    it.
 
-    A write of more than ``request_bytes_max`` bytes raises RejectedError, and is not sent.
+    A write of more than ``request_bytes_max`` bytes raises RejectedError and is not sent.
 
-    Every call may raise ``UnavailableError`` (timed out, connection lost), ``UnknownOutcomeError``
-    (a write whose reply was lost), ``SessionLostError`` or ``UnauthorizedError`` (ACLs); the further
-    errors stand with each. Reads and writes issued while SUSPENDED wait for the session.
+    Every call may raise ``UnavailableError`` (timeout, connection lost), ``UnknownOutcomeError``
+    (the reply to a write was lost), ``SessionLostError`` or ``UnauthorizedError`` (ACLs). Further
+    errors are listed with each call. Calls made while SUSPENDED wait for the session.
     """
 
     @property
@@ -132,7 +134,7 @@ class MetadataStore(Protocol):
 
     @property
     def request_count(self) -> int:
-        """Requests sent so far; a multi counts as one."""
+        """Number of requests sent so far. A multi counts as one."""
         ...
 
     async def wait_lost(self) -> None:
@@ -140,11 +142,11 @@ class MetadataStore(Protocol):
         ...
 
     async def wait_connected(self) -> None:
-        """Return when CONNECTED; raises SessionLostError when it never will be again."""
+        """Return when CONNECTED. Raises SessionLostError when the session is lost."""
         ...
 
     async def wait_disconnected(self) -> None:
-        """Return when it is not CONNECTED (any more)."""
+        """Return when the session is not CONNECTED."""
         ...
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
@@ -154,7 +156,8 @@ class MetadataStore(Protocol):
     async def exists(self, path: str) -> Stat | None: ...
 
     async def children(self, path: str) -> list[str]:
-        """Names, unordered and complete: a listing that cannot be had whole raises (rule S8).
+        """Return the names of all children, unordered. An incomplete listing raises an error (rule
+        S8).
 
         Raises NoNodeError.
         """
@@ -169,11 +172,14 @@ class MetadataStore(Protocol):
         is_sequential: bool = False,
         with_parents: bool = False,
     ) -> str:
-        """Return the path made. Parents are persistent and empty. Raises NodeExistsError, NoNodeError."""
+        """Create a znode and return its path. Parents are created persistent and empty.
+
+        Raises NodeExistsError, NoNodeError.
+        """
         ...
 
     async def set(self, path: str, data: bytes, *, version: int) -> Stat:
-        """Raises NoNodeError, ConflictError (at another version)."""
+        """Replace the data of a znode. Raises NoNodeError, ConflictError (the version differs)."""
         ...
 
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
@@ -181,37 +187,38 @@ class MetadataStore(Protocol):
         ...
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
-        """All or nothing. Results in order.
+        """Apply all operations or none, and return their results in order.
 
         Raises MultiFailed, whose cause is the error that the single call would have raised.
         """
         ...
 
     async def sync(self, path: str) -> None:
-        """Later reads see all that was written anywhere before this call."""
+        """Wait until reads of this session see all writes made by anyone before this call."""
         ...
 
     def watch(
         self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
     ) -> AsyncGenerator[Event, None]:
-        """Events of a znode (its data, its children; recursive: of all below too) from now on.
+        """Yield events of a znode: its data and children; with ``is_recursive`` those of all
+        descendants as well.
 
-        A persistent watch. The first event is a RESET, sent once the watch stands,
-        so that a reader who lists after it misses nothing; another follows each reconnection.
-        Ends with SessionLostError. Closing the iterator (``aclosing``) removes the watch.
+        The watch is persistent. The first event is a RESET, sent after the watch is registered, so
+        a reader that lists after it misses nothing. Another RESET follows each reconnection. Ends
+        with SessionLostError. Closing the iterator (``aclosing``) removes the watch.
 
-        On a server before ZooKeeper 3.6 several events may come as one, and a recursive watch raises
-        UnsupportedError in place of a RESET.
+        On servers before ZooKeeper 3.6 several events may be merged into one, and a recursive watch
+        raises UnsupportedError instead of yielding a RESET.
         """
         ...
 
     async def close(self) -> None:
-        """End the session: its ephemeral znodes go at once. Any number of times."""
+        """End the session, which deletes its ephemeral znodes at once. May be called repeatedly."""
         ...
 
 
 async def children_if_any(store: MetadataStore, path: str) -> list[str]:
-    """As ``MetadataStore.children``; empty where there is no such znode either."""
+    """Return the names of all children; an empty list if the znode does not exist."""
     try:
         return await store.children(path)
     except NoNodeError:

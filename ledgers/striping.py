@@ -1,9 +1,10 @@
-"""Which bookie indexes of an ensemble store which entries, and whose answers suffice.
+"""Striping: which bookie indexes store which entries, and which sets of answers cover all
+acknowledged entries.
 
-Pure arithmetic on entry ids, ensemble size E, write quorum W and ack quorum A. BookKeeper spreads
-entries round robin (RoundRobinDistributionSchedule): entry ``e`` goes to the W bookie indexes that
-follow ``e mod E``. Java's own membership test narrows the id to 32 bits first and so disagrees with
-where its writers write from entry 2^31 on; here both follow the writers.
+Arithmetic on entry ids, ensemble size E, write quorum W and ack quorum A. BookKeeper distributes
+entries round robin (RoundRobinDistributionSchedule): entry ``e`` is stored at the W bookie indexes
+from ``e mod E`` on. From entry 2^31 on Java's membership test disagrees with its own writers,
+because it narrows the id to 32 bits. This module follows the writers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +16,12 @@ from typing import overload
 
 
 def write_set(entry_id: int, *, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Bookie indexes that store the entry, in the order in which readers try them."""
+    """Return the bookie indexes that store the entry, in the order in which readers try them."""
     return _write_set(entry_id % ensemble_size, ensemble_size, write_quorum)
 
 
 def first_of(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) -> int:
-    """The first entry from ``entry_id`` on that the bookie at ``index`` stores."""
+    """Return the first entry at or after ``entry_id`` that the bookie at ``index`` stores."""
     return next(
         candidate
         for candidate in range(entry_id, entry_id + ensemble_size)
@@ -34,11 +35,11 @@ def _write_set(start: int, ensemble_size: int, write_quorum: int) -> tuple[int, 
 
 
 def stores(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) -> bool:
-    """Whether the bookie at ``index`` belongs to the entry's write set."""
+    """Return True if the bookie at ``index`` is in the entry's write set."""
     return (index - entry_id) % ensemble_size < write_quorum
 
 
-@lru_cache(maxsize=4096)  # small ledgers are alike, and each is asked for several times
+@lru_cache(maxsize=4096)  # small ledgers are alike, and each needs several calls
 def entries_of(
     index: int,
     *,
@@ -47,7 +48,8 @@ def entries_of(
     ensemble_size: int,
     write_quorum: int,
 ) -> "StripedEntries":
-    """The entries of a range, inclusive at both ends, that the bookie at ``index`` stores."""
+    """Return the entries of a range, inclusive at both ends, that the bookie at ``index``
+    stores."""
     assert 0 <= index < ensemble_size, (index, ensemble_size)
     assert first_entry_id >= 0, first_entry_id
     return StripedEntries(
@@ -60,11 +62,11 @@ def entries_of(
 def covers(
     known: AbstractSet[int], *, ensemble_size: int, write_quorum: int, ack_quorum: int
 ) -> bool:
-    """Whether no entry can have been acknowledged by bookies outside ``known`` alone.
+    """Return True if every acknowledged entry is stored by at least one bookie in ``known``.
 
-    ``known``: indexes that answered, be it with an entry or with an explicit no. Each of the E
-    possible write sets must hold fewer than A others (RoundRobinDistributionSchedule's
-    QuorumCoverageSet).
+    ``known``: indexes that answered with an entry or with an explicit "no". Each of the E possible
+    write sets must contain fewer than A other indexes (QuorumCoverageSet of
+    RoundRobinDistributionSchedule).
     """
     return all(
         sum(
@@ -77,16 +79,16 @@ def covers(
 
 
 _ALL = 1 << 63
-"""More entries than entry ids."""
+"""Larger than any number of entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripedEntries(Sequence[int]):
-    """Ascending ids of the entries that one bookie index stores; its size is no matter of their number.
+    """The ascending entry ids that one bookie index stores, in constant memory.
 
-    Shifted by ``shift``, the index stores W ids at the start of every E. An entry's rank is the
-    number of stored ids below it, so that length, membership, indexing and slicing are O(1);
-    iteration runs in C. ``start_rank`` is inclusive, ``stop_rank`` exclusive.
+    Shifted by ``shift``, the index stores the first W ids of every E ids. The rank of an entry is
+    the number of stored ids below it, so length, membership, indexing and slicing take O(1).
+    Iteration runs in C. ``start_rank`` is inclusive, ``stop_rank`` exclusive.
     """
 
     ensemble_size: int
@@ -108,7 +110,7 @@ class StripedEntries(Sequence[int]):
         return self[-1] if self else None
 
     def between(self, first_entry_id: int, last_entry_id: int) -> "StripedEntries":
-        """Those of them from the first to the last entry id, both inclusive."""
+        """Return the ids from the first to the last entry id, both inclusive."""
         start = min(max(self._rank(first_entry_id), self.start_rank), self.stop_rank)
         stop = min(max(self._rank(last_entry_id + 1), start), self.stop_rank)
         return replace(self, start_rank=start, stop_rank=stop)
