@@ -8,6 +8,7 @@ from ledgers.errors import (
     ConflictError,
     NodeExistsError,
     NoNodeError,
+    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -61,8 +62,9 @@ async def locked(
     try:
         yield lock.check
     finally:
-        # It goes with our session: no reason to hide what was done, or was not.
-        with suppress(UnavailableError):
+        # The lock is ephemeral, so it ends with the session at the latest. An error here must not
+        # replace the error of the body.
+        with suppress(UnavailableError, SessionLostError):
             await _unlock(lock, store, session)
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ledgers.errors import NoNodeError, UnavailableError
+from ledgers.errors import NoNodeError, SessionLostError, UnavailableError
 from ledgers.formats.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.store import Create
@@ -95,7 +95,7 @@ async def test_a_walk_that_is_cut_short_fails(world: World) -> None:
     await world.expire(store)
     await store.wait_lost()
 
-    with pytest.raises(UnavailableError):
+    with pytest.raises(SessionLostError):
         await anext(walk)
 
 
