@@ -1,7 +1,11 @@
-"""What is done to a ledger: ``creation``, ``writer``, ``opening``, ``reader``, ``recovery`` with its
-``fencing`` and its ``recovery_verdicts``, and the ``rescue`` of what is left where that proves no end.
+"""Operations on ledgers: ``creation``, ``writer``, ``opening``, ``reader``.
 
-They share ``appending`` (adds to a write set, with ``acks`` and ``ensembles``), ``asking`` (several
-bookies for one answer), ``ahead`` (reads in advance) and ``tasks``. ``latecomers`` are bookies that a recovery does
-not believe at once, ``last_entries`` is a guess at how far a ledger reaches.
+``recovery`` closes an open ledger. ``fencing`` finds its end, by the rules in
+``recovery_verdicts``. If the end cannot be proven, ``rescue`` restores the copies of the remaining
+entries. ``latecomers`` are bookies that joined the ledger later and must first prove that they lost
+nothing.
+
+Shared: ``appending`` (adds to a write set, with ``acks`` and ``ensembles``), ``asking`` (one
+question to several bookies), ``ahead`` (reads ahead), ``tasks``. ``last_entries`` estimates how far
+an open ledger reaches.
 """

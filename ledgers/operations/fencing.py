@@ -1,12 +1,19 @@
-"""The bookies' part of a recovery: fence the last ensemble, find the end, write it back.
+"""Fencing: the part of a recovery that talks to bookies. Fences the last ensemble, finds the end,
+writes it back.
 
-Changes no metadata. Every read that looks for the end fences, so that a bookie that said "no" to us
-can acknowledge nothing to the writer any more; and only an explicit no is a no (rule S5). Nothing
-before the last segment is looked at: it is complete, and never changes.
+Changes no metadata. Earlier segments are complete and are not read.
 
-By the protocol W - A + 1 noes prove that an entry was not acknowledged. A bookie that lost what it had (its
-index, say) says no as well, and is quick about it: so whoever showed an entry when it was fenced is heard before
-the noes of others are believed, though one that neither gives nor denies it holds nothing up for good.
+Every read that searches for the end also fences. Otherwise this could happen:
+
+1. A bookie answers our read of entry 7 with "no such entry".
+2. The bookie then stores entry 7 and acknowledges it to the writer.
+3. Recovery closes the ledger before entry 7, although the writer told its user that entry 7 is
+   stored.
+
+Only an explicit "no such entry" counts as a "no" (rule S5). By the protocol, W - A + 1 of them
+prove that an entry was not acknowledged. But a bookie that lost entries, for example its index,
+also answers "no", and quickly. So a bookie that returned an entry when it was fenced must answer
+before the "no" of other bookies counts. If it times out, recovery continues without it.
 """
 
 import asyncio
@@ -50,15 +57,16 @@ from ledgers.operations.tasks import task_scope
 log = structlog.get_logger()
 
 HEDGE_S = 0.5
-"""A recovery read that is not answered for so long is sent to the next bookie as well."""
+"""A recovery read without reply for this long is also sent to the next bookie."""
 FILL_ADDS, FILL_BYTES = 500, 8 * 1024 * 1024
-"""Adds, and bytes of the entries added, under way at a time where a latecomer is given its first entry last."""
+"""Adds and bytes in flight while a latecomer receives all entries but its first
+(``_give_all_but``)."""
 STRAGGLERS_S = 1.0
-"""How long copies beyond the A needed are waited for before the ledger is closed."""
+"""How long recovery waits for copies beyond the ack quorum before it closes the ledger."""
 
 
 class EndFinder:
-    """One attempt at finding a ledger's end, from the metadata that marked it IN_RECOVERY."""
+    """One attempt to find the end of a ledger, based on the metadata that marked it IN_RECOVERY."""
 
     def __init__(
         self,
@@ -74,33 +82,38 @@ class EndFinder:
         registered: Collection[BookieId] | None,
         gives_up_damaged: bool,
     ) -> None:
-        """``young``, ``distrusted``, ``registered``, ``gives_up_damaged``: as in ``recover_ledger``."""
+        """For ``young``, ``distrusted``, ``registered`` and ``gives_up_damaged`` see
+        ``recover_ledger``."""
         self._gives_up_damaged = gives_up_damaged
         self._given_up: GivenUp | None = None
-        """The first entry so far that was found to have damaged copies alone. Reads run ahead of the end."""
+        """The first entry found so far that has only damaged copies. Reads run ahead, so it may lie
+        beyond the end."""
         self._last_seen = LAC_NONE
-        """The last entry that any bookie showed when it was fenced, whether its digest fits or not."""
+        """The highest entry id that any bookie returned when it was fenced, with or without a good
+        digest."""
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._pool, self._clock = pool, clock
         members = frozenset(metadata.last_segment.ensemble)
-        # Kept apart from the bookies that may have lost entries: for those there is the rescue, while a bookie that is
-        # not registered is merely out of reach. What the bookie that answers in its place says is nobody's word.
+        # Unregistered bookies differ from bookies that may have lost entries: they are only out of
+        # reach. Another bookie may answer at their address, so replies in their name do not count.
         self._unregistered = members.difference(members if registered is None else registered)
         self._latecomers = latecomers(metadata, young) - self._unregistered.union(distrusted)
         self._distrusted = {*young, *distrusted}
         self._counted: set[BookieId] = set()
-        """Bookies whose answers were counted."""
+        """Bookies whose answers the end is based on."""
         self._answers: dict[BookieId, Answer] = {}
         self._shown: dict[BookieId, int] = {}
-        """The last entry that each bookie showed when it was fenced."""
+        """By bookie, the last entry that it returned when it was fenced."""
         self._changed: dict[int, Segment] = {}
 
     async def find_end(self) -> RecoveredEnd:
-        """Find the last entry that may have been acknowledged, with all up to it on A bookies.
+        """Find the last entry that may be acknowledged, and store all entries up to it on A
+        bookies.
 
-        Raises UnavailableError where the end cannot be proven. If any no was not believed, what is there has its
-        copies nonetheless: it may be on one bookie only.
+        Raises UnavailableError if the end cannot be proven. If a "no" was not trusted, the
+        remaining entries of the last segment are first copied to their write sets, because one
+        bookie may hold the only copy.
         """
         tail, results = await self._fence()
         if tail is None:
@@ -110,7 +123,8 @@ class EndFinder:
         return end
 
     async def _fence(self) -> tuple[Tail | None, Results[Tail]]:
-        """Fence every bookie of the last ensemble; those known to be fenced cover it. None: they do not."""
+        """Fence every bookie of the last ensemble. Returns None as tail if the fenced bookies do
+        not cover it."""
         ensemble = self._metadata.last_segment.ensemble
         tail, results = await ask(
             ensemble,
@@ -130,7 +144,8 @@ class EndFinder:
 
     @property
     def _unbelieved(self) -> frozenset[BookieId]:
-        """Bookies whose "no" proves nothing. A latecomer leaves this set when it shows that it lost nothing."""
+        """Bookies whose "no" proves nothing. A latecomer leaves this set once it proves that it
+        lost nothing."""
         return self._unregistered | self._distrusted
 
     async def _end_after(self, tail: Tail) -> RecoveredEnd:
@@ -151,7 +166,7 @@ class EndFinder:
         return found if found is not None and found.first_entry_id == last_entry_id + 1 else None
 
     async def _unproven(self, results: Results[Tail]) -> UnavailableError:
-        """The error to raise, once what is left of the last segment has its copies again."""
+        """Rescue the remaining entries of the last segment, then return the error to raise."""
         is_every_answer = has_every_answer(results) and self._unregistered.isdisjoint(results)
         cause = (
             "its end cannot be proven, as too many of its bookies may have lost entries of the last segment"
@@ -181,7 +196,8 @@ class EndFinder:
         )
 
     def _who_answered(self, results: Results[Tail]) -> dict[str, str]:
-        """Return what an error tells of the replies. Those in the name of unregistered bookies count for nothing."""
+        """Return the error context about the replies, without replies in the name of unregistered
+        bookies."""
         replies = {b: result for b, result in results.items() if b not in self._unregistered}
         context = {"fenced": fenced_text(replies), "replies": said(replies)}
         if self._unregistered:
@@ -209,7 +225,8 @@ class EndFinder:
         return Tail(lac=header.lac, length=header.length)
 
     async def _has_kept_all(self, bookie: BookieId) -> bool:
-        """Whether a latecomer has lost nothing of the ledger since: it has its first entry of the last segment."""
+        """Return True if a latecomer still has its first entry of the last segment, so it was not
+        wiped since it joined."""
         try:
             await self._read_fencing(bookie, entry_id=first_entry_of(self._metadata, bookie))
         except BookmenderError:
@@ -217,7 +234,8 @@ class EndFinder:
         return True
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
-        """Add every entry after the LAC again; the last one's id, and the length up to it if any."""
+        """Add every entry after the LAC again. Returns the id of the last one, and the length up to
+        it if there is one."""
         failed = await self._those_to_do_without(lac)
         length = None
         async with task_scope() as scope:
@@ -257,12 +275,18 @@ class EndFinder:
             return appender.confirmed, length
 
     async def _those_to_do_without(self, lac: int) -> dict[BookieId, BookmenderError]:
-        """Return the latecomers that the entries are not sent to, and why.
+        """Return the latecomers that receive no entries, and why.
 
-        Its first entry makes a latecomer believed. If this recovery were cut short before the latecomer had
-        the other entries, the next recovery would believe its "no" for entries that it was never given. So
-        a latecomer that is not believed is given nothing if the others suffice. One that is needed is
-        given the other entries first.
+        A latecomer is trusted once it stores its first entry of the last segment. Therefore:
+
+        1. A recovery writes the first entry to a wiped latecomer, and is then killed.
+        2. The next recovery finds this entry, trusts the latecomer, and counts its "no" for later
+           entries.
+        3. The latecomer never received these entries, although the writer may have had them
+           acknowledged.
+
+        So an untrusted latecomer receives nothing if the other bookies suffice. If it is needed, it
+        receives all other entries before its first one (``_give_all_but``).
         """
         members = set(self._metadata.last_segment.ensemble)
         firsts = {
@@ -281,8 +305,11 @@ class EndFinder:
     async def _give_all_but(
         self, firsts: Mapping[BookieId, int], lac: int
     ) -> dict[BookieId, BookmenderError]:
-        """Give whatever comes after the LAC to its write set, up to the end, but to these bookies their first entry; who
-        of them did not take it."""
+        """Write all entries after the LAC to their write sets, except that these bookies do not get
+        their first entry.
+
+        Returns the bookies of ``firsts`` that failed.
+        """
         failed: dict[BookieId, BookmenderError] = {}
 
         async def give(bookie: BookieId, entry: bytes) -> None:
@@ -312,7 +339,7 @@ class EndFinder:
         return {bookie: error for bookie, error in failed.items() if bookie in firsts}
 
     async def _read(self, entry_id: int) -> bytes | None:
-        """The entry, from any bookie of its write set; None if it cannot have been acknowledged."""
+        """Read an entry from any bookie of its write set; None if it cannot be acknowledged."""
         replicas = self._replicas(entry_id)
         decide: Callable[[Results[bytes]], Proof | None] = partial(
             recovery_verdict,
@@ -351,13 +378,14 @@ class EndFinder:
         return None
 
     def _replicas(self, entry_id: int) -> Sequence[BookieId]:
-        """Its write set."""
+        """Return the write set of an entry."""
         return replicas_in(
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
         )
 
     def _promise(self, bookie: BookieId) -> int:
-        """Whom to ask first: who showed an entry when fenced, last who did not answer and may hang."""
+        """Sort key: bookies that returned an entry when fenced come first, bookies that did not
+        answer come last."""
         ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
         return ranks.get(self._answers.get(bookie, Answer.UNKNOWN), 2)
 
@@ -373,8 +401,11 @@ class EndFinder:
         return entry
 
     def _tell_left_behind(self, last_entry_id: int) -> None:
-        """What lies beyond an entry that nobody gave. A writer that died leaves such entries where the ensemble is
-        larger than the write quorum; else they say that bookies lost what they had acknowledged."""
+        """Log the entries beyond the end that some bookie returned.
+
+        If the ensemble is larger than the write quorum, a dead writer may leave such entries.
+        Otherwise they mean that bookies lost acknowledged entries.
+        """
         beyond = {bookie: last for bookie, last in self._shown.items() if last > last_entry_id}
         if beyond:
             log.warning(
@@ -389,19 +420,21 @@ class EndFinder:
         self._changed[segment.first_entry_id] = segment
 
     def _lac_to_tell(self, confirmed: int) -> int:
-        """The LAC for the header of an entry that is written back: what is confirmed so far.
+        """Return the LAC for the header of an entry that is written back: the confirmed entry,
+        bounded as follows.
 
-        Not beyond a change of the ensemble, though. Nobody knows of it before CLOSED is written;
-        another recovery that took our LAC for granted would leave such entries on fewer than A of
-        the bookies that it knows.
+        The LAC must not reach beyond an ensemble change of this recovery. The change is unknown to
+        others until CLOSED is written. A concurrent recovery would start from our LAC, and leave
+        earlier entries on fewer than A bookies of the ensemble that it knows.
         """
         return min([confirmed, *(first_entry_id - 1 for first_entry_id in self._changed)])
 
     async def _length_at(self, entry_id: int, *, otherwise: int) -> int:
-        """The length up to this entry, from its header; where nobody gives the entry, a rough one.
+        """Return the length up to this entry from its header; ``otherwise`` if no bookie returns
+        the entry.
 
-        A length that is off hurts nobody, a ledger that stays unclosed is never repaired. Plain
-        reads: this decides nothing about the end, and may ask bookies of an earlier segment.
+        A wrong length does less harm than a ledger that cannot be closed. These reads do not fence:
+        they do not decide the end, and may go to bookies of an earlier segment.
         """
         if entry_id == LAC_NONE:
             return 0

@@ -1,16 +1,18 @@
-"""Open with recovery: fence an abandoned ledger, find its end, close it.
+"""Ledger recovery: fence an open ledger whose writer is gone, find its end, close it.
 
-The end must hold every entry that the writer was ever told is stored, whatever bookies are down,
-slow or wrong, and whoever else recovers or still writes. What that rests on:
+The closed ledger must contain every entry that was acknowledged to the writer, even if bookies are
+down, slow or wrong, and even if another recovery or the writer is still active. The steps:
 
-- The ledger is marked IN_RECOVERY first, by compare-and-set, so that the ensemble cannot change.
-- Every bookie of the last ensemble is fenced before its word counts, and every read that looks for
-  the end fences too: a bookie that said "no" to us can acknowledge nothing to the writer any more.
-- Only an explicit no is a no (``recovery_verdict``, rule S5). Without W - A + 1 of them there is no
-  end: recovery fails, and the ledger stays IN_RECOVERY for the next attempt.
-- Nothing before the last segment is looked at: it is complete, and never changes.
-- What was found is added again until A bookies have it. CLOSED is written by compare-and-set; who
-  comes second adopts what the first wrote.
+1. Mark the ledger IN_RECOVERY by compare-and-set. Then the writer cannot change the ensemble.
+2. Fence every bookie of the last ensemble. Its answers count only after that. Every read that
+   searches for the end also fences, so a bookie that answered "no" can no longer acknowledge the
+   entry to the writer.
+3. Read on from the LAC. Only an explicit "no" counts (``recovery_verdict``, rule S5). W - A + 1 of
+   them are the end. With fewer, recovery fails, and the ledger stays IN_RECOVERY.
+4. Add each entry that was found again until A bookies store it.
+5. Write CLOSED by compare-and-set. A slower recovery adopts the result of the faster one.
+
+Earlier segments are complete and never change, so recovery does not read them.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -28,25 +30,26 @@ from ledgers.operations.recovery_verdicts import RecoveredEnd
 from ledgers.store import Operation
 
 METADATA_TRIES_MAX = 10
-"""Compare-and-sets of one step, before a ledger whose metadata never rests is given up for now."""
+"""Attempts at one compare-and-set. If the metadata keeps changing, recovery fails for now."""
 
 
 Confirm = Callable[[RecoveredEnd], Awaitable[None]]
-"""Called once the end is found, right before CLOSED is written. Raises UnavailableError where an answer that the end
-rests on may not stand: its bookie may have lost entries since ``young`` was determined, or another bookie may have
-answered in its place since ``registered`` was."""
+"""Called after the end is found and before CLOSED is written. Raises UnavailableError if an answer
+that the end is based on may be wrong: the bookie may have been wiped since ``young`` was
+determined, or another bookie may have answered at its address since ``registered`` was
+determined."""
 
 
 async def nothing_to_confirm(end: RecoveredEnd) -> None:
-    """The ``Confirm`` of callers that believe every "no"."""
+    """The ``Confirm`` of callers that trust every "no"."""
 
 
 Beside = Callable[[], Awaitable[Sequence[Operation]]]
-"""Called before each try to write CLOSED: what is to be applied in the same transaction."""
+"""Called before each attempt to write CLOSED. Returns operations for the same transaction."""
 
 
 async def nothing_beside() -> Sequence[Operation]:
-    """For a recovery that writes the metadata alone."""
+    """The ``Beside`` of a recovery that writes only metadata."""
     return ()
 
 
@@ -66,22 +69,25 @@ async def recover_ledger(
     guards: Sequence[Operation] = (),
     beside: Beside = nothing_beside,
 ) -> VersionedMetadata:
-    """Recover and close the ledger; its CLOSED metadata, whoever wrote it.
+    """Recover and close the ledger. Returns its CLOSED metadata, also if another recovery wrote it.
 
-    ``found``: the metadata from which the caller decided to recover the ledger. If the ledger is OPEN,
-    its writer is locked out by a compare-and-set on this very version (rule S2). ``fallback``: see ``ledger_digest``. ``distrusted``: bookies whose "no" proves nothing, as they are
-    known to have lost entries. ``young``: set up after the ledger was made, and perhaps wiped (another
-    cookie): likewise, unless they show that they lost nothing. ``registered``: the bookies that are registered, each the last
-    that registered at its address (None: all bookies). Another bookie may answer in the place of any other one: so its
-    "no" proves nothing, it does not count as fenced, and no entry is sent to it. An entry that it gives counts, as
-    the digest proves it. ``gives_up_damaged``: the ledger may end before an entry that has damaged copies alone, though
-    it may have been acknowledged: only an operator may say so. ``confirm``: see there. ``guards`` ride with each metadata write.
+    May be interrupted at any point, and may run several times at once.
 
-    Raises UnavailableError when too few bookies answer: the ledger stays IN_RECOVERY, try again
-    later. NoSuchLedgerError: it was deleted. UnauthorizedError: our key is not the bookies'.
-    LockLostError: a guard does not hold. ConflictError: the metadata changed since ``found``, so the
-    decision is to be made again; or it changed in a way that no writer and no recovery makes. May be
-    cut short anywhere, and run by several at once.
+    ``found``: the metadata from which the caller decided to recover. If the ledger is OPEN, the
+    compare-and-set that locks the writer out applies to this version (rule S2). ``fallback``: see
+    ``ledger_digest``. ``distrusted``: bookies that are known to have lost entries. Their "no"
+    proves nothing. ``young``: bookies that were reformatted after the ledger was created. Their
+    "no" proves nothing either, unless they prove that they lost nothing. ``registered``: registered
+    bookies, each the latest one at its address (None: all). At the address of any other bookie
+    another one may answer. So its "no" proves nothing, it does not count as fenced, and it receives
+    no entries. An entry that it returns counts, because the digest proves it. ``gives_up_damaged``:
+    the ledger may end before an entry that has only damaged copies, although the entry may be
+    acknowledged. Only an operator may order this. ``guards``: operations in the transaction of each
+    metadata write.
+
+    Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY),
+    NoSuchLedgerError (it was deleted), UnauthorizedError (wrong master key), LockLostError (a guard
+    failed), ConflictError (the metadata changed since ``found``: decide again).
     """
     versioned = await _mark(found, manager, guards)
     if versioned.metadata.is_closed:
@@ -105,7 +111,7 @@ async def recover_ledger(
 
 
 def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
-    """The metadata with the changed ensembles, closed."""
+    """Return the closed metadata, with the changed ensembles."""
     for segment in end.segments:
         metadata = with_ensemble(metadata, segment)
     return metadata.closed(last_entry_id=end.last_entry_id, length=end.length)
@@ -114,13 +120,18 @@ def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
 async def _mark(
     found: VersionedMetadata, manager: LedgerManager, guards: Sequence[Operation]
 ) -> VersionedMetadata:
-    """Make sure that the ledger is no longer OPEN, so that no writer changes its ensemble.
+    """Change the state from OPEN to IN_RECOVERY, so that the writer can no longer change the
+    ensemble.
 
-    The decision to fence was made from ``found``: an open fragment misses a bookie, or its writer seems
-    to be gone. It must not be carried out on a later version, in which the writer may have replaced the
-    bookie. Interleaving: 1. we read v5, which names a lost bookie; 2. we ask that bookie, for seconds;
-    3. the writer's ensemble change makes v6, which is healthy; 4. marking v6 IN_RECOVERY would lock out
-    a writer that is alive. So a write on v5 fails at step 4, and ConflictError goes up.
+    The decision to fence is based on ``found``: its last fragment misses a bookie, or the writer
+    seems to be dead. It must not apply to a later version. Otherwise:
+
+    1. We read version 5, which names a lost bookie.
+    2. We ask that bookie directly, which takes seconds.
+    3. The writer replaces the bookie and writes version 6, which is healthy.
+    4. Marking version 6 IN_RECOVERY would lock out a live writer.
+
+    A compare-and-set on version 5 fails in step 4 and raises ConflictError.
     """
     versioned = found
     if found.metadata.state is not LedgerState.OPEN:
@@ -134,8 +145,8 @@ async def _mark(
         if versioned.version == found.version:
             continue  # the request was lost
         if versioned.version == found.version + 1 and versioned.metadata == marked:
-            # Ours, or that of another recovery which decided from the same version: either locks the
-            # writer out, and two recoveries may run at once.
+            # Written by us, or by another recovery that decided from the same version. Both lock
+            # the writer out, and two recoveries may run at once.
             return versioned
         raise ConflictError(
             "the metadata changed while its mark was written", ledger_id=found.ledger_id
@@ -150,10 +161,10 @@ async def _close(
     guards: Sequence[Operation],
     beside: Beside,
 ) -> VersionedMetadata:
-    """Write CLOSED, or adopt it from who was faster: then their end, and their ensembles, hold.
+    """Write CLOSED, or adopt the CLOSED metadata of a faster recovery.
 
-    An earlier segment may be repaired meanwhile. The last one may not change, since all that
-    recovery found rests on it.
+    Earlier segments may be repaired meanwhile. The last segment must not change, because the end
+    that was found is based on it.
     """
     ledger_id, last_segment = versioned.ledger_id, versioned.metadata.last_segment
     for _ in range(METADATA_TRIES_MAX):
