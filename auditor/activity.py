@@ -52,6 +52,8 @@ READ_TIMEOUT_S = 1.0
 ACTIVE_FOR_S = 10.0
 """A client that pauses for less than this stays active, so that the pace of copying does not
 oscillate."""
+SORTED_MAX = 10_000
+"""With more open ledgers a round reads them in any order, else the newest first."""
 LOCKS_INTERVAL_S = 2.0
 """Interval between two counts of the ledger locks while the leader watches."""
 IDLE_INTERVAL_S = 5.0
@@ -71,9 +73,6 @@ class GrowthOfLedgers:
     def __init__(self) -> None:
         self._highest: dict[int, int] = {}
         """The highest last entry seen, by ledger id."""
-        self._known: frozenset[int] | None = None
-        """The open ledgers at the last look; None before the first. Ledgers not in the set are
-        new."""
         self._left: deque[int] = deque()
         """Ledgers to read in the rest of this round."""
         self._rounds_over = 0
@@ -85,15 +84,21 @@ class GrowthOfLedgers:
         """By bookie, the ledger that grew last."""
 
     def begin(
-        self, open_ids: AbstractSet[int], *, count_max: int = READS_PER_LOOK, now_s: float
+        self,
+        open_ids: AbstractSet[int],
+        new_ids: Sequence[int] = (),
+        *,
+        count_max: int = READS_PER_LOOK,
+        now_s: float,
     ) -> list[int]:
         """Return the ledgers to read in this look, at most about ``count_max``.
 
-        First come the last growing ledgers of bookies that would soon stop being active, then new
+        ``new_ids``: ledgers created since the last look. First come the last growing ledgers of bookies that would soon stop being active, then new
         ledgers, then the next ledgers of the round.
         """
         if not self._left:
-            self._left.extend(sorted(open_ids, reverse=True))
+            is_short = len(open_ids) <= SORTED_MAX
+            self._left.extend(sorted(open_ids, reverse=True) if is_short else open_ids)
             for gone in self._highest.keys() - open_ids:
                 del self._highest[gone]
         again_s = now_s + ACTIVE_FOR_S / 2
@@ -102,8 +107,7 @@ class GrowthOfLedgers:
             for bookie, ledger_id in self._growing.items()
             if ledger_id in open_ids and now_s < self._active_until_s[bookie] < again_s
         )
-        new = open_ids - (self._known or frozenset())
-        wanted |= dict.fromkeys(sorted(new, reverse=True)[:count_max])
+        wanted |= dict.fromkeys(i for i in new_ids[-count_max:] if i in open_ids)
         while self._left and len(wanted) < count_max:
             ledger_id = self._left.popleft()
             if ledger_id in open_ids:
@@ -124,16 +128,14 @@ class GrowthOfLedgers:
 
     def end(
         self,
-        open_ids: AbstractSet[int],
+        new_ids: Sequence[int],
         ensemble_of: Callable[[int], Sequence[BookieId]],
         *,
         now_s: float,
     ) -> None:
-        """Finish the look. ``open_ids``: the ledgers that are open now."""
-        if self._known is not None:
-            for ledger_id in open_ids - self._known:
-                self._note_client(ledger_id, ensemble_of(ledger_id), now_s)
-        self._known = frozenset(open_ids)
+        """Finish the look: clients created ``new_ids`` since the last one."""
+        for ledger_id in new_ids:
+            self._note_client(ledger_id, ensemble_of(ledger_id), now_s)
         if not self._left:
             self._rounds_over += 1
 
@@ -185,6 +187,8 @@ class ActivityWatch:
         self._lock_count = 0
         self._worker_count = 1
         self._entry_bytes = ENTRY_BYTES_AT_FIRST
+        self._opened_count: int | None = None
+        """``LedgerIndex.opened_count`` at the last look; None before the first."""
         self._available = views.current.available
         self._last_reason_s = clock.now_s()
         """When ledgers were last copied or a bookie was lost. Leadership begins as if a bookie had
@@ -211,6 +215,7 @@ class ActivityWatch:
 
     async def _watch(self) -> None:
         growth = GrowthOfLedgers()
+        self._opened_count = None
         said: ClientActivity | None = None
         said_s = counted_s = self._clock.now_s()
         while self._is_expected():
@@ -235,13 +240,16 @@ class ActivityWatch:
         index, open_ids = self._keeper.index, self._keeper.index.open_ids
         now_s = self._clock.now_s()
         count_max = max(1, min(READS_PER_LOOK, BYTES_PER_LOOK // self._entry_bytes))
-        wanted = growth.begin(open_ids, count_max=count_max, now_s=now_s)
+        opened_count = index.opened_count
+        new_ids = [] if self._opened_count is None else index.opened_since(self._opened_count)
+        self._opened_count = opened_count
+        wanted = growth.begin(open_ids, new_ids, count_max=count_max, now_s=now_s)
         ensembles = {ledger_id: self._ensemble(ledger_id) for ledger_id in wanted}
         found = await asyncio.gather(*(self._last(i, of) for i, of in ensembles.items()))
         for (ledger_id, ensemble), last in zip(ensembles.items(), found, strict=True):
             last_id = None if last is None else last.last_entry_id
             growth.note(ledger_id, ensemble, last_id, now_s=now_s)
-        growth.end(index.open_ids, self._ensemble, now_s=now_s)
+        growth.end(new_ids, self._ensemble, now_s=now_s)
         weights = [last.stored_bytes for last in found if last is not None]
         if weights:
             self._entry_bytes = max(1, sum(weights) // len(weights))

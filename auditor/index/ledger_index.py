@@ -8,7 +8,7 @@ bookies by number, and its id stands in the ``SortedIds`` of each of its bookies
 """
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -62,6 +62,9 @@ class IndexedLedger(Struct, frozen=True, kw_only=True):
 Shape = tuple[LedgerState, int, int, int, WriteSets]
 """State, write quorum, ack quorum, ensemble size and used write sets: few ledgers differ from all others in it."""
 
+OPENED_MAX = 1_000
+"""Ledgers remembered as recently opened."""
+
 
 class LedgerIndex:
     """All ledgers. A ledger whose metadata cannot be read is in ``unreadable``, and in nothing else."""
@@ -79,6 +82,10 @@ class LedgerIndex:
         self._unreadable: dict[int, int] = {}
         """By ledger id, the mzxid."""
         self._open: set[int] = set()
+        self._opened: deque[int] = deque(maxlen=OPENED_MAX)
+        """The ledgers that entered ``_open`` last."""
+        self.opened_count = 0
+        """How often a ledger has entered ``open_ids``, which includes the first scan."""
 
     def __len__(self) -> int:
         """Ledgers, the unreadable ones included."""
@@ -94,7 +101,10 @@ class LedgerIndex:
         self._unreadable.pop(ledger_id, None)
         row = self._row_of(metadata, stat)
         if metadata.state is LedgerState.OPEN:
-            self._open.add(ledger_id)
+            if ledger_id not in self._open:
+                self._open.add(ledger_id)
+                self._opened.append(ledger_id)
+                self.opened_count += 1
         else:
             self._open.discard(ledger_id)
         if place is None:
@@ -177,6 +187,11 @@ class LedgerIndex:
     def open_ids(self) -> AbstractSet[int]:
         """Ledgers in state OPEN. The set changes with the index."""
         return self._open
+
+    def opened_since(self, opened_count: int) -> list[int]:
+        """Return the ledgers that entered ``open_ids`` since that count, at most ``OPENED_MAX``."""
+        count = min(self.opened_count - opened_count, len(self._opened))
+        return [self._opened[-number] for number in range(count, 0, -1)]
 
     @property
     def bookies(self) -> frozenset[BookieId]:

@@ -20,6 +20,7 @@ class Ledgers:
         self.ensembles = ensembles
         self.last: dict[int, int | None] = dict.fromkeys(ensembles, 10)
         self.growth = GrowthOfLedgers()
+        self.known: set[int] | None = None
         self.now_s = 100.0
         self.read: list[int] = []
         """In the last look."""
@@ -28,11 +29,13 @@ class Ledgers:
         for _ in range(times):
             self.now_s += STEP_S
             open_ids = self.ensembles.keys()
-            self.read = self.growth.begin(open_ids, count_max=count_max, now_s=self.now_s)
+            new_ids = [] if self.known is None else [i for i in open_ids if i not in self.known]
+            self.known = set(open_ids)
+            self.read = self.growth.begin(open_ids, new_ids, count_max=count_max, now_s=self.now_s)
             for ledger_id in self.read:
                 last = self.last[ledger_id]
                 self.growth.note(ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s)
-            self.growth.end(open_ids, self.ensembles.__getitem__, now_s=self.now_s)
+            self.growth.end(new_ids, self.ensembles.__getitem__, now_s=self.now_s)
 
     def of(self, bookie: BookieId) -> Activity:
         return self.growth.activity(ALL, copying_node_count=1, now_s=self.now_s).of(bookie)

@@ -152,3 +152,22 @@ def three(ensemble: list[BookieId]) -> LedgerMetadata:
         length=10**9,
         segments=(Segment(first_entry_id=0, ensemble=tuple(ensemble)),),
     )
+
+
+def test_ledgers_that_were_opened_since_a_count_are_told_in_their_order() -> None:
+    index = LedgerIndex()
+    opened = LedgerMetadata(
+        ensemble_size=1,
+        write_quorum=1,
+        ack_quorum=1,
+        segments=(Segment(first_entry_id=0, ensemble=(NAMES[0],)),),
+    )
+    index.put(1, opened, Stat(version=0, mzxid=1))
+    count = index.opened_count
+
+    index.put(9, opened, Stat(version=0, mzxid=2))
+    index.put(4, opened, Stat(version=0, mzxid=3))
+    index.put(1, opened, Stat(version=1, mzxid=4))
+
+    assert index.opened_since(count) == [9, 4]
+    assert index.opened_since(index.opened_count) == []
