@@ -1,7 +1,7 @@
-"""Several bookies, one question: ask until what they said decides it.
+"""Sends one request to several bookies until their replies decide the outcome.
 
-Shared by opening, recovery and reading, which differ in what they ask and in what decides. The
-decision is a pure function of the results so far; this module only sends, waits and stops.
+Opening, recovery and reading share this module. Each passes its own request and its own decision, a
+pure function of the results so far.
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from ledgers.metadata import BookieId
 from ledgers.operations.tasks import TaskScope, task_scope
 
 OTHERS_S = 0.5
-"""How long bookies that are not needed any more are waited for where one of them may know more."""
+"""How long replies are still awaited after the decision, if one of them may report a higher
+entry."""
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -25,7 +26,7 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, kw_only=True)  # no slots: with them Result[T]() fails in Python 3.11
 class Result(Generic[T]):
-    """What came of asking one bookie: the value, or the error in its place, which may be that no reply came."""
+    """The result from one bookie: a value, or an error, which includes a missing reply."""
 
     value: T | None = None
     error: BookmenderError | None = None
@@ -35,7 +36,7 @@ class Result(Generic[T]):
 
     @property
     def answer(self) -> Answer:
-        """What it says of the entry that was asked for (rule S5: three-valued)."""
+        """The meaning for the requested entry (three-valued, rule S5)."""
         match self.error:
             case None:
                 return Answer.PRESENT
@@ -48,18 +49,18 @@ class Result(Generic[T]):
 
 
 Results = Mapping[BookieId, Result[T]]
-"""In the order in which they came."""
+"""Results by bookie, in the order of arrival."""
 
 
 def said(results: Results[T]) -> str:
-    """Which bookie said what, for an error's message."""
+    """Return the reply of each bookie as text for an error message."""
     return "; ".join(
         f"{bookie}: {result.error or 'answered'}" for bookie, result in results.items()
     )
 
 
 def given(results: Results[T]) -> T | None:
-    """The first value; None where there is none."""
+    """Return the first value; None if there is none."""
     return next((result.value for result in results.values() if result.value is not None), None)
 
 
@@ -72,13 +73,14 @@ async def ask(
     hedge_s: float = 0.0,
     linger_s: float = 0.0,
 ) -> tuple[V | None, Results[T]]:
-    """Ask the bookies in order, until ``decide`` returns something or all have replied.
+    """Send ``request`` to the bookies in order, until ``decide`` returns a value or all have
+    replied.
 
-    The next bookie is asked when a result did not decide, or has been awaited for ``hedge_s``; 0
-    asks all at once. Once it is decided, what replies within ``linger_s`` is still heard, and it is
-    decided anew. What is still in flight at the end is cancelled, so that a bookie that hangs
-    delays nobody for longer. A BookmenderError of ``request`` is its bookie's result; what ``decide``
-    raises ends the asking.
+    The next bookie is asked if a result did not decide, or after ``hedge_s`` without reply. 0 asks
+    all at once. After the decision, replies within ``linger_s`` are still added and ``decide`` runs
+    again. Requests in flight at the end are cancelled, so a hanging bookie causes no further delay.
+    A BookmenderError of ``request`` becomes the result of its bookie. An error of ``decide`` is
+    raised.
     """
     results: dict[BookieId, Result[T]] = {}
     async with task_scope() as scope:
@@ -99,7 +101,7 @@ async def ask(
 
 
 class _Asking(Generic[T]):
-    """One question on its way from bookie to bookie."""
+    """The requests of one ``ask``."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class _Asking(Generic[T]):
         hedge_s: float,
     ) -> None:
         self.arrivals: asyncio.Queue[tuple[BookieId, Result[T]] | None] = asyncio.Queue()
-        """None: nobody is waited for any more."""
+        """None in the queue ends the waiting."""
         self._waiting = deque(dict.fromkeys(bookies))
         self.bookie_count = len(self._waiting)
         self._request, self._scope = request, scope

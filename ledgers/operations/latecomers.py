@@ -1,4 +1,8 @@
-"""Members of a last ensemble that came by a change of it, and are younger than the ledger: wiped since, or just new."""
+"""Latecomers: bookies that joined a ledger by an ensemble change and whose cookie is newer than the
+ledger.
+
+A latecomer either was set up before it joined, or was wiped after it joined.
+"""
 
 from collections.abc import Collection
 
@@ -7,13 +11,16 @@ from ledgers.striping import first_of
 
 
 def latecomers(metadata: LedgerMetadata, young: Collection[BookieId]) -> frozenset[BookieId]:
-    """Of bookies that are younger than the ledger those that came by a change of the ensemble: they may never have
-    been wiped, and were not as long as they have their ``first_entry_of`` it."""
+    """Return those of the ``young`` bookies that joined by an ensemble change.
+
+    A latecomer that still stores its ``first_entry_of`` the last segment was not wiped since it
+    joined.
+    """
     return frozenset(young).difference(metadata.segments[0].ensemble)
 
 
 def first_entry_of(metadata: LedgerMetadata, bookie: BookieId) -> int:
-    """The first entry of the last segment that this member of it stores, once there are so many."""
+    """Return the first entry of the last segment that this member should store."""
     last = metadata.last_segment
     return first_of(
         last.ensemble.index(bookie),

@@ -1,7 +1,7 @@
-"""Opening a ledger without recovery: its key, and where it ends as far as is known.
+"""Opens a ledger without recovery: finds its key and the known end.
 
-Fences nothing and writes nothing. Of a ledger that is not closed, the end is what the bookies of
-its last ensemble tell (``tail_verdict``, which recovery shares): a lower bound.
+Does not fence and does not write. The end of a ledger that is not closed is a lower bound, which
+the bookies of its last ensemble report (``tail_verdict``, shared with recovery).
 """
 
 from collections.abc import Collection
@@ -21,10 +21,10 @@ from ledgers.striping import covers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLedger:
-    """A ledger as it was when opened.
+    """The state of a ledger when it was opened.
 
-    ``lac``: the last entry of a closed ledger; else the last one known to be acknowledged, and more
-    may be. ``length`` in payload bytes; of a ledger that is not closed a rough figure.
+    ``lac``: the last entry of a closed ledger, else the last entry known to be acknowledged.
+    ``length``: payload bytes, approximate if the ledger is not closed.
     """
 
     versioned: VersionedMetadata
@@ -43,9 +43,9 @@ class OpenedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """What an entry's header says of the ledger's end when it was sent.
+    """The end of a ledger according to the header of an entry.
 
-    ``length`` counts that entry's payload, although the LAC before it is what was acknowledged.
+    ``length`` includes the payload of this entry, which lies beyond the LAC.
     """
 
     lac: int = LAC_NONE
@@ -59,10 +59,10 @@ async def find_end(
     clock: Clock,
     fallback: EntryDigest | None = None,
 ) -> OpenedLedger:
-    """Open the ledger of which this is the metadata. Of a closed one nobody is asked.
+    """Open the ledger with this metadata. Sends no request if it is closed.
 
-    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError when a bookie will not have us;
-    UnavailableError when too few bookies answered to tell.
+    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError if a bookie denies access,
+    UnavailableError if too few bookies answer.
     """
     metadata = versioned.metadata
     digest = ledger_digest(metadata, fallback)
@@ -74,11 +74,11 @@ async def find_end(
 
 
 def ledger_digest(metadata: LedgerMetadata, fallback: EntryDigest | None = None) -> EntryDigest:
-    """The ledger's own key and digest, as tools take them: from its metadata.
+    """Return the digest with the ledger's key, which is stored in its metadata.
 
-    Metadata version 1 holds none; then ``fallback``, what the cluster's operator says. It is never
-    guessed: a bookie may take a wrong key for the right one and lock that out. Raises
-    UnauthorizedError when neither is known.
+    Metadata version 1 stores none; then ``fallback`` applies, the operator's setting. The key is
+    never guessed: a bookie may adopt a wrong key and deny access to the right one. Raises
+    UnauthorizedError if neither is known.
     """
     if metadata.password is not None and metadata.digest_type is not None:
         return _shared_digest(metadata.digest_type, metadata.password)
@@ -88,7 +88,7 @@ def ledger_digest(metadata: LedgerMetadata, fallback: EntryDigest | None = None)
 
 
 _shared_digest = lru_cache(maxsize=1_024)(EntryDigest)
-"""Clusters know few passwords, and a key is a hash that takes its time."""
+"""Cached, because clusters use few passwords and the key is an expensive hash."""
 
 
 def tail_verdict(
@@ -98,13 +98,14 @@ def tail_verdict(
     distrusted: Collection[BookieId] = (),
     knows_damaged: bool = False,
 ) -> Tail | None:
-    """The greatest LAC that these bookies of the last ensemble told; None while too few are known.
+    """Return the greatest LAC reported by bookies of the last ensemble; None while too few bookies
+    count.
 
-    Known is a bookie that gave a good entry or an explicit no, and whose no can be believed. Enough
-    are known when no entry can have been acknowledged by the others alone (``covers``). A bad
-    digest leaves its bookie unknown (Java takes it for known), unless ``knows_damaged``. Never below the end of the
-    segment before: a segment is only begun where all before it is confirmed. Raises
-    UnauthorizedError when any bookie does.
+    A bookie counts if it returned a good entry or an explicit "no", and is not ``distrusted``. A
+    bookie with a bad digest counts only with ``knows_damaged`` (in Java it always counts). Enough
+    bookies count when the others alone cannot have acknowledged an entry (``covers``). The LAC is
+    never lower than the end of the previous segment, because a segment begins only after all
+    earlier entries are confirmed. Raises UnauthorizedError if any result does.
     """
     for result in results.values():
         if isinstance(result.error, UnauthorizedError):
@@ -159,7 +160,8 @@ async def _ask_for_lac(
 
 
 def _tail_of(answer: LacAnswer, *, ledger_id: int, digest: EntryDigest) -> Tail:
-    """The later of the explicit LAC and the last entry's. Raises DigestMismatchError if one is bad."""
+    """Return the greater of the explicit LAC and the LAC of the last entry. Raises
+    DigestMismatchError if one is bad."""
     tails = [Tail()]
     if answer.last_entry is not None:
         header = digest.check(answer.last_entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)

@@ -1,4 +1,5 @@
-"""What the answers of fenced bookies prove of an entry, and which answers count. Pure functions (rule S5)."""
+"""What the answers of fenced bookies prove about an entry, and which answers count (rule S5). Pure
+functions."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,15 +12,16 @@ from ledgers.operations.asking import Result, Results, given
 
 T = TypeVar("T")
 Proof = bytes | Literal[Answer.ABSENT]
-"""The entry, or that it cannot have been acknowledged."""
+"""The entry, or ABSENT: the entry cannot be acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredEnd:
-    """Where a ledger ends. ``segments``: the ensembles that recovery changed on the way.
+    """The end of a ledger, as found by recovery. ``segments``: segments whose ensembles recovery
+    changed.
 
-    ``members``: the last ensemble as it was fenced. ``believed``: its members whose answers the end rests on, as
-    they counted as fenced or their "no" counted.
+    ``members``: the last ensemble as it was fenced. ``believed``: members whose answers the end is
+    based on, because they counted as fenced or their "no" counted.
     """
 
     last_entry_id: int
@@ -31,16 +33,16 @@ class RecoveredEnd:
 
     @property
     def new_members(self) -> frozenset[BookieId]:
-        """Bookies that took over from failed ones."""
+        """Bookies that replaced failed ones during recovery."""
         return frozenset(b for s in self.segments for b in s.ensemble).difference(self.members)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """Entries that are cut off though they may have been acknowledged: an operator accepted the loss.
+    """Entries cut off by an operator's order although they may be acknowledged.
 
-    From ``first_entry_id``, of which there is no good copy, to the last entry that any bookie shows, both
-    inclusive. ``replies``: what each bookie said of the first one.
+    The range is inclusive: from ``first_entry_id``, which has no good copy, to the last entry that
+    any bookie returned. ``replies``: the reply of each bookie for the first entry.
     """
 
     first_entry_id: int
@@ -49,7 +51,8 @@ class GivenUp:
 
 
 def is_damaged(result: Result[T]) -> bool:
-    """Whether the bookie has the entry, and it is of no use: a wrong digest, or an I/O error."""
+    """Return True if the bookie stores the entry but cannot deliver it: wrong digest, or I/O
+    error."""
     return result.answer is Answer.MISMATCH or isinstance(result.error, UnreadableError)
 
 
@@ -62,12 +65,14 @@ def recovery_verdict(
     awaited: Collection[BookieId] = (),
     gives_up_damaged: bool = False,
 ) -> Proof | None:
-    """What the fenced bookies of an entry's write set prove: the entry, its absence, or nothing yet.
+    """Return what the fenced bookies of a write set prove: the entry, its absence, or None for
+    nothing yet.
 
-    One good copy is enough: the entry may have been acknowledged. It cannot have been once W - A + 1
-    bookies explicitly do not have it: fewer than A are left that might, and those that said no
-    are fenced. Errors, time-outs and bad digests prove nothing. No absence is proven before the ``awaited``
-    have replied, whatever they reply. ``gives_up_damaged``: a damaged copy counts as none, by an operator's word.
+    One good copy suffices, because the entry may be acknowledged. W - A + 1 explicit "no" prove
+    that it is not: fewer than A bookies are left that could have acknowledged it, and those that
+    answered "no" are fenced. Errors, timeouts and bad digests prove nothing. Absence is proven only
+    after all ``awaited`` bookies have replied or failed. ``gives_up_damaged``: a damaged copy
+    counts as missing, by an operator's order.
     """
     if (entry := given(results)) is not None:
         return entry
@@ -82,7 +87,8 @@ def recovery_verdict(
 
 
 def counted(results: Results[T], unbelieved: Collection[BookieId]) -> frozenset[BookieId]:
-    """Return the bookies that gave a good entry, or a "no" that is believed: no others are known to be fenced."""
+    """Return the bookies that returned a good entry or a trusted "no". Only these are known to be
+    fenced."""
     return frozenset(
         bookie
         for bookie, result in results.items()
@@ -91,11 +97,12 @@ def counted(results: Results[T], unbelieved: Collection[BookieId]) -> frozenset[
 
 
 def has_every_answer(results: Results[T]) -> bool:
-    """Whether every bookie gave what it has, be it good or not, or denied to have any."""
+    """Return True if every bookie returned an entry, good or bad, or answered "no"."""
     return all(result.answer is not Answer.UNKNOWN for result in results.values())
 
 
 def fenced_text(results: Results[T]) -> str:
-    """Return the bookies that are known to refuse the writer from now on. Others may, where only the answer was lost."""
+    """Return the bookies that are known to be fenced, as text. Others may be fenced if only their
+    reply was lost."""
     fenced = [bookie for bookie, result in results.items() if result.answer is not Answer.UNKNOWN]
     return ", ".join(sorted(fenced)) or "none"

@@ -1,8 +1,9 @@
-"""What is left of a ledger's last segment given its copies again, where the ledger's end cannot be proven.
+"""Rescue: restores the copies of a ledger's last segment if the end of the ledger cannot be proven.
 
-Such a ledger is never closed, and so never repaired (rule S4); its last copies would go with the next bookie. So
-every entry that any bookie gives is added to those of its write set that lack it: those up to the LAC too, and those
-beyond entries that nobody gives, as the end may lie there. Who takes them is fenced.
+Such a ledger cannot be closed, and is therefore not repaired (rule S4). The loss of another bookie
+could destroy its last copies. So every entry that any bookie returns is added to the members of its
+write set that lack it. This includes entries up to the LAC, and entries beyond missing ones,
+because the end may lie there. Bookies that receive entries are fenced.
 """
 
 import asyncio
@@ -20,12 +21,12 @@ from ledgers.operations.reader import replicas_in
 from ledgers.striping import first_of
 
 Read = Callable[[BookieId, int], Awaitable[bytes]]
-"""One bookie's copy, of which the digest is good."""
+"""Reads an entry from one bookie and verifies its digest."""
 Add = Callable[[BookieId, bytes], Awaitable[None]]
 
 
 class Rescue:
-    """``run`` once."""
+    """One rescue of one ledger. Call ``run`` once."""
 
     def __init__(
         self,
@@ -38,9 +39,10 @@ class Rescue:
         unregistered: Collection[BookieId] = (),
         clock: Clock,
     ) -> None:
-        """``shown``: the last entry that any bookie is known to have. ``withheld``: who is not given his first entry,
-        as there may be others that nobody can give now. ``unregistered``: bookies that are given nothing, as another
-        bookie may take it in their place."""
+        """``shown``: the highest entry that any bookie is known to store. ``withheld``: bookies
+        that do not receive their first entry, because later entries may be unreadable now.
+        ``unregistered``: bookies that receive nothing, because another bookie may answer at their
+        address."""
         self._metadata = metadata
         self._read, self._add = read, add
         self._shown = shown
@@ -48,10 +50,10 @@ class Rescue:
         self._unregistered = frozenset(unregistered)
         self._clock = clock
         self._unable: set[BookieId] = set()
-        """Bookies that took no copy: they are given no more."""
+        """Bookies that failed an add. They receive no further entries."""
 
     async def run(self) -> str:
-        """What was saved, for people."""
+        """Run the rescue and return a text about the saved entries."""
         first_entry_id = self._metadata.last_segment.first_entry_id
         last_entry_id, entry_count = first_entry_id - 1, 0
         async with aclosing(self._save_each(first_entry_id)) as entries:
@@ -62,8 +64,12 @@ class Rescue:
         return what_was_saved(left, entry_count=entry_count, unable=self._unable)
 
     async def _save_each(self, first_entry_id: int) -> AsyncGenerator[bytes, None]:
-        """Those that are left. Each bookie's first one comes last, as it makes the bookie believed to have them all
-        (``EndFinder``)."""
+        """Save and yield all remaining entries.
+
+        The first entry of each bookie comes last. Once a bookie stores it, recovery trusts the
+        bookie to store all of its entries (``EndFinder``), so an interrupted rescue must not leave
+        it alone.
+        """
         inner_id = first_entry_id + self._metadata.ensemble_size
         async with aclosing(read_ahead(count(inner_id), self._save)) as entries:
             async for entry in entries:
@@ -74,10 +80,11 @@ class Rescue:
                 yield first
 
     async def _save(self, entry_id: int) -> bytes | None:
-        """Empty where nobody gives it; None where nobody has a later one either.
+        """Copy one entry and return it. Empty if no bookie returned it; None if no later entry is
+        known either.
 
-        It is passed on as it is. With another LAC in it than its writer's, a later recovery might know less than
-        this one; and who took over from a bookie that fails would not be named anywhere.
+        The bytes stay unchanged. With another LAC than the writer's, a later recovery could start
+        from a lower LAC. No bookie is replaced, because the metadata is not changed.
         """
         replicas = replicas_in(
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
@@ -117,7 +124,8 @@ class Rescue:
 
 
 def what_was_saved(left: Sequence[int], *, entry_count: int, unable: Collection[BookieId]) -> str:
-    """``left``: up to the last entry that any bookie gave. ``unable``: who took no copy."""
+    """Return a text. ``left``: the ids up to the last entry found. ``unable``: bookies that failed
+    an add."""
     if not left:
         return "no bookie has any"
     lost_count = len(left) - entry_count
