@@ -1,9 +1,12 @@
-"""The under-replication queue, and the worker that takes ledgers from it and repairs them.
+"""The queue of under-replicated ledgers, and the worker that repairs them.
 
-The way of a ledger: the ``worker`` takes it from the ``queue``; ``repair`` goes round by round:
-``planning`` says what is missing and what goes where, ``copying`` does it, and one transaction writes
-it. The ``outcome`` says what became of it, for which of the ``reasons``; what must wait goes to
-``waiting``. ``recent_copies`` records new copies, to be read again later. ``slots``: how many go at once; ``summary``: what was done. ``cluster``: who is there, and
-what operators want. ``given_up``: entries that an operator gave up. ``restoring``: a write undone from the ``journal``. ``settings``: what an
-operator may set of all this.
+The way of a ledger: the ``worker`` locks it in the ``queue``. ``repair`` runs in rounds:
+``planning`` finds missing copies and chooses targets, ``copying`` copies, and one transaction
+writes the metadata. The ``outcome`` has one of the ``reasons`` if the ledger is blocked; then
+``waiting`` defers it.
+
+Around it: ``recent_copies`` records new copies, which are read again later. ``slots`` limits
+concurrent repairs. ``summary`` logs progress. ``cluster`` knows the nodes, the bookies and the
+operators' orders. ``given_up`` records entries that an operator gave up. ``restoring`` undoes a
+metadata write from the ``journal``. ``settings`` are the settings.
 """

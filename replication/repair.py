@@ -1,10 +1,13 @@
-"""The repair of one taken ledger: look, decide, copy, write, until it is whole or something is in the way.
+"""The repair of one locked ledger: survey, plan, copy and write, until the ledger is whole or
+blocked.
 
-A round surveys the ledger afresh, plans, copies and writes all changed ensembles in one
-compare-and-set (rule S2) under the lock (rule S3). A conflict begins another round, and so does a
-bookie of the ledger that comes or goes meanwhile; what was copied is remembered as long as the
-target's registration is the same. An open last fragment that misses a bookie is not touched: when all
-before it is repaired the outcome says so, and the worker comes back after the open-ledger grace
+A repair runs in rounds. A round reads the metadata, surveys the copies, plans, copies, and writes
+all changed ensembles in one compare-and-set (rule S2) under the lock (rule S3). A conflict starts
+another round, and so does a bookie of the ledger that registers or disappears meanwhile. Copies
+made in earlier rounds count as long as the registration of their target is the same znode.
+
+An open last fragment that misses a bookie is not changed. After the repair of all earlier
+fragments, the outcome says so, and the worker returns to the ledger after the open-ledger grace
 (``open_ledger``).
 """
 
@@ -56,23 +59,27 @@ from replication.slots import Slots
 from replication.waiting.whereabouts import not_believed, whereabouts
 
 ROUNDS_MAX = 10
-"""Rounds of one repair before the ledger is put aside: each is a conflict, or a failed target."""
+"""Rounds of one repair before the ledger is deferred. Each further round means a conflict or a
+failed target."""
 PATIENCE_S = 0.5
-"""How long a ledger keeps its place while bookies answer what is asked of them. One that hangs is given
-ten times that, but the other ledgers shall not wait for it."""
+"""How long a ledger keeps its slot while it waits for bookies. A hanging bookie may take ten times
+as long, but other ledgers must not wait for it."""
 PATIENT_BYTES_PER_S = 1_000_000
-"""Likewise while it is copied, and so much longer as it is larger."""
+"""While a ledger is copied, it keeps its slot longer, by its size at this rate."""
 SPLIT_AFTER_S = 3_600.0
-"""How long a ledger is marked before a segment is split around entries that a bookie which is away may
-still have. Until then its return repairs the ledger; afterwards the other entries are worth more."""
+"""How long a ledger is marked before a segment is split around entries that only an absent bookie
+may still store. Until then its return would repair the ledger without a split. Afterwards the
+copies of the other entries matter more."""
 SECOND_CHECK_ENTRIES = 1_000
-"""Copying more than this takes so long that the survivors are judged again before the unmark."""
+"""After copying more entries than this, the other copies are checked again before the mark is
+deleted."""
 
 OnWritten = Callable[[VersionedMetadata], None]
 
 
 class Repairer:
-    """Repairs ledgers that the caller has taken. One for a worker; rounds of many ledgers interleave."""
+    """Repairs ledgers that the caller has locked. Shared by all repairs of a worker, which run
+    concurrently."""
 
     def __init__(
         self,
@@ -88,8 +95,8 @@ class Repairer:
         moves_misplaced: bool = False,
         on_written: OnWritten = lambda written: None,
     ) -> None:
-        """``moves_misplaced``: whether a ledger that is marked for its placement alone is moved. ``on_written``: told
-        of metadata that was written with its ledger's marks and locks."""
+        """``moves_misplaced``: True if ledgers marked only for their placement are moved.
+        ``on_written``: called with each metadata value that was written."""
         self._queue = queue
         self._manager = manager
         self._views = views
@@ -110,13 +117,12 @@ class Repairer:
         slots: Slots | None = None,
         bad_sources: Collection[BookieId] = (),
     ) -> Outcome:
-        """Until the ledger is done or something stands in the way.
+        """Repair the ledger until it is done or blocked.
 
-        ``sighting``: what an earlier outcome gave, once its grace is over. ``slots``: of which the
-        caller holds one, which is lent while a bookie keeps us waiting. ``bad_sources``: as an earlier outcome had
-        it, of whichever node. Raises SessionLostError
-        and LockLostError (hold nothing more of this ledger), and UnavailableError when ZooKeeper
-        does not answer.
+        ``sighting``: from an earlier outcome, after its grace is over. ``slots``: the caller holds
+        one slot, which is lent to other ledgers while a bookie is slow. ``bad_sources``: bookies
+        with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
+        and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
         memory = Memory(
             distrusted=await self._distrusted(take),
@@ -134,7 +140,7 @@ class Repairer:
         return replace(outcome, bad_sources=frozenset(memory.bad_sources))
 
     def found_bad(self, ledger_id: int) -> frozenset[BookieId]:
-        """Whose copies the last try found bad, of a ledger that is not done."""
+        """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
         return self._bad_sources.of(ledger_id)
 
     async def _go_through_rounds(
@@ -145,9 +151,9 @@ class Repairer:
                 outcome = await self._round(take, sighting, memory, slots)
             except JournalError as error:
                 return waiting(Blocked(reason=Reason.JOURNAL, detail=str(error)))
-            except (ConflictError, NoNodeError):  # the metadata moved on, or is gone: read again
+            except (ConflictError, NoNodeError):  # the metadata changed or is gone: read again
                 continue
-            except (QuotaError, RejectedError) as error:  # the store would refuse the write again
+            except (QuotaError, RejectedError) as error:  # ZooKeeper would refuse the write again
                 return waiting(Blocked(reason=Reason.WRITE_REFUSED, detail=str(error)))
             except UnknownOutcomeError:
                 if await self._queue.is_finished(take):
@@ -162,7 +168,8 @@ class Repairer:
         return waiting(Blocked(reason=Reason.CONFLICTS, detail=detail))
 
     async def _distrusted(self, take: Take) -> frozenset[BookieId]:
-        """Asked for only where a bookie that the marks name is there: one that is away is missed anyway."""
+        """Return the named bookies whose copies must all be read. Absent bookies are not among
+        them: they count as missing."""
         if self._views.current.available.isdisjoint(take.queued.replicas):
             return frozenset()
         _, found_bad = await asyncio.gather(
@@ -175,7 +182,7 @@ class Repairer:
     async def _round(
         self, take: Take, sighting: WriterSighting | None, memory: Memory, slots: Slots
     ) -> Outcome | None:
-        """One round; None asks for another."""
+        """Run one round. Returns None if another round is needed."""
         view = self._views.current
         async with slots.lent_after(PATIENCE_S):
             versioned = await self._surveyor.find(take.ledger_id)
@@ -210,10 +217,12 @@ class Repairer:
         memory: Memory,
         slots: Slots,
     ) -> CopyResults | None:
-        """Copy what a small ledger lost with its bookies, and see meanwhile that all else of it is there.
+        """Copy the entries that a small ledger lost with its bookies, and check all its other
+        copies at the same time.
 
-        So its bookies are asked once, where a check and then a copy ask twice. None where there is nothing to
-        presume, or where something was not as presumed: then they are to be asked first.
+        This sends one request per entry, where a check followed by a copy sends two. Returns None
+        if the ledger is not eligible, or if a check failed; then the bookies must be surveyed
+        first.
         """
         presumed = self._surveyor.presume(versioned, view, distrusted=memory.to_read_whole)
         if presumed is None:
@@ -228,13 +237,13 @@ class Repairer:
     async def _mend(
         self, take: Take, survey: Survey, memory: Memory, slots: Slots
     ) -> Outcome | None:
-        """Plan, copy, write; None: to be looked at again."""
+        """Plan, copy and write. Returns None if another round is needed."""
         if is_to_be_ended(survey, memory.distrusted):
             return await self._recover(take, survey.versioned, survey.view, memory, slots)
         plan = plan_repair(
             survey,
             self._copier.targets(survey, memory),
-            # A mark that names bookies is done with when they are missed no more.
+            # A mark that names bookies is about their entries, not about placement.
             moves_misplaced=self._moves_misplaced and not take.queued.replicas,
         )
         if plan.is_whole:
@@ -253,9 +262,10 @@ class Repairer:
     async def _mend_closed_part(
         self, take: Take, found: OpenEnd, memory: Memory, slots: Slots
     ) -> bool:
-        """Repair what is closed before the open fragment has had its grace; whether anything changed.
+        """Repair the closed fragments during the grace of the open one. Returns True if metadata
+        changed.
 
-        What cannot be repaired now is seen to with all the rest when the ledger is closed.
+        Fragments that cannot be repaired now are repaired after the ledger is closed.
         """
         async with slots.lent_after(PATIENCE_S):
             survey = await self._surveyor.survey_closed_part(found, distrusted=memory.to_read_whole)
@@ -274,7 +284,8 @@ class Repairer:
         return True
 
     def _write_refusal(self, versioned: VersionedMetadata, plan: Plan) -> Blocked | None:
-        """Why the metadata could not be written after these copies, so that none is made in vain."""
+        """Return why the metadata could not be written after the copies, so that no copy is made in
+        vain."""
         if all(repair.is_in_place for repair in plan.repairs):
             return None
         if self._manager.has_room_for(versioned):
@@ -296,42 +307,54 @@ class Repairer:
         asked: Questions = NOTHING_ASKED,
     ) -> CopyResults:
         byte_count = sum(repair.byte_count for repair in plan.repairs)
-        # Recorded while the copies are made, so that no repair waits for the record.
+        # The record is written while the copies are made, so that no repair waits for it.
         memory.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         async with slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
             outcomes = await self._copier.copy_all(plan, survey, memory, asked=asked)
         bad_sources = frozenset().union(*(outcome.bad_sources for outcome in outcomes))
-        bad_sources -= memory.to_read_whole  # of those the plan knew
+        bad_sources -= memory.to_read_whole  # the plan knew of these
         memory.bad_sources |= bad_sources
         return CopyResults(
             survey=survey,
             plan=plan,
             outcomes=outcomes,
-            # A target that is another one by now may have lost what it acknowledged (rule S3).
+            # A target that registered again may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], survey.view),
             has_bad_sources=bool(bad_sources),
             may_split=memory.may_split,
         )
 
     async def _confirm_targets(self, results: CopyResults, memory: Memory) -> bool:
-        """Make sure, right before metadata names new bookies, that it may (rules S3, S6).
+        """Check, right before the metadata names new bookies, that their copies are safe (rules S3,
+        S6).
 
-        Their copies must be recorded, to be read again later. And each of them must be the registration
-        that acknowledged the copies, by a read that begins now. Interleaving: 1. the target acknowledges;
-        2. this process stands still, within its session; 3. the target is stopped, wiped and started
-        again; 4. this process goes on, with that event still unread. The compare-and-set would succeed
-        and name an empty bookie. False: another round is needed. Raises UnavailableError.
+        The copies must be recorded, so that they are read again later. And a read that begins now
+        must show that each target is still the registration that acknowledged the copies.
+        Otherwise:
+
+        1. The target acknowledges the copies.
+        2. This process pauses, shorter than its session timeout.
+        3. The target is stopped, wiped and started again.
+        4. This process continues, and has not read that event yet. Its compare-and-set succeeds and
+           names an empty bookie.
+
+        Returns False if another round is needed. Raises UnavailableError.
         """
         await memory.copies.wait_recorded()
         return await self._views.are_as_in(results.survey.view, results.new_targets)
 
     def _member_checks(self, take: Take, survey: Survey) -> list[Check]:
-        """What must hold in the transaction that deletes the mark: the bookies that the mark names, and
-        that the survey found there, are registered still.
+        """Return checks for the transaction that deletes the mark: bookies that the mark names, and
+        that the survey found registered, must still be registered.
 
-        If such a bookie goes again right now, Java's auditor has no reason to write the mark, which names
-        the bookie already: the version that we delete it at would not change. For a bookie that the mark
-        does not name, it would.
+        1. The mark names bookie b. b is back, and the survey finds all its entries.
+        2. b disappears again. The mark already names b, so Java's auditor does not write it, and
+           its version stays.
+        3. Without the check, deleting the mark at this version succeeds, and nobody knows that b is
+           missing.
+
+        For a bookie that the mark does not name, the auditor writes the mark in step 2, so the
+        deletion fails.
         """
         named = take.queued.replicas & survey.metadata.bookies
         return self._views.checks_of(survey.view, named)
@@ -340,10 +363,11 @@ class Repairer:
         return DONE if await self._queue.finish(take, checks) else MARKED_AGAIN
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
-        """Whether none of them has come, gone, begun another life or to drain since the view was taken.
+        """Return True if none of the bookies registered, disappeared or began to drain since the
+        view was read.
 
-        The leader may have handled that already, and found no reason for another mark: the ledger was
-        marked, or did not name the target yet.
+        The leader may have handled such a change already without writing the mark: the ledger was
+        marked already, or did not name the target yet.
         """
         now = self._views.current
         if now is view:
@@ -362,7 +386,8 @@ class Repairer:
         memory: Memory,
         slots: Slots,
     ) -> Outcome | None:
-        """An open fragment is to be rid of a bookie: leave it to its writer, or recover the ledger."""
+        """An open fragment misses a bookie: leave the ledger to its writer, or recover it after the
+        grace."""
         if held := held_back(self._views.current.orders):
             return waiting(held)
         async with slots.lent_after(PATIENCE_S):
@@ -379,7 +404,7 @@ class Repairer:
         memory: Memory,
         slots: Slots,
     ) -> Outcome | None:
-        """Recover and close the ledger, for the next round to repair it."""
+        """Recover and close the ledger. The next round repairs it."""
         if held := held_back(self._views.current.orders):
             return waiting(held)
 
@@ -420,9 +445,11 @@ class Repairer:
         return None
 
     async def _write(self, take: Take, results: CopyResults, memory: Memory) -> Outcome | None:
-        """Write what was copied whole, and say what was not. None: to be looked at again.
+        """Write the ensembles whose entries were all copied. Returns None if another round is
+        needed.
 
-        The mark may go with it only where all was judged, and nothing is left (rule S6).
+        The same transaction deletes the mark only if every copy was checked and nothing is missing
+        (rule S6).
         """
         survey, after = results.survey, results.metadata
         write = None
@@ -430,7 +457,7 @@ class Repairer:
             if not await self._confirm_targets(results, memory):
                 return None
             write = await self._rewrite(results)
-        is_ended = survey.metadata.state is not LedgerState.IN_RECOVERY  # else that may come first
+        is_ended = survey.metadata.state is not LedgerState.IN_RECOVERY
         is_proven = (
             is_ended
             and results.entry_count <= SECOND_CHECK_ENTRIES

@@ -1,9 +1,9 @@
-"""The ReplicationWorker: takes ledgers from the queue, many at once, and sees each to its end.
+"""The ReplicationWorker: locks marked ledgers, repairs many of them concurrently, and unlocks them.
 
-It takes what its ``lookout`` finds, the most endangered ledgers first, and lets ``repair`` do the work.
-A ledger that must wait for its grace keeps its lock but gives up its place; one that cannot be repaired
-now is put aside with a reason, and tried again after a growing wait, by whichever node, or as soon as
-the bookies change for the better. Nothing is ever tried in a hot loop.
+The ``lookout`` selects ledgers, the most endangered first, and ``repair`` does the work. A ledger
+that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot be
+repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon as a
+bookie registers or an order changes. Nothing is retried in a hot loop.
 """
 
 import asyncio
@@ -52,26 +52,28 @@ REPAIRED_BYTES = Counter(
 )
 _TAKEN, _TAKEN_BY_ANOTHER = TAKES.labels(outcome="taken"), TAKES.labels(outcome="lost")
 _CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
-"""Looked up once for all ledgers, and shown from the start, at 0."""
+"""Labels are looked up once, so that all outcomes are exported from the start, at 0."""
 
 WINDOW_AGE_MAX_S = 5.0
-"""How long ledgers found in one look are worked off before the queue is looked at anew."""
+"""How long the ledgers of one look are used before the queue is read again."""
 GATHER_S = 0.05
-"""With all slots taken, ledgers are begun anew once half of them are free, or after that: those that begin together
-share requests to ZooKeeper and sends to bookies all along, and those that follow one by one, ever fewer."""
+"""With all slots taken, new ledgers start when half of the slots are free, or after this time.
+Ledgers that start together share ZooKeeper transactions and writes to bookies; ledgers that start
+one by one share few."""
 LOOK_PAUSE = 10
-"""A look that found nothing is followed by a pause of so many times its own duration at least: the
-longer the queue and the slower ZooKeeper, the seldomer."""
+"""Minimum pause after a look that found nothing, as a multiple of the duration of the look. With a
+long queue or a slow ZooKeeper, looks become rare."""
 TIDY_INTERVAL_S = 60.0
-"""Between two looks for leftovers, which one of the idle workers takes."""
+"""Interval between two clean-ups of leftovers, each by one of the idle workers."""
 TELL_AGAIN_S = 60.0
-"""Between two tries to write a note that has to be there before the ledger is given back."""
+"""Interval between two attempts to write a note that must exist before the ledger is unlocked."""
 GRACES_AT_ONCE_MAX = 10_000
-"""Ledgers that wait for their grace under our locks; further ones are given back and come again."""
+"""Maximum number of ledgers that wait for their grace under this worker's locks. Further ones are
+unlocked."""
 
 
 class ReplicationWorker:
-    """One session's worker. ``run`` ends only by cancellation or with the session."""
+    """The worker of one session. ``run`` ends only by cancellation or with the session."""
 
     def __init__(
         self,
@@ -111,9 +113,9 @@ class ReplicationWorker:
         places = settings.ledgers_at_once
         self._slots = Slots(places)
         self._other_slots = Slots(places - kept_for_losses(places), within=self._slots)
-        """For ledgers that lost nothing."""
+        """Slots for ledgers that lost no copies."""
         self._is_for_losses_only = False
-        """The last look was, for want of other slots."""
+        """True if the last look selected only losses, because the other slots were taken."""
         self._busy: set[int] = set()
         self._grace_count = 0
         self._summary = Summary()
@@ -122,11 +124,11 @@ class ReplicationWorker:
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled. Raises SessionLostError when the session is gone."""
+        """Work until cancelled. Raises SessionLostError when the session is lost."""
         async with asyncio.TaskGroup() as tasks:
             for watch in (*self._queue.first_marks(), self._queue.switch.watch()):
                 tasks.create_task(wake_on(watch, self._wake))
-            # A bookie that came or went may be what a ledger waited for.
+            # A ledger may wait for a bookie that just registered or disappeared.
             tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._summarise())
             while True:
@@ -145,13 +147,13 @@ class ReplicationWorker:
     async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
         try:
             return await self.run_once(tasks)
-        except (UnavailableError, RejectedError) as error:  # the latter: shut away by ACLs
+        except (UnavailableError, RejectedError) as error:  # RejectedError: access denied by an ACL
             log.warning("queue.unreadable", error=str(error))
             return False
 
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
-        """Look at the queue once and start on what is there; False when nothing was."""
-        await self._slots.wait_free()  # before, what is found would grow old
+        """Look at the queue once and start repairs. Returns False if nothing was found."""
+        await self._slots.wait_free()  # first, so that the found ledgers are still current
         self._wake.clear()
         if await self._queue.switch.is_on():
             return False
@@ -178,7 +180,8 @@ class ReplicationWorker:
         return bool(due)
 
     async def _take_slot(self, slots: Slots) -> bool:
-        """Other slots may be taken for long: then the queue is looked at anew, for losses."""
+        """Take a slot. Returns False if the other slots stay taken; then the next look selects only
+        losses."""
         await self._slots.wait_half_free(GATHER_S)
         try:
             async with asyncio.timeout(None if slots is self._slots else WINDOW_AGE_MAX_S):
@@ -188,12 +191,13 @@ class ReplicationWorker:
         return True
 
     def _room_for_others(self) -> int:
-        """Only a worker that is half idle helps with others' ledgers."""
+        """Return how many ledgers of other workers' shares this worker may take: none unless it is
+        half idle."""
         room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
         return room if 2 * room >= self._settings.ledgers_at_once else 0
 
     async def _work(self, ledger: DueLedger, slots: Slots) -> None:
-        """One ledger from take to conclusion. Holds one of the slots, which the caller took."""
+        """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
         try:
             world = self._waiting.world
             take = await self._take(ledger.queued)
@@ -214,7 +218,8 @@ class ReplicationWorker:
                 self._wake.set()
 
     async def _take(self, queued: QueuedLedger) -> Take | None:
-        """None: it is not ours, and left alone for a while."""
+        """Lock the ledger. Returns None if that failed; then the ledger is left alone for a
+        while."""
         try:
             take = await self._queue.take(queued)
         except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
@@ -236,7 +241,7 @@ class ReplicationWorker:
             await self._queue.give_back(held.take)
 
     async def _tell_of(self, found_bad: frozenset[BookieId], held: Holding, slots: Slots) -> None:
-        """Before the ledger is given back, though its repair broke off."""
+        """Publish bad copies that an interrupted repair found, before the ledger is unlocked."""
         is_told = await self._waiting.tell_of_bad_sources(held, found_bad)
         while True:
             try:
@@ -249,7 +254,8 @@ class ReplicationWorker:
             await self._clock.sleep(TELL_AGAIN_S)
 
     async def _see_to_its_end(self, held: Holding, slots: Slots) -> bool:
-        """Repair, conclude; False when that was cut short and the lock may still be ours."""
+        """Repair the ledger and record the outcome. Returns False if it was interrupted and the
+        lock may still be held."""
         try:
             await self._waiting.drop_old_note(held)
             await self._conclude(held, await self._repair(held, slots), slots)
@@ -260,7 +266,7 @@ class ReplicationWorker:
         except UnavailableError as error:
             log.warning("repair.interrupted", ledger_id=held.ledger_id, error=str(error))
             return False
-        except Exception:  # one ledger's surprise must not stop the others; it is put aside, loudly
+        except Exception:  # a defect in one repair must not stop the others
             log.exception("repair.crashed", ledger_id=held.ledger_id)
             return False
         return True
@@ -275,7 +281,7 @@ class ReplicationWorker:
                 is_over = await self._sit_out_grace(outcome.sighting, slots)
             finally:
                 self._grace_count -= 1
-            if not self._queue.switch.may_take:  # nobody is to be fenced now
+            if not self._queue.switch.may_take:  # auto-recovery was disabled: nothing may be fenced
                 break
             held.world = self._waiting.world
             sighting = outcome.sighting if is_over else None
@@ -285,7 +291,8 @@ class ReplicationWorker:
         return outcome
 
     async def _sit_out_grace(self, sighting: WriterSighting, slots: Slots) -> bool:
-        """Wait without a slot: the ledgers behind this one go on. False: its reason went before it was over."""
+        """Wait for the end of the grace without a slot. Returns False if the reason for the grace
+        vanished earlier."""
         until_s = self._clock.now_s() + self._settings.open_ledger_grace_s
         async with slots.lent():
             while (left_s := until_s - self._clock.now_s()) > 0:
@@ -317,7 +324,11 @@ class ReplicationWorker:
                 await self._queue.give_back(held.take)
 
     async def _make_known(self, held: Holding, slots: Slots, *, is_told: bool) -> None:
-        """Who took the ledger without knowing of its bad sources would find it whole by its ends, and unmark it (rule S6)."""
+        """Publish the bad copies before the lock is released (rule S6).
+
+        Another worker checks only the first and the last entry of each copy. Without knowing of the
+        bad copies, it would find the ledger whole and delete its mark.
+        """
         async with slots.lent():
             while not is_told:
                 await self._clock.sleep(TELL_AGAIN_S)
@@ -325,10 +336,8 @@ class ReplicationWorker:
             await self._queue.renew_marks(held.take)
 
     async def _tidy(self) -> None:
-        """With nothing else to do: what a repair leaves behind, ours or another's, goes.
-
-        By turns: each minute one of the workers, by chance.
-        """
+        """Delete leftovers of repairs, also of other nodes. Runs when idle, each minute on one
+        worker at random."""
         now_s = self._clock.now_s()
         if now_s < self._tidy_due_s:
             return
