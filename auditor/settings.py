@@ -64,8 +64,9 @@ class ChecksSettings:
     """The share of a copy's entries that it reads besides the first and the last
     (auditorLedgerVerificationPercentage, of which it is the hundredth). 1: all."""
     replicas_interval_s: float = 0.0
-    """Counts for every closed ledger the copies its bookies say they have
-    (auditorReplicasCheckInterval)."""
+    """Interval of the check that counts the copies of every entry of every closed ledger
+    (auditorReplicasCheckInterval), in seconds. It reads all entries, unless ``entry_lists`` is on.
+    0: never."""
     placement_interval_s: float = 86_400.0
     """Compares where copies are with the placement policy; reads no entry
     (auditorPeriodicPlacementPolicyCheckInterval)."""

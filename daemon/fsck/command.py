@@ -111,7 +111,7 @@ def fsck() -> None:
     "--skip-checked-within",
     "checked_within_s",
     type=Duration(),
-    help="Leave out closed ledgers found whole within so long, as in 7d, as closely, and unchanged.",
+    help="Skip closed, unchanged ledgers that a run of this level found without any fault, e.g. 7d ago.",
 )
 @click.option(
     "--reads-per-s", type=Limit("entries_per_s"), help="Entries, of all executors together."
