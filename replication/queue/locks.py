@@ -1,11 +1,16 @@
-"""The lock of a ledger as our sessions make it, and the operations on it.
+"""The lock of a ledger, and the operations on it.
 
-Java's locks stand at version 0 and ours at 1 or above, so neither side deletes the other's. Among
-ourselves the version differs as well, by session and ledger. Suppose that a lock of ours disappears
-while we hold it (an operator deletes ``locks``; a bookie's garbage collector resumes after its session
-expired), and another node of ours takes the ledger. Then our check of "the lock" must not hold on that
-node's lock: it would let our metadata write through (rule S3). With ``VERSION_MAX`` versions, three of
-four such writes fail; the version of the metadata, which the writes name too, guards the others.
+Java's locks have version 0, and ours version 1 or higher, so neither side deletes the other's. Our
+versions also differ by session and ledger, because of this interleaving:
+
+1. Node A locks a ledger. The lock disappears: an operator deletes ``locks``, or a bookie's garbage
+   collector resumes after its session expired.
+2. Node B locks the ledger.
+3. Node A writes the metadata, guarded by a check of the lock. The check must fail on B's lock
+   (rule S3).
+
+With ``VERSION_MAX`` versions, three of four such writes fail. The others fail if B has written the
+metadata, because every write names its version.
 """
 
 from collections.abc import Sequence
@@ -17,22 +22,25 @@ from ledgers.errors import LockLostError
 from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
 
 VERSION_MAX = 4
-"""Each version above 1 costs an operation when the lock is made."""
+"""Each version above 1 costs one more operation when a lock is created."""
 
 
 class LedgerLock(Struct, frozen=True, kw_only=True):
-    """A lock of one of our sessions. ``version`` is its znode's, from the moment that it exists."""
+    """A lock of one of our sessions. ``version``: the version of its znode, as soon as it
+    exists."""
 
     path: str
     version: int
 
     @classmethod
     def of(cls, path: str, *, session_id: int) -> "LedgerLock":
-        """The lock that this session makes at this path, each time."""
+        """Return the lock that this session creates at this path. The version is always the
+        same."""
         return cls(path=path, version=1 + crc32(f"{session_id} {path}".encode()) % VERSION_MAX)
 
     def make(self, data: bytes) -> list[Operation]:
-        """The operations that create it, in one transaction. ``data``: who holds it, as Java reads it."""
+        """Return the operations that create the lock in one transaction. ``data``: the holder, in
+        Java's format."""
         return [
             Create(path=self.path, data=data, is_ephemeral=True),
             *(
@@ -43,7 +51,7 @@ class LedgerLock(Struct, frozen=True, kw_only=True):
 
     @property
     def check(self) -> Check:
-        """Holds as long as the lock is the one that was made (rule S3)."""
+        """A check that fails when the lock is gone or has another version (rule S3)."""
         return Check(path=self.path, version=self.version)
 
     @property
@@ -58,9 +66,10 @@ async def guarded_multi(
     *,
     ledger_id: int,
 ) -> None:
-    """All of the operations or none, while ``guards`` prove our session and our lock (rule S3).
+    """Apply all operations or none, guarded by checks of session and lock (rule S3).
 
-    Raises LockLostError when they do not, and MultiFailed, whose ``index`` counts within ``operations``.
+    Raises LockLostError if a guard fails, and MultiFailed, whose ``index`` counts within
+    ``operations``.
     """
     try:
         await store.multi([*guards, *operations])

@@ -1,11 +1,14 @@
-"""The queue of marked ledgers: shared with Java, and our own beside it; one set of locks for both.
+"""The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
+locks for both.
 
-A worker *takes* a marked ledger (our lock is made in one multi at a version above 0, where Java's stands
-at 0, and is only ever deleted at that version: ``locks``), is *done* with it
-(its marks go, each at the version read before locking, rule S6), or *gives* it *back*. A ledger may be
-marked in the shared tree, in our own (what Java would find whole: ledgers of draining bookies, repairs
-made by hand, damage where Java's workers do not look), or in both; it is one ledger with one lock. Znodes and payloads: BookKeeper's
-ZkLedgerUnderreplicationManager.
+A worker locks a marked ledger (``take``). It then deletes the marks, each at the version read
+before locking (``finish``, rule S6), or unlocks the ledger (``give_back``). One multi creates a
+lock at a version above 0, and it is only deleted at that version; Java's locks have version 0
+(``locks``).
+
+The private tree holds marks of ledgers that Java would find whole: ledgers of draining bookies,
+repairs made by hand, and damage where Java's workers do not look. A ledger marked in both trees has
+one lock. Znodes and payloads are those of BookKeeper's ZkLedgerUnderreplicationManager.
 """
 
 import asyncio
@@ -62,24 +65,27 @@ OnApplied = Callable[[Sequence[OperationResult]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look at the queue found: ids only; whose marks are worth reading is for the reader."""
+    """The ledger ids found by one look at the queue. Marks are read later (``Queue.read``)."""
 
     free: frozenset[int]
-    """Ledgers that seem marked and are not locked; of a long queue a part."""
+    """Ledgers that are probably marked and not locked. Of a long queue only a part."""
     losses: frozenset[int]
-    """Those of them that seem marked in the shared tree."""
+    """The subset that is marked in the shared tree."""
     urgent: tuple[int, ...]
-    """The leader's note, without what is locked; may hold ledgers that are marked no more."""
+    """Unlocked ledgers from the leader's note of the most endangered ones. Some may no longer be
+    marked."""
     marked: frozenset[int] | None = None
-    """All that seem marked, locked or not; None of a long queue, of which nobody lists all."""
+    """All ledgers that are probably marked, locked or not. None if the queue is too long to be
+    listed."""
     is_queue_empty: bool = False
-    """No ledger at all is marked: the next one that is will be told (``Queue.first_marks``)."""
+    """True if no ledger is marked. The watches of ``Queue.first_marks`` report the next mark."""
 
 
 class Queue:
-    """One node's access to the queue below ``ur`` (``<root>/underreplication``).
+    """The access of one node to the queue below ``ur`` (``<root>/underreplication``).
 
-    ``batcher`` carries the transactions and proves our session; ``holder`` is what our locks say.
+    ``batcher`` sends the transactions and guards them by the session. ``holder`` is the text in the
+    locks.
     """
 
     def __init__(
@@ -115,18 +121,20 @@ class Queue:
         )
 
     def may_hold(self, ledger_id: int) -> bool:
-        """Whether the ledger may be marked, for all that the last look told."""
+        """Return False if the last look shows that the ledger is not marked."""
         return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
-        """Those of the ledgers that are marked, with their marks, in order."""
+        """Return the marked ones of these ledgers with their marks, in order."""
         found = await asyncio.gather(*map(self._read_one, ledger_ids))
         return [queued for queued in found if queued is not None]
 
     async def take(self, queued: QueuedLedger) -> Take | None:
-        """Lock a ledger; None when somebody else was quicker, a mark has changed, or all is disabled.
+        """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
+        auto-recovery is disabled.
 
-        While nobody can tell whether the lock is ours it is asked for: it would stand as long as the session.
+        After a lost reply, asks until it is known whether the lock was created: the lock would last
+        as long as the session.
         """
         path = payloads.lock_path(self._ur, queued.ledger_id)
         lock = LedgerLock.of(path, session_id=self._store.session_id)
@@ -146,20 +154,25 @@ class Queue:
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
             raise failure.cause from failure
-        except UnavailableError:  # it may have been done
+        except UnavailableError:  # the lock may have been created
             if not await self._answered(lambda: self._is_ours(lock)):
                 return None
         return Take(queued=queued, lock=lock)
 
     async def _restore_locks_directory(self) -> None:
-        """Without it no lock can be made. An operator may delete it with a lock that seems stuck."""
+        """Create the directory of the locks again. An operator may have deleted it together with a
+        stuck lock."""
         path = payloads.locks_path(self._ur)
         log.warning("locks.directory_missing", path=path, next_step="it is created again")
         await ensure(self._store, path)
 
     async def found_bad(self, take: Take) -> frozenset[BookieId]:
-        """Of the bookies that its marks name, those whose copies a check or fsck found bad: it looked closer than a
-        worker does, who would find the ledger whole by its ends. All of them, where nobody can say."""
+        """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
+        if access is denied.
+
+        A worker checks only the first and the last entry of each copy, and would find such a ledger
+        whole.
+        """
         try:
             found = await read_found_bad(self._store, self._ur, take.ledger_id)
         except UnauthorizedError as error:
@@ -171,11 +184,12 @@ class Queue:
             )
             return take.queued.replicas
         if found and not await self._are_as_read(take.queued.marks):
-            return found  # who marked it anew may have found more
+            return found  # a newer mark may come with more findings
         return take.queued.replicas & found
 
     async def _are_as_read(self, marks: Sequence[SeenMark]) -> bool:
-        """Whether they are the very same: one that was worked off and made anew has the same version."""
+        """Return True if the marks are the same znodes. A deleted and recreated mark has the same
+        version but another czxid."""
         stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
         return all(
             stat is not None and stat.czxid == seen.czxid
@@ -189,12 +203,15 @@ class Queue:
         *,
         on_applied: OnApplied = lambda results: None,
     ) -> bool:
-        """Done: delete the marks at their versions, and our lock, with ``extra`` in the same multi.
+        """Delete the marks at their versions and the lock, with ``extra`` in the same multi.
 
-        ``extra`` may hold the metadata write, and checks of what the ledger was found whole by. When the ledger was marked again meanwhile, only
-        ``extra`` is applied (and the deletion of a mark that has not changed), and False returned: the
-        new mark stays, and the lock is still ours. ``on_applied``: takes the results of ``extra``. Raises the
-        cause of an operation of ``extra`` that failed, or LockLostError when the lock is not ours any more; nothing was applied then.
+        ``extra``: the metadata write, and checks of the facts by which the ledger was found whole.
+        If a mark changed meanwhile, only ``extra`` and the deletion of unchanged marks are applied,
+        and False is returned; the changed mark and the lock stay. ``on_applied``: receives the
+        results of ``extra``.
+
+        If an operation of ``extra`` fails, raises its cause; if the lock is lost, LockLostError.
+        Nothing is applied then.
         """
         unmark = [
             delete
@@ -218,7 +235,8 @@ class Queue:
     async def _finish_in_steps(
         self, take: Take, extra: Sequence[Operation], on_applied: OnApplied
     ) -> bool:
-        """A mark has changed, or its directory holds something strange: what can be done still?"""
+        """Apply the parts one by one, after a mark changed or its directory could not be
+        deleted."""
         if extra:
             on_applied(await self.write(take, extra))
         checks = [each for each in extra if isinstance(each, Check)]
@@ -229,7 +247,7 @@ class Queue:
         return True
 
     async def _unmark(self, take: Take, seen: SeenMark, checks: Sequence[Check]) -> bool:
-        """False when the mark has been extended, and so stays."""
+        """Delete one mark. Returns False if it was written meanwhile, and so stays."""
         try:
             await self._batcher.commit([take.guard, *checks, seen.delete])
         except MultiFailed as failure:
@@ -239,7 +257,7 @@ class Queue:
                 raise failure.cause from failure
             if isinstance(failure.cause, ConflictError):
                 return False
-            # An operator's hand, or a second deletion: it is gone, as it should.
+            # NoNodeError: an operator or an earlier attempt has deleted the mark.
             if not isinstance(failure.cause, NoNodeError):
                 raise failure.cause from failure
         tree = self._own if self._own.owns(seen) else self._shared
@@ -247,26 +265,31 @@ class Queue:
         return True
 
     async def unmark_loss(self, take: Take, checks: Sequence[Check]) -> bool:
-        """No copy is lost any more: only the mark in our own queue stays. False when another loss was marked meanwhile.
+        """Delete the mark in the shared tree and keep the private one. Returns False if it was
+        written meanwhile.
 
-        ``checks``: must hold in the same multi; raises the cause of one that does not.
+        ``checks``: part of the same multi. Raises the cause of a failed check.
         """
         return await self._unmark(take, take.queued.marks[0], checks)
 
     async def renew_marks(self, take: Take) -> None:
-        """Write them anew as they are: whoever read them before, and the ledger's note with them, takes it no more."""
+        """Write the marks unchanged, to raise their versions.
+
+        Workers that read the marks, and the waiting note with them, before this can then no longer
+        lock the ledger.
+        """
         for seen in take.queued.marks:
             await self._answered(partial(self._renew, take, seen), UnknownOutcomeError)
 
     async def _renew(self, take: Take, seen: SeenMark) -> None:
-        with suppress(NoNodeError, ConflictError):  # it is another already
+        with suppress(NoNodeError, ConflictError):  # its version is another already
             data, _ = await self._store.get(seen.path)
             await self.write(take, [SetData(path=seen.path, data=data, version=seen.version)])
 
     async def write(self, take: Take, operations: Sequence[Operation]) -> list[OperationResult]:
-        """Apply ``operations`` under the lock, all or none; the results are theirs.
+        """Apply all operations or none, guarded by the lock, and return their results.
 
-        Raises the cause of the one that failed, LockLostError when the lock is not ours any more.
+        Raises the cause of a failed operation, LockLostError if the lock is lost.
         """
         try:
             results = await self._batcher.commit([take.guard, *operations])
@@ -277,15 +300,16 @@ class Queue:
         return results[1:]
 
     def guards(self, take: Take) -> list[Check]:
-        """What must hold for any write about the ledger, whoever makes it (rule S3)."""
+        """Return the checks for writes about the ledger: session and lock (rule S3)."""
         return [*(guard.check for guard in self._batcher.guards), take.guard]
 
     async def give_back(self, take: Take) -> None:
-        """Delete our lock, if it still is ours. The marks stay.
+        """Delete the lock if it still belongs to this session. The marks stay.
 
-        Another node of ours may have made it at the same version: the session tells them apart, and the
-        batcher's guards prove it. Raises SessionLostError alone: it is tried until it is known
-        to be gone, as nobody else could take the ledger; but for one that ACLs keep us from deleting.
+        Another node may hold a lock with the same version, so the owner is compared as well, and
+        the batcher's guards prove the session. Retries until the lock is gone, because no other
+        node could lock the ledger. Raises only SessionLostError; if an ACL denies the deletion, the
+        lock stays and this is logged.
         """
         try:
             await self._answered(lambda: self._unlock(take.lock))
@@ -293,20 +317,20 @@ class Queue:
             log.error("lock.kept", ledger_id=take.ledger_id, error=str(error), next_step=OPEN_UP)
 
     async def _unlock(self, lock: LedgerLock) -> None:
-        """Any number of times."""
+        """Delete the lock. May be called repeatedly."""
         if not await self._is_ours(lock):
             return
         with suppress(NoNodeError, ConflictError):
             await self._batcher.apply(lock.delete)
 
     async def is_marked(self, ledger_id: int) -> bool:
-        """In either tree."""
+        """Return True if the ledger is marked in one of the trees."""
         return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
 
     async def is_finished(self, take: Take) -> bool:
-        """After a lost reply: whether our ``finish`` went through, as far as anybody can tell.
+        """Return True if ``finish`` was applied although its reply was lost.
 
-        Raises LockLostError when the ledger is marked and the lock is not ours any more.
+        Raises LockLostError if the ledger is marked and the lock is lost.
         """
         if await self._is_ours(take.lock):
             return False
@@ -316,31 +340,31 @@ class Queue:
         return True
 
     def first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
-        """Watches that tell of what may mean work: the first mark in an empty tree, a reconnection.
+        """Return watches for the first mark in an empty tree, and for reconnections.
 
-        Not of each mark: with many nodes that would be a herd. The rest is found by looking.
+        A watch on every mark would wake all nodes at once. Further marks are found by polling.
         """
         return self._shared.watch(), self._own.watch()
 
     @property
     def session_id(self) -> int:
-        """Of this node's worker."""
+        """Session id of this node's worker."""
         return self._store.session_id
 
     async def workers(self) -> frozenset[int]:
-        """Session ids of the workers that share the queue now, this one's among them."""
+        """Return the session ids of all workers that share the queue, including this one."""
         nodes = await live_nodes(self._store, self._ur, self._known_nodes)
         others = {node.session_id for node in nodes if node.info.half is Half.WORKER}
         return frozenset({self.session_id, *others})
 
     async def tidy(self) -> None:
-        """Delete what the last look found left over in the trees."""
+        """Delete empty directories that the last look found."""
         await self._shared.tidy()
         await self._own.tidy()
 
     async def _read_one(self, ledger_id: int) -> QueuedLedger | None:
         trees = [tree for tree in (self._shared, self._own) if tree.may_hold(ledger_id)]
-        if len(trees) == 1:  # nearly always, and worth a task saved
+        if len(trees) == 1:  # nearly always; saves a task
             found = [await trees[0].read(ledger_id)]
         else:
             found = await asyncio.gather(*(tree.read(ledger_id) for tree in trees))
@@ -358,9 +382,10 @@ class Queue:
         )
 
     async def _is_ours(self, lock: LedgerLock) -> bool:
-        """Whether the lock stands, made by this very session; after a lost reply, too.
+        """Return True if the lock exists and belongs to this session. Works also after a lost
+        reply.
 
-        The connection may be to another server since, one that has not heard of it yet.
+        Syncs first: the connection may have moved to a server that does not know the lock yet.
         """
         await self._store.sync(lock.path)
         stat = await self._store.exists(lock.path)
